@@ -1,7 +1,7 @@
-"""Puts a gateway together and runs it: `python -m services.gateway --config FILE`."""
+"""Assembles a gateway and runs it: `python -m services.gateway --config FILE`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,27 +11,24 @@ import grpc
 from services.gateway.catalogue.follow_catalogue import FollowCatalogue
 from services.gateway.catalogue.get_run import GetRun
 from services.gateway.catalogue.grpc_feeds import GrpcCheckpointFeed
+from services.gateway.catalogue.limited_checkpoints import LimitedCheckpoints
 from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.catalogue.list_runs import ListRuns
-from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
 from services.gateway.catalogue.weight_facts import GrpcWeightFacts
 from services.gateway.catalogue.wiring import change_checkpoints
 from services.gateway.config import GatewayConfig
-from services.gateway.exports.wiring import OpenExports, make_exports
-from services.gateway.fleet.grpc import ReplicaChannels
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas
+from services.gateway.exports.wiring import make_exports
+from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.servicer import FleetServicer
+from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
-from services.gateway.forwarding.fleet_facts import GrpcFleetFacts
-from services.gateway.forwarding.server_info import MergedServerInfoServicer, UpstreamFacts
-from services.gateway.forwarding.upstream_facts import GrpcUpstreamFacts
-from services.gateway.forwarding.wiring import ModelServices, kind_of, model_services
+from services.gateway.forwarding.open import open_forwarding
+from services.gateway.forwarding.server_info import MergedServerInfoServicer
 from services.gateway.futures.grpc_trainer import GrpcTrainer
 from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.verbs import FutureVerbs
-from services.gateway.futures.wiring import FutureSampling, OpenFutures, open_futures
+from services.gateway.futures.wiring import FutureSampling, open_futures
 from services.gateway.http.open import open_http
 from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
@@ -39,261 +36,159 @@ from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
 from services.gateway.openai.open import open_openai
 from services.gateway.openai.samplers import FleetSamplers
-from services.gateway.quotas.wiring import (
-    ModelQuotas,
-    OpenQuotas,
-    model_quotas,
-    open_quotas,
-    quota_jobs,
-    quota_servicer,
-)
-from services.gateway.sampling.limits import SamplingGate
+from services.gateway.quotas.open import open_quotas, quota_jobs
+from services.gateway.quotas.quotas import Quotas
+from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
 from services.gateway.sampling.open import open_sampling
-from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 from services.gateway.sessions.open import open_sessions, session_job
 from services.gateway.sessions.servicer import SessionServicer
-from services.gateway.sessions.sessions import Sessions
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel, open_forwarding_channel
-from services.kit.rpc.server import RpcServer, serve_until_stopped, write_address_file
+from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
 from services.kit.telemetry import start_telemetry, stop_telemetry
+
+Job = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway, put together."""
+    """An assembled gateway, not started."""
 
     server: RpcServer
-    """Not started."""
-    jobs: tuple[Callable[[], Coroutine[Any, Any, Any]], ...]
-    """To be run beside the server, until it stops."""
+    jobs: tuple[Job, ...]
+    """Background tasks that run beside the server until it stops."""
     futures: FutureVerbs
-    """Closed by whoever put it together."""
     http: HttpServer | None = None
-    """The HTTP APIs, not started; None where they are not served."""
+    """The HTTP APIs; None if they are not served."""
 
 
 @asynccontextmanager
 async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gateway]:
-    """Open what a gateway needs, put it together, and close everything at the end."""
+    """Open the features of a gateway from the bottom up, and close them at the end of the block."""
     async with AsyncExitStack() as stack:
         database = await Database.open(config.database_address())
         stack.push_async_callback(database.close)
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
-        quotas = await stack.enter_async_context(open_quotas(config, database, clock=clock))
-        upstreams = await _open_upstreams(config, database, stack, quotas=quotas, clock=clock)
-        server = _server(config, database, accounts=accounts, sessions=sessions, upstreams=upstreams, clock=clock)
+        upstreams = await open_upstreams(config, database, stack, clock=clock)
+        models = tuple(upstreams.models.values())
+        quotas = await stack.enter_async_context(open_quotas(config, database, models, clock=clock))
+        fleet, channels, sampler_facts = await open_fleet(config, stack, clock=clock)
+        sampling, gate = open_sampling(config, fleet, channels, quotas=quotas)
+        exports = make_exports(config, database, upstreams.channels, clock=clock)
         futures = await stack.enter_async_context(
             open_futures(
                 config,
                 database,
-                trainer=_trainer(config, upstreams),
-                sampling=_sampling(upstreams),
+                trainer=_trainer(config, upstreams, quotas),
+                sampling=FutureSampling(verbs=sampling, gate=gate, weights=GrpcWeightFacts(upstreams.lookups)),
                 quotas=quotas,
                 clock=clock,
             )
         )
+        endpoints = make_endpoints(
+            keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
+            quotas=QuotaServicer(quotas),
+            sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
+            catalogue=_catalogue_servicer(config, database, upstreams, quotas=quotas, clock=clock),
+            exports=exports.servicer,
+            fleet=FleetServicer(open_replicas(config, fleet)),
+        )
+        samplers = SamplerHandlers(SamplerServicer(sampling))
+        handlers: dict[grpc.GenericRpcHandler, Mapping[str, bool]] = {samplers: samplers.methods}
+        handlers |= open_forwarding(config, upstreams, quotas.training)
+        facts = [*upstreams.model_facts, sampler_facts, upstreams.facts['data'], upstreams.facts['checkpoint']]
+        server = _server(config, accounts, endpoints, handlers=handlers, facts=facts)
+        server.on_drain(fleet.close)
         server.on_drain(futures.verbs.begin_stop)
-        yield Gateway(
-            server,
-            (
-                session_job(config, database, models=upstreams.models.channels, versions=futures.handles, clock=clock),
-                *upstreams.models.jobs,
-                *_catalogue_jobs(database, upstreams, clock=clock),
-                *fleet_jobs(config, upstreams.membership, upstreams.channels, sampler=upstreams.own.get('sampler')),
-                *quota_jobs(quotas, upstreams.own_models, clock=clock),
-                *upstreams.exports.jobs,
-                *futures.jobs,
+        chat = FleetSamplers(sampling, fleet, describe=sampler_facts.describe)
+        routes = [
+            *open_openai(config, chat, SqlRunStore(database), clock=clock),
+            *open_tinker(
+                config, database, sessions=sessions, futures=futures, upstreams=upstreams, samplers=sampler_facts
             ),
-            futures.verbs,
-            _http_server(config, database, accounts=accounts, upstreams=upstreams, futures=futures, clock=clock),
+            *open_tinker_catalogue(
+                database,
+                _limited_checkpoints(config, upstreams, quotas),
+                accounts=accounts,
+                sessions=sessions,
+                lookups=upstreams.lookups,
+                clock=clock,
+            ),
+        ]
+        http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
+        jobs = (
+            session_job(config, database, models=models, versions=futures.handles, clock=clock),
+            *upstream_jobs(config, database, upstreams, clock=clock),
+            *_catalogue_jobs(database, upstreams, clock=clock),
+            *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
+            *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
+            *exports.jobs,
+            *futures.jobs,
         )
-
-
-@dataclass(frozen=True)
-class _Upstreams:
-    """Channels to the services behind the gateway, by service."""
-
-    forwarding: dict[str, grpc.aio.Channel]
-    """For clients' calls."""
-    own: dict[str, grpc.aio.Channel]
-    """For the gateway's own calls."""
-    membership: Membership
-    """The fleet of samplers."""
-    channels: ReplicaChannels
-    sampler_facts: GrpcFleetFacts
-    sampling: Sampling
-    sampling_gate: SamplingGate
-    models: ModelServices
-    quotas: OpenQuotas
-    model_quotas: ModelQuotas
-    exports: OpenExports
-
-    @property
-    def own_models(self) -> dict[str, grpc.aio.Channel]:
-        """For the gateway's own calls to the model services."""
-        return {name: channel for name, channel in self.own.items() if kind_of(name) == 'model'}
-
-
-async def _open_upstreams(
-    config: GatewayConfig, database: Database, stack: AsyncExitStack, *, quotas: OpenQuotas, clock: Clock
-) -> _Upstreams:
-    forwarding, own = dict[str, grpc.aio.Channel](), dict[str, grpc.aio.Channel]()
-    for name, address in config.upstreams.addresses().items():
-        service = kind_of(name)
-        forwarding[name] = await stack.enter_async_context(
-            open_forwarding_channel(address, tls=config.tls, service=service)
-        )
-        own[name] = await stack.enter_async_context(
-            open_channel(address, internal_token=config.internal_token, tls=config.tls, service=service)
-        )
-    models = model_services(config, database, forwarding=forwarding, own=own, clock=clock)
-    membership, channels = open_fleet(config, stack, clock=clock)
-    sampler_facts = GrpcFleetFacts(
-        lambda: [replica.address for replica in membership.fleet.serving('sampler')],
-        internal_token=config.internal_token,
-        clock=clock,
-        freshness=config.server_info_freshness,
-        tls=config.tls,
-    )
-    stack.push_async_callback(sampler_facts.close)
-    sampling = open_sampling(config, membership, channels, quotas=quotas)
-    exports = make_exports(config, database, forwarding, clock=clock)
-    limits = model_quotas(config, quotas, models.channels)
-    return _Upstreams(forwarding, own, membership, channels, sampler_facts, *sampling, models, quotas, limits, exports)
+        yield Gateway(server, jobs, futures.verbs, http)
 
 
 def _server(
     config: GatewayConfig,
-    database: Database,
-    *,
     accounts: Accounts,
-    sessions: Sessions,
-    upstreams: _Upstreams,
-    clock: Clock,
+    endpoints: Sequence[Endpoint],
+    *,
+    handlers: Mapping[grpc.GenericRpcHandler, Mapping[str, bool]],
+    facts: Sequence[ServiceFacts],
 ) -> RpcServer:
-    runs = SqlRunStore(database)
-    catalogue_servicer = CatalogueServicer(
-        get_run=GetRun(runs),
-        list_runs=ListRuns(runs),
-        list_run_checkpoints=ListRunCheckpoints(SqlCheckpointStore(database)),
-        change_checkpoints=change_checkpoints(config, database, upstreams.forwarding, clock=clock),
-        get_usage=upstreams.quotas.get_usage,
-    )
-    fleet_servicer = FleetServicer(open_replicas(config, upstreams.membership))
-    samplers = SamplerHandlers(SamplerServicer(upstreams.sampling))
-    facts = _facts(config, upstreams, clock=clock)
     server = RpcServer(
         config,
-        authenticator=_authenticator(config, accounts),
-        endpoints=make_endpoints(
-            keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
-            quotas=quota_servicer(database, upstreams.quotas),
-            sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
-            catalogue=catalogue_servicer,
-            exports=upstreams.exports.servicer,
-            fleet=fleet_servicer,
+        authenticator=GatewayAuthenticator(
+            KeyAuthenticator(accounts.verifier),
+            InternalAuthenticator(config.internal_token),
+            internal_token=config.internal_token,
+            is_open=config.is_on_loopback(),
         ),
-        generic_handlers={
-            samplers: samplers.methods,
-            **upstreams.model_quotas.admitted(upstreams.models.forwarders),
-        },
-        server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (made after it)
+        endpoints=endpoints,
+        generic_handlers=handlers,
+        server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (defined later)
     )
-    server.on_drain(upstreams.membership.close)
     return server
 
 
-def _facts(config: GatewayConfig, upstreams: _Upstreams, *, clock: Clock) -> list[UpstreamFacts]:
-    others = [
-        GrpcUpstreamFacts(
-            service, channel=upstreams.own.get(service), clock=clock, freshness=config.server_info_freshness
-        )
-        for service in ('data', 'checkpoint')
-    ]
-    return [*upstreams.models.facts, upstreams.sampler_facts, *others]
-
-
-def _http_server(
-    config: GatewayConfig,
-    database: Database,
-    *,
-    accounts: Accounts,
-    upstreams: _Upstreams,
-    futures: OpenFutures,
-    clock: Clock,
-) -> HttpServer | None:
-    if not config.http_listen:
-        return None
-    samplers = FleetSamplers(upstreams.sampling, upstreams.membership, describe=upstreams.sampler_facts.describe)
-    sessions = open_sessions(config, database, accounts.projects, clock=clock)
-    return open_http(
-        config,
-        authenticator=KeyAuthenticator(accounts.verifier),
-        routes=[
-            *open_openai(config, samplers, SqlRunStore(database), clock=clock),
-            *open_tinker(
-                config,
-                database,
-                sessions=sessions,
-                futures=futures,
-                models=upstreams.models,
-                samplers=upstreams.sampler_facts,
-            ),
-            *open_tinker_catalogue(
-                database,
-                upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),
-                accounts=accounts,
-                sessions=sessions,
-                lookups=upstreams.models.lookups,
-                clock=clock,
-            ),
-        ],
+def _catalogue_servicer(
+    config: GatewayConfig, database: Database, upstreams: Upstreams, *, quotas: Quotas, clock: Clock
+) -> UsageServicer:
+    runs = SqlRunStore(database)
+    return UsageServicer(
+        quotas=quotas,
+        get_run=GetRun(runs),
+        list_runs=ListRuns(runs),
+        list_run_checkpoints=ListRunCheckpoints(SqlCheckpointStore(database)),
+        change_checkpoints=change_checkpoints(config, database, upstreams.channels, clock=clock),
     )
 
 
-def _trainer(config: GatewayConfig, upstreams: _Upstreams) -> LimitedTrainer | None:
-    if upstreams.models.calls is None:
-        return None
-    limits = upstreams.model_quotas.quotas
-    trainer = GrpcTrainer(upstreams.models.calls, internal_token=config.internal_token)
-    return LimitedTrainer(trainer, limits.gate, limits.new_adapters, requests=limits.requests)
-
-
-def _sampling(upstreams: _Upstreams) -> FutureSampling:
-    weights = GrpcWeightFacts(upstreams.models.lookups)
-    return FutureSampling(verbs=upstreams.sampling, gate=upstreams.sampling_gate, weights=weights)
-
-
-def _authenticator(config: GatewayConfig, accounts: Accounts) -> GatewayAuthenticator:
-    return GatewayAuthenticator(
-        KeyAuthenticator(accounts.verifier),
-        InternalAuthenticator(config.internal_token),
+def _limited_checkpoints(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:
+    return LimitedCheckpoints(
+        upstreams.channels.get('checkpoint'),
         internal_token=config.internal_token,
-        is_open=config.is_on_loopback(),
+        check=quotas.training.check_storage,
     )
 
 
-def _catalogue_jobs(
-    database: Database, upstreams: _Upstreams, *, clock: Clock
-) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    jobs: list[Callable[[], Coroutine[Any, Any, Any]]] = []
-    if channel := upstreams.own.get('checkpoint'):
-        checkpoints = FollowCatalogue(
-            'checkpoints',
-            feed=GrpcCheckpointFeed(channel),
-            shelf=SqlCheckpointStore(database),
-            clock=clock,
-        )
-        jobs.append(checkpoints.__call__)
-    return jobs
+def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedTrainer | None:
+    if upstreams.calls is None:
+        return None
+    return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
+
+
+def _catalogue_jobs(database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
+    if (channel := upstreams.internal.get('checkpoint')) is None:
+        return []
+    checkpoints, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)
+    return [FollowCatalogue('checkpoints', feed=checkpoints, shelf=store, clock=clock).__call__]
 
 
 @asynccontextmanager

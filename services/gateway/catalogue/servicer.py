@@ -11,8 +11,6 @@ from services.gateway.catalogue.get_run import GetRun
 from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.catalogue.list_runs import ListRuns
 from services.gateway.page_tokens import next_token, page_from_proto
-from services.gateway.quotas.convert import span_from_proto, usages_to_proto
-from services.gateway.quotas.get_usage import GetUsage
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto, text_from_proto
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
@@ -24,7 +22,7 @@ _PATH_LENGTH = 512
 
 
 class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
-    """Converts, calls the verb, converts."""
+    """Shows runs and checkpoints. GetUsage of the same contract is added by `quotas.servicer`."""
 
     def __init__(
         self,
@@ -33,10 +31,8 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
         list_runs: ListRuns,
         list_run_checkpoints: ListRunCheckpoints,
         change_checkpoints: ChangeCheckpoints,
-        get_usage: GetUsage,
     ) -> None:
         """Serve these verbs."""
-        self._get_usage = get_usage
         self._change_checkpoints = change_checkpoints
         self._get_run = get_run
         self._list_runs = list_runs
@@ -88,10 +84,3 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
         path = text_from_proto(request.checkpoint_path, 'checkpoint_path', limit=_PATH_LENGTH)
         await self._change_checkpoints.set_public(path, is_public=False)
         return messages.UnpublishCheckpointResponse()
-
-    async def GetUsage(  # noqa: N802 (the contract's name)
-        self, request: messages.GetUsageRequest, context: Context
-    ) -> messages.GetUsageResponse:
-        """Say what the caller's tenant used."""
-        usages = await self._get_usage(current_caller(), span_from_proto(request))
-        return messages.GetUsageResponse(usages=usages_to_proto(usages))

@@ -1,6 +1,6 @@
 """What is known of weights to sample from, of the services that own them."""
 
-from services.gateway.forwarding.grpc_lookups import GrpcLookups
+from services.gateway.fleet.upstreams import GrpcLookups
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
 

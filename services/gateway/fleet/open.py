@@ -1,29 +1,93 @@
-"""Opens the fleet of a gateway."""
+"""Opens the services behind a gateway: channels to them, and the fleet of samplers."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 
+from services.gateway.catalogue.follow_catalogue import FollowCatalogue
+from services.gateway.catalogue.grpc_feeds import GrpcRunFeed
+from services.gateway.catalogue.service_runs import SqlServiceRuns
+from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
 from services.gateway.fleet.jobs import ExpireLeases, FollowStatic
 from services.gateway.fleet.members import Membership
+from services.gateway.fleet.model_routes import MODEL, OneModel, SeveralModels
 from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.rules import Fleet, ReplicaReport
+from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, Upstreams
+from services.gateway.store.database import Database
 from services.kit.clock import Clock
+from services.kit.rpc.channel import open_channel, open_forwarding_channel
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 """Starts a background task that runs until it is cancelled."""
+_SHORTEST_REFRESH_SECONDS = 0.1
 
 
-def open_fleet(config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock) -> tuple[Membership, ReplicaChannels]:
-    """Return an empty fleet and the channels to its replicas; `stack` closes the channels."""
+async def open_upstreams(
+    config: GatewayConfig, database: Database, stack: AsyncExitStack, *, clock: Clock
+) -> Upstreams:
+    """Return the configured services behind the gateway; `stack` closes the channels to them."""
+    channels, internal = dict[str, grpc.aio.Channel](), dict[str, grpc.aio.Channel]()
+    for name, address in config.upstreams.addresses().items():
+        kind = _kind_of(name)
+        channel = open_forwarding_channel(address, tls=config.tls, service=kind)
+        channels[name] = await stack.enter_async_context(channel)
+        channel = open_channel(address, internal_token=config.internal_token, tls=config.tls, service=kind)
+        internal[name] = await stack.enter_async_context(channel)
+    names = tuple(config.upstreams.model_addresses())
+    facts = {
+        name: GrpcUpstreamFacts(
+            _kind_of(name), channel=internal.get(name), clock=clock, freshness=config.server_info_freshness
+        )
+        for name in (*(names or (MODEL,)), 'data', 'checkpoint')
+    }
+    return Upstreams(
+        channels, internal, names, facts=facts, runs=SqlRunStore(database), internal_token=config.internal_token
+    )
+
+
+def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
+    """Return the background jobs that follow the runs of the model services."""
+    routes = upstreams.routes
+    if isinstance(routes, OneModel):
+        stores: Mapping[str, SqlRunStore | SqlServiceRuns] = {
+            name: SqlRunStore(database) for name in upstreams.internal_models
+        }
+    else:
+        stores = {name: SqlServiceRuns(database, name, routes.base_models_of) for name in upstreams.internal_models}
+    jobs: list[Job] = [
+        FollowCatalogue(
+            'runs' if name == MODEL else f'runs of {name}', feed=GrpcRunFeed(channel), shelf=stores[name], clock=clock
+        ).__call__
+        for name, channel in upstreams.internal_models.items()
+    ]
+    if isinstance(routes, SeveralModels):
+        interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
+        jobs.append(lambda: routes.keep_on(interval_seconds=interval))
+    return jobs
+
+
+async def open_fleet(
+    config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock
+) -> tuple[Membership, ReplicaChannels, GrpcFleetFacts]:
+    """Return an empty fleet, the channels to its replicas, and their common description; `stack` closes them."""
     options = config.fleet
+    membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)
     stack.push_async_callback(channels.close)
-    return Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after)), channels
+    facts = GrpcFleetFacts(
+        lambda: [replica.address for replica in membership.fleet.serving('sampler')],
+        internal_token=config.internal_token,
+        clock=clock,
+        freshness=config.server_info_freshness,
+        tls=config.tls,
+    )
+    stack.push_async_callback(facts.close)
+    return membership, channels, facts
 
 
 def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
@@ -40,7 +104,7 @@ def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
 def fleet_jobs(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, sampler: grpc.aio.Channel | None
 ) -> list[Job]:
-    """Return the fleet's background jobs; `sampler` is a channel to the configured static sampler, if any."""
+    """Return the fleet's background jobs; `sampler` is an internal channel to the configured static sampler, if any."""
     expire = ExpireLeases(membership, channels=channels)
     jobs: list[Job] = [lambda: expire.keep_on(interval=config.fleet.lease / 10)]
     if sampler is not None:
@@ -48,3 +112,8 @@ def fleet_jobs(
         report = ReplicaReport(replica_id=f'static-{address}', service='sampler', address=address)
         jobs.append(FollowStatic(membership, StaticSampler(report, channel=sampler)).keep_on)
     return jobs
+
+
+def _kind_of(service: str) -> str:
+    """Return the kind of a service behind the gateway: 'model' for 'model-2'."""
+    return service.partition('-')[0]

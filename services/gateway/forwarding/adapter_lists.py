@@ -1,4 +1,4 @@
-"""ListAdapters where several model services have adapters: their lists, merged, newest first."""
+"""ListAdapters across several model services: their lists, merged with the newest adapter first."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from twinkle.api.model.v1 import adapter_service_pb2 as wire
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ListOne = Callable[[bytes, Context], Awaitable[bytes]]
-"""Asks one service."""
+"""Calls ListAdapters of one service."""
 _Key = tuple[int, int, str]
 _KEY_TYPES = (int, int, str, str)
 
 
 class AdapterLists:
-    """Answers for all services.
+    """Answers ListAdapters for all services.
 
-    A token says for each service which of its pages to read next, and what was the last adapter of the page before:
-    of a page that was not used up, those after it are left.
+    A page token holds the next page token of each service and the last adapter that was listed. If a service's page
+    was not listed completely, it is read again and continues after that adapter.
+
+    Args:
+        services: ListAdapters of each service by name.
+        base_models_of: returns the base models that a service is known to hold.
     """
 
     def __init__(self, services: Mapping[str, ListOne], *, base_models_of: Callable[[str], Collection[str]]) -> None:
-        """Merge the lists of `services`, by name; `base_models_of` returns what each holds, as far as it is known."""
         self._services = services
         self._base_models_of = base_models_of
 
@@ -39,10 +42,10 @@ class AdapterLists:
         """Return the serialized answer to a serialized request.
 
         Raises:
-            InvalidField, InvalidPageToken: the request is no good.
-            BaseModelsUnreachable: a service cannot be reached. An answer has no room to say what is missing, and a
-                list that is short would be taken for all there is.
-            DomainError: a service refused it.
+            InvalidField, InvalidPageToken: the request is invalid.
+            BaseModelsUnreachable: a service cannot be reached. The answer could not say that adapters are missing, so
+                a partial list would be taken for the complete one.
+            DomainError: a service refused the call.
         """
         request = wire.ListAdaptersRequest.FromString(raw)
         query = f'ListAdapters of all/{current_caller().tenant_id}/{request.session_id}'
@@ -71,8 +74,8 @@ class AdapterLists:
 
         names = [name for name in tokens if name in self._services]
         answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
-        if away := [name for name, answer in answers.items() if answer is None]:
-            base_models = {item for name in away for item in self._base_models_of(name)}
+        if unreachable := [name for name, answer in answers.items() if answer is None]:
+            base_models = {item for name in unreachable for item in self._base_models_of(name)}
             raise BaseModelsUnreachable('model', ', '.join(sorted(base_models)))
         return {name: answer for name, answer in answers.items() if answer is not None}
 
@@ -85,7 +88,7 @@ def _next_token(
     *,
     query: str,
 ) -> str:
-    """Return the token of the page after `shown`; empty where there is none."""
+    """Return the token of the page after `shown`; empty on the last page."""
     if not shown:
         return ''
     last = _key_of(shown[-1])
@@ -100,12 +103,12 @@ def _next_token(
 
 
 def _tokens_of(page: Page) -> dict[str, str]:
-    """Return the services' own tokens, of one that was made here.
+    """Return the page token of each service.
 
     Raises:
-        InvalidPageToken: it was not.
+        InvalidPageToken: the token was not issued by this method.
     """
-    assert page.after is not None  # noqa: S101 (asked for only then)
+    assert page.after is not None  # noqa: S101 (called only with a token)
     try:
         tokens = json.loads(str(page.after[3]))
     except ValueError as error:
@@ -120,5 +123,5 @@ def _key_of(adapter: adapter_pb2.Adapter) -> _Key:
 
 
 def _is_after(adapter: adapter_pb2.Adapter, last: Any) -> bool:
-    """Say whether an adapter comes after another one in a list that begins with the newest."""
+    """Return whether an adapter comes after `last` in a list sorted from newest to oldest."""
     return last is None or _key_of(adapter) < last

@@ -1,22 +1,20 @@
-"""Clients' calls to the model and checkpoint service within quotas.
+"""Holds clients' calls to the model and checkpoint services to quotas.
 
-What may not be done now waits, or is refused here; what only the model service can tell from a repeat, a creation or a
-save, is passed on with the limit that has it refused there. Serialized requests are looked into and not parsed; a
-tenant without quotas costs a look into a table.
+Calls over a quota wait or are refused. Creations and saves may be repeats, which only the model service recognises, so
+they are forwarded with the limit and refused there. Serialized requests are searched and not parsed; for a tenant
+without quotas the check is a dictionary lookup.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from services.gateway.quotas.new_adapters import NewAdapters
-from services.gateway.quotas.requests import QuotaRequests
-from services.gateway.quotas.training import TrainingGate
+from services.gateway.quotas.limits import TrainingLimits
+from services.gateway.quotas.requests import is_save, refused_creation, refused_save
 from services.kit.rpc.context import current_caller
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
@@ -28,28 +26,22 @@ _CHECKPOINTS = checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointSer
 _grpc: Any = grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
-"""grpc's handler of a method; its types know nothing of asyncio."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quotas:
-    """What calls are held to."""
-
-    new_adapters: NewAdapters
-    gate: TrainingGate
-    requests: QuotaRequests
-    """Reads and marks what is passed on."""
-    patience_seconds: float
-    """How long a call waits until its tenant owes no tokens."""
+"""gRPC's handler of a method; its type stubs do not cover asyncio."""
 
 
 class AdmittedCalls(grpc.GenericRpcHandler):
-    """Hands calls to another handler, those that quotas are about when they may be made."""
+    """Passes calls to another handler once quotas admit them.
 
-    def __init__(self, inner: grpc.GenericRpcHandler, quotas: Quotas) -> None:
-        """Stand before `inner`."""
+    Args:
+        inner: handler of the calls.
+        limits: limits of training.
+        patience_seconds: longest wait of a unary call whose tenant owes tokens.
+    """
+
+    def __init__(self, inner: grpc.GenericRpcHandler, limits: TrainingLimits, *, patience_seconds: float) -> None:
         self._inner = inner
-        self._quotas = quotas
+        self._limits = limits
+        self._patience_seconds = patience_seconds
         self._wrappers: Mapping[str, Callable[[Handler], Handler]] = {
             f'/{_ADAPTERS}/CreateAdapter': self._around_creation,
             f'/{_TRAINING}/Execute': self._around_operation,
@@ -58,7 +50,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the method's handler; None where the inner one has none."""
+        """Return the method's handler, or None if the inner handler does not serve the method."""
         handler = self._inner.service(handler_call_details)
         wrap = self._wrappers.get(handler_call_details.method)
         return handler if handler is None or wrap is None else wrap(handler)
@@ -69,9 +61,8 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             return handler
 
         async def create(request: bytes, context: Context) -> bytes:
-            quotas = self._quotas
-            async with quotas.new_adapters.creating(current_caller().tenant_id) as limit:
-                request = request if limit is None else quotas.requests.refused_creation(request, limit)
+            async with self._limits.creating(current_caller().tenant_id) as limit:
+                request = request if limit is None else refused_creation(request, limit)
                 return await inner(request, context)
 
         return _grpc.unary_unary_rpc_method_handler(create)
@@ -83,7 +74,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
 
         async def execute(request: bytes, context: Context) -> bytes:
             left: Any = context.time_remaining()
-            patience = self._quotas.patience_seconds
+            patience = self._patience_seconds
             return await inner(await self._admit(request, patience if left is None else min(left, patience)), context)
 
         return _grpc.unary_unary_rpc_method_handler(execute)
@@ -106,20 +97,20 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             return handler
 
         async def upload(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            await self._quotas.gate.check_storage(current_caller().tenant_id)
+            await self._limits.check_storage(current_caller().tenant_id)
             return await inner(requests, context)
 
         return _grpc.stream_unary_rpc_method_handler(upload)
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield a stream's operations as they may be carried out: its sender is slowed down and not refused."""
+        """Yield a stream's operations once they are admitted; back-pressure slows the sender instead of refusals."""
         async for request in requests:
             yield await self._admit(request, None)
 
     async def _admit(self, request: bytes, patience_seconds: float | None) -> bytes:
-        tenant_id, quotas = current_caller().tenant_id, self._quotas
-        await quotas.gate.enter(tenant_id, patience_seconds=patience_seconds)
-        if not quotas.gate.is_storage_limited(tenant_id) or not quotas.requests.is_save(request):
+        tenant_id = current_caller().tenant_id
+        await self._limits.enter(tenant_id, patience_seconds=patience_seconds)
+        if not self._limits.is_storage_limited(tenant_id) or not is_save(request):
             return request
-        limit = await quotas.gate.full_limit(tenant_id)
-        return request if limit is None else quotas.requests.refused_save(request, limit)
+        limit = await self._limits.full_limit(tenant_id)
+        return request if limit is None else refused_save(request, limit)

@@ -1,8 +1,8 @@
-"""Passes calls on to the services behind the gateway: bytes in, the same bytes out, nothing parsed.
+"""Forwards calls to the services behind the gateway without parsing their bytes.
 
-Every direction holds at most one message here, and the next is read only when it is written, so a
-slow reader slows its writer down, through the gateway, and memory does not grow. Deadlines and
-cancellation reach the service; its status, details and trailing metadata come back as they are.
+Each direction buffers at most one message and reads the next one after it is written, so back-pressure reaches the
+sender and memory stays bounded. Deadlines and cancellation reach the service; its status, details and trailing metadata
+are returned unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 STATUS_DETAILS_KEY = 'grpc-status-details-bin'
 _SETTLE_SECONDS = 0.005
-"""Between the end of a client's stream and telling the service. grpc.aio 1.85 ends the stream of a client that
-was cut off like that of one that is done, and cancels the call only just after; a service must not take the one
-for the other. Delete once the two can be told apart."""
+"""Delay between the end of a client's stream and closing the stream to the service. grpc.aio 1.85 ends the stream of a
+disconnected client like a finished one and cancels the call shortly after, and the service must not see a disconnected
+client as finished. Delete this once grpc.aio distinguishes the two."""
 
 
 class Forwarder(grpc.GenericRpcHandler):
-    """Handles every method of some contracts by calling it elsewhere."""
+    """Handles every method of some contracts by calling the service behind the gateway.
+
+    Args:
+        contracts: contracts by name of the service that serves them.
+        channels: channel by name of the service; calls to a service without a channel are refused as unreachable.
+        internal_token: proves to the services that the forwarded identity is authentic.
+    """
 
     def __init__(
         self,
@@ -42,13 +48,6 @@ class Forwarder(grpc.GenericRpcHandler):
         channels: Mapping[str, grpc.aio.Channel],
         internal_token: str,
     ) -> None:
-        """Describe what goes where.
-
-        Args:
-            contracts: name of a service behind the gateway to the contracts it serves.
-            channels: its name to a channel; calls for one that is missing are refused as unreachable.
-            internal_token: tells the services that the identity beside it is to be believed.
-        """
         self._internal_token = internal_token
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for service, descriptors in contracts.items():
@@ -59,16 +58,16 @@ class Forwarder(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the methods that are forwarded, without leading slash."""
+        """Full names of the forwarded methods, without leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     @property
     def handlers(self) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What handles each method, by full name with leading slash."""
+        """Handler of each method by full name with leading slash."""
         return self._handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler; None where it is not forwarded."""
+        """Return the method's handler, or None if it is not forwarded."""
         return self._handlers.get(handler_call_details.method)
 
     def _handler(
@@ -149,10 +148,10 @@ class Forwarder(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def _sending(requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[None]:
-    """Write `requests` to `call` beside the block; at its end, both are over.
+    """Write `requests` to `call` while the block runs, and end both with it.
 
     Raises:
-        DomainError: a request was refused, which is why the call ended.
+        DomainError: a request was refused, which ended the call.
     """
     sender = asyncio.create_task(_send(requests, call))
     try:
@@ -174,8 +173,8 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
         await asyncio.sleep(_SETTLE_SECONDS)
         await call.done_writing()
     except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
-        # The service ended the call first; why is in its status, which the reader of responses gets.
-        # Which of the three comes, depends on how far grpc.aio 1.85 was when it ended.
+        # The service ended the call first, and the reader of its responses receives the status.
+        # The state of grpc.aio 1.85 at that moment decides which of the three errors is raised.
         return
     except DomainError:
         call.cancel()
@@ -194,7 +193,7 @@ def _with_request_id(pairs: Any) -> Metadata:
 
 
 async def _fail(error: grpc.aio.AioRpcError, context: Context, *, service: str) -> None:
-    """End the call as `error` says. A status without details is the transport's and never a caller's business."""
+    """End the call with the service's status. A status without details comes from the transport and is replaced."""
     trailing: Any = error.trailing_metadata()
     if trailing is None or STATUS_DETAILS_KEY not in trailing:
         raise error_from_call(error, service=service) from error

@@ -1,4 +1,4 @@
-"""The contracts that the gateway serves itself, and those that it forwards."""
+"""The contracts that the gateway serves itself, and the ones that it forwards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,8 +43,8 @@ FORWARDED: Mapping[str, Sequence[ServiceDescriptor]] = {
         version_service_pb2.DESCRIPTOR.services_by_name['VersionService'],
     ),
 }
-"""Service behind the gateway to the contracts whose bytes are passed on to it. Neither weight
-streams are among them nor sampling, which the fleet serves."""
+"""Forwarded contracts by service behind the gateway. Weight streams are not forwarded, and sampling is served by the
+fleet."""
 
 
 def make_endpoints(
@@ -56,7 +56,7 @@ def make_endpoints(
     exports: ExportServicer,
     fleet: FleetServicer,
 ) -> list[Endpoint]:
-    """Return the gateway's own endpoints; that of sampling is not among them, since its answers stay bytes."""
+    """Return the gateway's own endpoints. Sampling is not one of them, because its answers stay serialized."""
     return [
         Endpoint(
             key_service_pb2.DESCRIPTOR.services_by_name['KeyService'],

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import grpc
 
-from services.gateway.forwarding.model_channels import ModelChannels
+from services.gateway.fleet.upstreams import ModelChannels
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, DomainError, ServiceUnreachable
 from services.kit.rpc.channel import forwarded_metadata

@@ -5,11 +5,10 @@ from collections import OrderedDict
 from services.gateway.futures.room import UNBOUNDED, Room
 from services.gateway.futures.rules import Bounds, Future, FutureState
 from services.gateway.futures.trainer_ports import Trainer
+from services.gateway.quotas.limits import TrainingLimits
 from services.gateway.quotas.meter import UsageMeter
-from services.gateway.quotas.new_adapters import NewAdapters
-from services.gateway.quotas.requests import QuotaRequests
-from services.gateway.quotas.training import TrainingGate
-from services.gateway.quotas.usage import Work
+from services.gateway.quotas.requests import is_save, refused_creation, refused_save
+from services.gateway.quotas.rules import Work
 from services.gateway.sampling.limits import SamplingGate, work_of
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 
@@ -76,54 +75,39 @@ class QuotaRoom(Room):
 
 
 class LimitedTrainer:
-    """Implements `ports.Trainer` for futures, whose clients are told that they wait, and not refused."""
+    """A `Trainer` that holds the operations of futures to quotas: they wait while tokens are owed, without refusal."""
 
-    def __init__(
-        self, trainer: Trainer, gate: TrainingGate, new_adapters: NewAdapters, *, requests: QuotaRequests
-    ) -> None:
-        """Hold calls of `trainer` to quotas.
-
-        Args:
-            trainer: makes them.
-            gate: lets operations in.
-            new_adapters: lets adapters be made.
-            requests: reads and marks what is passed on.
-        """
+    def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer
-        self._gate = gate
-        self._new_adapters = new_adapters
-        self._requests = requests
+        self._limits = limits
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter, and return the answer; one that was made for the request before is always found.
+        """Create an adapter and return the response. Repeating a request returns the adapter that it created.
 
         Raises:
-            QuotaExceeded: it is new, and the tenant has as many as it may.
+            QuotaExceeded: The adapter would be new, and the tenant's limit is reached.
         """
-        async with self._new_adapters.creating(tenant_id) as limit:
-            request = request if limit is None else self._requests.refused_creation(request, limit)
+        async with self._limits.creating(tenant_id) as limit:
+            request = request if limit is None else refused_creation(request, limit)
             return await self._trainer.create_adapter(tenant_id, request, request_id=request_id)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
-        """Delete an adapter, and return the answer."""
         return await self._trainer.delete_adapter(tenant_id, request)
 
     async def last_number(self, tenant_id: str, adapter_id: str) -> int:
-        """Return the number of an adapter's last operation."""
         return await self._trainer.last_number(tenant_id, adapter_id)
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation once the tenant owes no tokens, and return the answer.
+        """Run an operation once the tenant owes no tokens, and return the response.
 
         Raises:
-            QuotaExceeded: it saves, and the tenant stores as much as it may.
+            QuotaExceeded: The operation saves, and the tenant's storage is full.
         """
-        await self._gate.enter(tenant_id, patience_seconds=None)
-        if self._gate.is_storage_limited(tenant_id) and self._requests.is_save(request):
-            limit = await self._gate.full_limit(tenant_id)
-            request = request if limit is None else self._requests.refused_save(request, limit)
+        await self._limits.enter(tenant_id, patience_seconds=None)
+        if self._limits.is_storage_limited(tenant_id) and is_save(request):
+            limit = await self._limits.full_limit(tenant_id)
+            request = request if limit is None else refused_save(request, limit)
         return await self._trainer.execute(tenant_id, request, number=number)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
-        """Drop an operation that still waits there."""
         await self._trainer.cancel(tenant_id, adapter_id, number=number)

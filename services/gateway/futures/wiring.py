@@ -25,7 +25,7 @@ from services.gateway.futures.sample import SamplePrompt
 from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.futures.verbs import FutureVerbs
 from services.gateway.futures.world import World
-from services.gateway.quotas.wiring import OpenQuotas
+from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.convert import batch_request_for_weights
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.limits import SamplingGate
@@ -68,7 +68,7 @@ async def open_futures(
     *,
     trainer: Trainer | None,
     sampling: FutureSampling,
-    quotas: OpenQuotas,
+    quotas: Quotas,
     clock: Clock,
 ) -> AsyncIterator[OpenFutures]:
     """Run futures during the block, once the jobs run. Unfinished futures resume at the next start.
@@ -134,11 +134,11 @@ def _memory(options: FuturesConfig) -> ByteGate:
     return ByteGate(tenant_bytes=options.running_bytes_per_tenant, total_bytes=options.running_bytes, wait_seconds=None)
 
 
-def _limits(options: FuturesConfig, quotas: OpenQuotas) -> RunnerLimits:
+def _limits(options: FuturesConfig, quotas: Quotas) -> RunnerLimits:
     return RunnerLimits(
         lanes=Bounds(per_tenant=options.lanes_per_tenant, total=options.lanes),
         unordered=Bounds(per_tenant=options.unordered_per_tenant, total=options.unordered),
         patience=options.gap,
-        weight_of=quotas.book.weight_of,
+        weight_of=quotas.table.weight_of,
         is_held=quotas.rates.is_owing,
     )

@@ -11,8 +11,10 @@ from services.kit.byte_gate import ByteGate
 from services.kit.rpc.auth import Authenticator
 
 
-def open_http(config: GatewayConfig, *, authenticator: Authenticator, routes: Iterable[Route]) -> HttpServer:
-    """Return the server of `routes`, not started."""
+def open_http(config: GatewayConfig, *, authenticator: Authenticator, routes: Iterable[Route]) -> HttpServer | None:
+    """Return the server of `routes`, not started; None if HTTP is not served."""
+    if not config.http_listen:
+        return None
     options = HttpOptions(
         listen=config.http_listen,
         drain=timedelta(seconds=config.drain_seconds),

@@ -1,4 +1,4 @@
-"""Between messages and values of quotas and usage, with every input check."""
+"""Converts messages of quotas and usage from and to values, with every input check."""
 
 import math
 from collections.abc import Iterable
@@ -8,9 +8,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.gateway.quotas.get_usage import Span
-from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota
-from services.gateway.quotas.usage import Usage
+from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota, TimeRange, Usage
 from services.kit.errors import InvalidField
 from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2
 
@@ -24,7 +22,7 @@ _LEAST = {
 
 
 def quota_from_proto(message: Any, field: str) -> Quota:
-    """Return the quota of a `Quota` message.
+    """Convert a `Quota` message.
 
     Raises:
         InvalidField: a limit is out of range.
@@ -41,24 +39,23 @@ def quota_from_proto(message: Any, field: str) -> Quota:
 
 
 def quota_to_proto(quota: Quota) -> quota_service_pb2.Quota:
-    """Return the message; what is not set is unset there."""
+    """Convert a quota; limits that are None stay unset."""
     return quota_service_pb2.Quota(**vars(quota))
 
 
-def span_from_proto(request: Any) -> Span:
-    """Return the time that a request asks for.
+def period_from_proto(request: Any) -> TimeRange:
+    """Return the period between a request's `begin_time` and `end_time`.
 
     Raises:
-        InvalidField: a moment is none, or the end is before the beginning.
+        InvalidField: a time is out of range, or the end is before the begin.
     """
     begin, end = _moment(request, 'begin_time'), _moment(request, 'end_time')
     if begin is not None and end is not None and end < begin:
         raise InvalidField('end_time', 'must not be before begin_time')
-    return Span(begin=begin, end=end)
+    return TimeRange(begin=begin, end=end)
 
 
 def usages_to_proto(usages: Iterable[Usage]) -> list[catalogue_service_pb2.Usage]:
-    """Return the messages."""
     return [
         catalogue_service_pb2.Usage(run_id=item.run_id, stored_bytes=item.stored_bytes, **vars(item.work))
         for item in usages
@@ -72,4 +69,4 @@ def _moment(request: Any, name: str) -> datetime | None:
     try:
         return stamp.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidField(name, 'is no moment of the years 1 to 9999') from error
+        raise InvalidField(name, 'is not a time in the years 1 to 9999') from error

@@ -1,55 +1,54 @@
-"""Quotas and usage: what keeps them, and what they are checked against."""
+"""Storage ports for quotas and usage, and the count of a tenant's adapters."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.quotas.rules import TenantQuota
-from services.gateway.quotas.usage import Usage, UsageBatch
+from services.gateway.quotas.rules import TenantQuota, Usage, UsageBatch
 
 
 class QuotaStore(Protocol):
-    """Keeps what was set for tenants."""
+    """Stores the quotas that administrators set."""
 
     async def list_all(self) -> Sequence[TenantQuota]:
-        """Return all."""
+        """Return the quotas of all tenants."""
         ...
 
     async def put(self, quota: TenantQuota) -> None:
-        """Keep a quota in the place of the tenant's last one."""
+        """Store a quota, replacing the tenant's previous one."""
         ...
 
 
 class UsageStore(Protocol):
-    """Keeps what tenants used."""
+    """Stores the usage of tenants."""
 
     async def record(self, batch: UsageBatch) -> None:
-        """Put a batch down, wholly and once, however often it comes; those of a writer come in order.
+        """Record a batch completely and exactly once; the batches of one writer arrive in order.
 
-        Of a reading counts what is beyond the furthest one of the run, whoever brought that.
+        Only the increase over a run's highest reading so far is counted, whichever writer reported it.
         """
         ...
 
     async def forget_writer(self, writer_id: str) -> None:
-        """Forget who counted: no more comes from there."""
+        """Delete a writer's batch number once it will send no more batches."""
         ...
 
     async def list_of(self, tenant_id: str, *, begin: datetime | None, end: datetime | None) -> Sequence[Usage]:
-        """Return what was used in the hours that begin at `begin` or later and before `end`, by run."""
+        """Return the usage in the hours that start at or after `begin` and before `end`, by run."""
         ...
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """Return the bytes of the tenant's checkpoints."""
+        """Return the total size of the tenant's checkpoints."""
         ...
 
 
 class AdapterCensus(Protocol):
-    """Knows which adapters there are."""
+    """Lists the adapters that exist at the model services."""
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
-        """Return a tenant's adapters, of all base models, as they are now.
+        """Return the current adapters of a tenant, of all base models.
 
         Raises:
-            DomainError: a service's own error, or ServiceUnreachable.
+            DomainError: a model service refused, or is unreachable.
         """
         ...

@@ -1,19 +1,56 @@
-"""What quotas have to know of requests to the model service, which nobody here reads."""
+"""Inspects serialized requests to the model service, and marks those that a quota refuses.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A marked request is still sent: only the model service knows whether it is a repeat, which it answers as before.
+Requests may be large, so they are searched for single fields and not parsed.
+"""
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+
+_OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER
+_SAVE = operation_pb2.Operation.SAVE_FIELD_NUMBER
+_NAME = operation_pb2.Save.NAME_FIELD_NUMBER
+_REQUEST_ID = adapter_service_pb2.CreateAdapterRequest.REQUEST_ID_FIELD_NUMBER
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotaRequests:
-    """Reads serialized requests, and marks those that a quota forbids.
+def is_save(request: bytes) -> bool:
+    """Return whether an ExecuteRequest or TrainRequest saves a named checkpoint.
 
-    A marked request is passed on: the model service alone knows whether it did the same before, and answers then.
+    Raises:
+        InvalidField: the bytes are not a valid message.
     """
+    try:
+        return bool(peek_text(request, _OPERATION, _SAVE, _NAME))
+    except UnreadableMessageError as error:
+        raise InvalidField('operation', f'cannot be read: {error}') from error
 
-    is_save: Callable[[bytes], bool]
-    """Whether an operation's request saves something."""
-    refused_save: Callable[[bytes, int], bytes]
-    """Returns such a request with the limit that has it refused, unless it is on record."""
-    refused_creation: Callable[[bytes, int], bytes]
-    """Returns a request for an adapter with the limit that has it refused, unless it is on record."""
+
+def refused_save(request: bytes, limit: int) -> bytes:
+    """Mark a request that saves, so that it is refused unless it is a repeat.
+
+    Args:
+        request: a serialized ExecuteRequest or TrainRequest. The mark is appended, because concatenated protobuf
+            messages are merged.
+        limit: the tenant's storage limit in bytes.
+    """
+    save = operation_pb2.Save(stored_bytes_limit=limit)
+    addition = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(save=save))
+    return request + addition.SerializeToString()
+
+
+def refused_creation(request: bytes, limit: int) -> bytes:
+    """Mark a CreateAdapterRequest, so that it is refused unless it is a repeat.
+
+    Args:
+        request: the serialized request; the mark is appended.
+        limit: number of adapters that the tenant may have.
+
+    Raises:
+        InvalidField: the bytes are not a valid message, so an appended field could become part of a truncated one.
+    """
+    try:
+        peek_text(request, _REQUEST_ID)
+    except UnreadableMessageError as error:
+        raise InvalidField('request_id', f'cannot be read: {error}') from error
+    return request + adapter_service_pb2.CreateAdapterRequest(adapters_limit=limit).SerializeToString()

@@ -1,32 +1,33 @@
-"""What a tenant may use. Limits that nobody gave are None: there is no limit."""
+"""Quotas of tenants, their use, and token buckets. A limit that is not set is None."""
 
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 
 BURST_SECONDS = 10
-"""Seconds of its rate that a tenant may use at once, where nothing else is said."""
+"""Default burst, in seconds of the tenant's rate."""
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Limits of one tenant, or those of all that have none of their own."""
+    """Limits of one tenant, or the defaults of all tenants."""
 
     max_adapters: int | None = None
-    """At a time."""
+    """Number of adapters that may exist at a time."""
     tokens_per_second: int | None = None
-    """Trained, sampled and of prompts, together and over time."""
+    """Long-term rate of trained, sampled and prompt tokens together."""
     burst_tokens: int | None = None
-    """At once, after a pause; None: those of `BURST_SECONDS`."""
+    """Tokens that may be used at once after a pause; None selects `BURST_SECONDS` of the rate."""
     concurrent_samples: int | None = None
-    """Sampling requests under way."""
+    """Sampling requests that may run at a time."""
     stored_bytes: int | None = None
-    """Of checkpoints."""
+    """Total size of checkpoints."""
     weight: float | None = None
-    """Part of places where several tenants wait for them; None: 1."""
+    """Relative share when several tenants wait; None means 1."""
 
     def over(self, default: 'Quota') -> 'Quota':
-        """Return it with what is None taken from `default`."""
+        """Return this quota with unset limits taken from `default`."""
         values: dict[str, Any] = {}
         for field in fields(self):
             own = getattr(self, field.name)
@@ -35,13 +36,129 @@ class Quota:
 
     @property
     def burst(self) -> float:
-        """Tokens that may be used at once; without a rate it means nothing."""
+        """Tokens that may be used at once; meaningful only with a rate."""
         return float(self.burst_tokens or BURST_SECONDS * (self.tokens_per_second or 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TenantQuota:
-    """What was set for a tenant."""
+    """Quota that an administrator set for a tenant."""
 
     tenant_id: str
     quota: Quota
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Counts of finished work; they add up."""
+
+    trained_token_count: int = 0
+    sampled_token_count: int = 0
+    prompt_token_count: int = 0
+    operation_count: int = 0
+    """Training operations that consumed a sequence number."""
+    prompt_count: int = 0
+    """Prompts that were sampled from, and sequences that were scored."""
+
+    def __add__(self, other: 'Work') -> 'Work':
+        return Work(
+            trained_token_count=self.trained_token_count + other.trained_token_count,
+            sampled_token_count=self.sampled_token_count + other.sampled_token_count,
+            prompt_token_count=self.prompt_token_count + other.prompt_token_count,
+            operation_count=self.operation_count + other.operation_count,
+            prompt_count=self.prompt_count + other.prompt_count,
+        )
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens of all kinds."""
+        return self.trained_token_count + self.sampled_token_count + self.prompt_token_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A run's meter at the model service: totals since the run was created, which never decrease."""
+
+    run_id: str
+    tenant_id: str
+    trained_token_count: int
+    operation_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageBatch:
+    """Usage that is recorded in one transaction, exactly once."""
+
+    writer_id: str
+    """Process that counted the work; unique."""
+    number: int
+    """Number of the batch, counted from 1 for each writer; a repeated batch is recorded once."""
+    moment: datetime
+    """UTC; selects the hour that the work is recorded under."""
+    works: tuple[tuple[str, str, Work], ...] = ()
+    """Tenant, run and work; each pair of tenant and run appears once."""
+    readings: tuple[Reading, ...] = ()
+    """Latest reading of each run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """A tenant's usage of one run."""
+
+    run_id: str
+    """Empty for work on the base models alone."""
+    work: Work
+    stored_bytes: int
+    """Size of the run's checkpoints that exist now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRange:
+    """A half-open range of time; None leaves an end open."""
+
+    begin: datetime | None = None
+    end: datetime | None = None
+
+
+def hour_of(moment: datetime) -> datetime:
+    """Return the start of a moment's hour."""
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
+class TokenBucket:
+    """A tenant's rate limit: work is admitted while no tokens are owed, and charged when its size is known.
+
+    Over time no more tokens are used than the rate allows; the excess is at most the work admitted before it was
+    charged. Times are seconds of any monotonic clock.
+
+    Args:
+        rate: tokens added per second, above 0.
+        burst: most tokens that accumulate; the initial level.
+        now: the current time.
+    """
+
+    def __init__(self, *, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = burst
+        self._time = now
+
+    def charge(self, count: int, *, now: float) -> None:
+        """Take tokens; the level may become negative."""
+        self._fill(now)
+        self._level -= count
+
+    def seconds_until_free(self, *, now: float) -> float:
+        """Return the time until no tokens are owed; 0.0 if none are."""
+        self._fill(now)
+        return max(0.0, -self._level / self._rate)
+
+    def change(self, *, rate: float, burst: float, now: float) -> None:
+        """Change the rate and the burst; owed tokens stay owed."""
+        self._fill(now)
+        self._rate, self._burst = rate, burst
+        self._level = min(self._level, burst)
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + self._rate * max(0.0, now - self._time))
+        self._time = now

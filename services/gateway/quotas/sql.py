@@ -1,17 +1,25 @@
-"""Quotas in SQL."""
+"""Quotas and usage in SQL. Any number of gateways may add work to the same row at once."""
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import datetime
+from typing import Any, cast
 
-from sqlalchemy import ForeignKey, String, select
+from sqlalchemy import ForeignKey, Select, String, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.quotas.rules import Quota, TenantQuota
+from services.gateway.catalogue.sql import CheckpointRow
+from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, insert_into
 
+_COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
 _LIMITS = [field.name for field in fields(Quota)]
+
+Works = dict[tuple[str, str], Work]
+"""Work by tenant and run."""
 
 
 class QuotaRow(Base):
@@ -28,14 +36,12 @@ class QuotaRow(Base):
 
 
 class SqlQuotaStore:
-    """Keeps what was set for tenants."""
+    """Implements `QuotaStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep it in `database`."""
         self._database = database
 
     async def list_all(self) -> Sequence[TenantQuota]:
-        """Return all."""
         query = select(QuotaRow.tenant_id, *(getattr(QuotaRow, name) for name in _LIMITS)).order_by(QuotaRow.tenant_id)
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
@@ -45,8 +51,127 @@ class SqlQuotaStore:
         ]
 
     async def put(self, quota: TenantQuota) -> None:
-        """Keep a quota in the place of the tenant's last one."""
         row = {'tenant_id': quota.tenant_id, **as_row(quota.quota)}
         async with self._database.write() as connection:
             insert = insert_into(connection, QuotaRow).values(row)
             await connection.execute(insert.on_conflict_do_update(index_elements=['tenant_id'], set_=row))
+
+
+class UsageRow(Base):
+    """Usage by tenant, run and hour."""
+
+    __tablename__ = 'usage'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    trained_token_count: Mapped[int]
+    sampled_token_count: Mapped[int]
+    prompt_token_count: Mapped[int]
+    operation_count: Mapped[int]
+    prompt_count: Mapped[int]
+
+
+class UsageMeterRow(Base):
+    """Last recorded reading of each run's meter at the model service."""
+
+    __tablename__ = 'usage_meters'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    trained_token_count: Mapped[int]
+    operation_count: Mapped[int]
+
+
+class UsageWriterRow(Base):
+    """Last batch of each writer, so that no batch is recorded twice."""
+
+    __tablename__ = 'usage_writers'
+    writer_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int]
+
+
+class SqlUsageStore:
+    """Implements `UsageStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(self, batch: UsageBatch) -> None:
+        async with self._database.write() as connection:
+            if not await _is_first(connection, batch):
+                return
+            works = {(tenant_id, run_id): work for tenant_id, run_id, work in batch.works}
+            # A fixed order of rows prevents deadlocks between gateways.
+            for reading in sorted(batch.readings, key=lambda item: (item.tenant_id, item.run_id)):
+                await _advance(connection, reading, works)
+            for (tenant_id, run_id), work in sorted(works.items()):
+                await _add(connection, tenant_id, run_id, work, hour=hour_of(batch.moment))
+
+    async def forget_writer(self, writer_id: str) -> None:
+        async with self._database.write() as connection:
+            await connection.execute(delete(UsageWriterRow).where(UsageWriterRow.writer_id == writer_id))
+
+    async def list_of(self, tenant_id: str, *, begin: datetime | None, end: datetime | None) -> Sequence[Usage]:
+        async with self._database.read() as connection:
+            rows = (await connection.execute(_work_query(tenant_id, begin, end))).all()
+            stored = [tuple(row) for row in (await connection.execute(_stored_query(tenant_id))).all()]
+        works = {run_id: Work(**dict(zip(_COUNTS, map(int, counts), strict=True))) for run_id, *counts in rows}
+        kept: dict[str, int] = {row[0]: int(row[1]) for row in stored}
+        return [
+            Usage(run_id=run_id, work=works.get(run_id, Work()), stored_bytes=kept.get(run_id, 0))
+            for run_id in sorted({*works, *kept})
+        ]
+
+    async def stored_bytes(self, tenant_id: str) -> int:
+        is_kept = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
+        query = select(func.coalesce(func.sum(CheckpointRow.size_bytes), 0)).where(is_kept)
+        async with self._database.read() as connection:
+            return int((await connection.execute(query)).scalar_one())
+
+
+async def _is_first(connection: AsyncConnection, batch: UsageBatch) -> bool:
+    """Record a batch's number; return False if the batch was recorded before."""
+    row = {'writer_id': batch.writer_id, 'number': batch.number}
+    insert = insert_into(connection, UsageWriterRow).values(row)
+    insert = insert.on_conflict_do_update(
+        index_elements=['writer_id'], set_=row, where=UsageWriterRow.number < batch.number
+    )
+    taken = await connection.execute(insert.returning(UsageWriterRow.number))
+    return taken.scalar_one_or_none() is not None
+
+
+async def _advance(connection: AsyncConnection, reading: Reading, works: Works) -> None:
+    """Advance a run's meter, and add the increase to `works`."""
+    key = {'tenant_id': reading.tenant_id, 'run_id': reading.run_id}
+    insert = insert_into(connection, UsageMeterRow).values({**key, 'trained_token_count': 0, 'operation_count': 0})
+    await connection.execute(insert.on_conflict_do_nothing(index_elements=list(key)))
+    is_it = (UsageMeterRow.tenant_id == reading.tenant_id) & (UsageMeterRow.run_id == reading.run_id)
+    columns = (UsageMeterRow.trained_token_count, UsageMeterRow.operation_count)
+    tokens, operations = (await connection.execute(select(*columns).where(is_it).with_for_update())).one()
+    trained, used_up = max(tokens, reading.trained_token_count), max(operations, reading.operation_count)
+    increase = Work(trained_token_count=trained - tokens, operation_count=used_up - operations)
+    if increase == Work():
+        return
+    further = {'trained_token_count': trained, 'operation_count': used_up}
+    await connection.execute(update(UsageMeterRow).where(is_it).values(further))
+    works[reading.tenant_id, reading.run_id] = works.get((reading.tenant_id, reading.run_id), Work()) + increase
+
+
+async def _add(connection: AsyncConnection, tenant_id: str, run_id: str, work: Work, *, hour: datetime) -> None:
+    row = {'tenant_id': tenant_id, 'run_id': run_id, 'hour': hour, **as_row(work)}
+    insert = insert_into(connection, UsageRow).values(row)
+    sums = {name: getattr(UsageRow, name) + insert.excluded[name] for name in _COUNTS}
+    await connection.execute(insert.on_conflict_do_update(index_elements=['tenant_id', 'run_id', 'hour'], set_=sums))
+
+
+def _work_query(tenant_id: str, begin: datetime | None, end: datetime | None) -> Select[Any]:
+    query = select(UsageRow.run_id, *(func.sum(getattr(UsageRow, name)) for name in _COUNTS))
+    query = query.where(UsageRow.tenant_id == tenant_id).group_by(UsageRow.run_id)
+    if begin is not None:
+        query = query.where(UsageRow.hour >= begin)
+    return query if end is None else query.where(UsageRow.hour < end)
+
+
+def _stored_query(tenant_id: str) -> Select[Any]:
+    is_kept = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
+    query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).where(is_kept)
+    return cast('Select[Any]', query.group_by(CheckpointRow.run_id))

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from services.gateway.quotas.book import QuotaBook
-from services.gateway.quotas.rates import TokenRates
-from services.gateway.quotas.usage import Work
+from services.gateway.quotas.limits import QuotaTable, TokenRates
+from services.gateway.quotas.rules import Work
 from services.gateway.sampling.rules import PromptResult
 from services.kit.errors import QuotaExceeded
 from services.kit.ids import new_id
@@ -24,15 +23,15 @@ class SamplingGate:
     Concurrency: one event loop.
     """
 
-    def __init__(self, book: QuotaBook, rates: TokenRates, *, patience: timedelta) -> None:
+    def __init__(self, table: QuotaTable, rates: TokenRates, *, patience: timedelta) -> None:
         """Create a gate without requests in flight.
 
         Args:
-            book: Quotas of tenants.
+            table: Quotas of tenants.
             rates: Tokens that tenants owe.
             patience: Longest wait of a request until its tenant owes no tokens.
         """
-        self._book = book
+        self._table = table
         self._rates = rates
         self._patience_seconds = patience.total_seconds()
         self._in_flight: dict[str, Counter[str]] = {}
@@ -90,7 +89,7 @@ class SamplingGate:
             self.leave(tenant_id, key)
 
     def _check_count(self, tenant_id: str) -> None:
-        limit = self._book.of(tenant_id).concurrent_samples
+        limit = self._table.of(tenant_id).concurrent_samples
         if limit is not None and self.count(tenant_id) >= limit:
             raise QuotaExceeded(NAME, limit, RETRY_AFTER)
 

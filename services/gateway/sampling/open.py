@@ -3,7 +3,7 @@
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.members import Membership
-from services.gateway.quotas.wiring import OpenQuotas
+from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.grpc import GrpcSamplerClient
 from services.gateway.sampling.limits import SamplingGate
@@ -11,7 +11,7 @@ from services.gateway.sampling.sampling import Sampling
 
 
 def open_sampling(
-    config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, quotas: OpenQuotas
+    config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, quotas: Quotas
 ) -> tuple[Sampling, SamplingGate]:
     """Return the verbs of sampling, and the gate that also admits futures that sample.
 
@@ -27,8 +27,8 @@ def open_sampling(
         replica_wait=options.replica_wait,
         begin_wait=options.begin_wait,
         waiting_per_tenant=options.waiting_per_tenant,
-        weight_of=quotas.book.weight_of,
+        weight_of=quotas.table.weight_of,
     )
-    gate = SamplingGate(quotas.book, quotas.rates, patience=config.quotas.patience)
+    gate = SamplingGate(quotas.table, quotas.rates, patience=config.quotas.patience)
     samplers = GrpcSamplerClient(channels, internal_token=config.internal_token)
     return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter), gate

@@ -10,7 +10,7 @@ from services.gateway.errors import NoReplica, SamplingNotFound
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
 from services.gateway.quotas.meter import UsageMeter
-from services.gateway.quotas.usage import Work
+from services.gateway.quotas.rules import Work
 from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
 from services.gateway.sampling.dispatch import Attempt, Dispatch
 from services.gateway.sampling.limits import SamplingGate, work_of

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.forwarding.base_models import served_name
-from services.gateway.forwarding.server_info import UpstreamFacts
+from services.gateway.fleet.base_models import served_name
+from services.gateway.fleet.upstreams import ServiceFacts
 from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2
 
@@ -30,7 +30,7 @@ class BaseModel:
 class BaseModels:
     """Finds base models."""
 
-    def __init__(self, facts: Sequence[UpstreamFacts]) -> None:
+    def __init__(self, facts: Sequence[ServiceFacts]) -> None:
         """Ask `facts`, each of which knows of one service."""
         self._facts = tuple(facts)
 

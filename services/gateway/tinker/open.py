@@ -10,9 +10,7 @@ from services.gateway.catalogue.grpc_checkpoints import GrpcCheckpoints
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
 from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.config import GatewayConfig
-from services.gateway.forwarding.grpc_lookups import GrpcLookups
-from services.gateway.forwarding.server_info import UpstreamFacts
-from services.gateway.forwarding.wiring import ModelServices
+from services.gateway.fleet.upstreams import GrpcLookups, ServiceFacts, Upstreams
 from services.gateway.futures.wiring import OpenFutures
 from services.gateway.http.call import Route
 from services.gateway.keys.open import Accounts
@@ -53,8 +51,8 @@ def open_tinker(
     *,
     sessions: Sessions,
     futures: OpenFutures,
-    models: ModelServices,
-    samplers: UpstreamFacts,
+    upstreams: Upstreams,
+    samplers: ServiceFacts,
 ) -> list[Route]:
     """Return the routes for sessions, training, sampling and futures.
 
@@ -63,13 +61,13 @@ def open_tinker(
         database: Database of runs.
         sessions: Sessions of clients.
         futures: Run the requests that clients submit.
-        models: Model services.
+        upstreams: Services behind the gateway.
         samplers: Base models and limits that the samplers report.
     """
-    lookups = models.lookups
+    lookups = upstreams.lookups
     known = KnownModels(futures.verbs, lookups, find_session=_finder(sessions))
     operations = Operations(futures.verbs, known)
-    base_models = BaseModels((*models.facts, samplers))
+    base_models = BaseModels((*upstreams.model_facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
     parts = (
         ClientRoutes(base_models),

@@ -14,10 +14,8 @@ from services.gateway.catalogue.rules import Checkpoint
 from services.gateway.catalogue.sql import SqlCheckpointStore
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.quotas.rules import Quota, TenantQuota
-from services.gateway.quotas.sql import SqlQuotaStore
-from services.gateway.quotas.sql_usage import SqlUsageStore
-from services.gateway.quotas.usage import Reading, Usage, UsageBatch, Work
+from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work
+from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from services.gateway.store.database import Database
 
 START = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Quotas in memory: what counts for whom, who waits and who is refused."""
+"""Limits of tenants: which quota applies, which calls wait, and which are refused."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,86 +15,75 @@ from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.futures.limits import LimitedTrainer, QuotaRoom
 from services.gateway.futures.room import UNBOUNDED
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
-from services.gateway.quotas.book import QuotaBook
-from services.gateway.quotas.new_adapters import NewAdapters
-from services.gateway.quotas.rates import TokenRates
-from services.gateway.quotas.requests import QuotaRequests
-from services.gateway.quotas.rules import Quota
-from services.gateway.quotas.token_bucket import TokenBucket
-from services.gateway.quotas.training import TrainingGate
-from services.gateway.quotas.upstream_requests import refused_creation
+from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
+from services.gateway.quotas.requests import refused_creation
+from services.gateway.quotas.rules import Quota, TokenBucket
 from services.gateway.sampling.limits import SamplingGate
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, QueueFull, QuotaExceeded
-from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class World:
-    """Everything that holds tenants to quotas, on a clock that moves only while somebody waits."""
+    """All limits of tenants with the given default quota, on a clock that advances only while a call waits."""
 
     def __init__(self, **default: Any) -> None:
-        """Have this default."""
         self.clock = FakeClock()
         self.store = MemoryQuotaStore()
-        self.book = QuotaBook(self.store, default=Quota(**default))
-        self.rates = TokenRates(self.book, clock=self.clock, pause=self.pause)
-        self.gate = SamplingGate(self.book, self.rates, patience=timedelta(seconds=5))
+        self.table = QuotaTable(self.store, default=Quota(**default))
+        self.rates = TokenRates(self.table, clock=self.clock, pause=self.pause)
+        self.gate = SamplingGate(self.table, self.rates, patience=timedelta(seconds=5))
         self.usage = MemoryUsageStore()
-        self.training = TrainingGate(self.book, self.rates, self.usage)
+        self.census = Census()
+        self.training = TrainingLimits(self.table, self.rates, self.usage, self.census)
         self.waited = 0.0
 
     async def pause(self, seconds: float) -> None:
-        """Let the time pass."""
+        """Advance the clock."""
         self.waited += seconds
         self.clock.advance(timedelta(seconds=seconds))
         await asyncio.sleep(0)
 
 
 class Census:
-    """Tells what it is told."""
+    """Adapters that exist, and the number of times they were listed."""
 
-    def __init__(self, *adapter_ids: str) -> None:
-        """There are these."""
-        self.there = set(adapter_ids)
+    def __init__(self) -> None:
+        self.there: set[str] = set()
         self.count = 0
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
-        """Return all."""
         del tenant_id
         self.count += 1
         await asyncio.sleep(0)
         return set(self.there)
 
 
-def limited_trainer(world: World, trainer: RecordTrainer, census: Census) -> LimitedTrainer:
-    """Hold a trainer to quotas; what is refused is marked."""
+def saving(name: str, *, limit: int | None = None) -> bytes:
+    """Return a serialized operation that saves, with the limit that marks it as refused."""
+    operation = operation_pb2.Operation(save=operation_pb2.Save(name=name, stored_bytes_limit=limit))
+    return training_service_pb2.ExecuteRequest(operation=operation).SerializeToString()
 
-    def mark(request: bytes, limit: int) -> bytes:
-        return request + b' over %d' % limit
 
-    return LimitedTrainer(
-        trainer,
-        world.training,
-        NewAdapters(world.book, census),
-        requests=QuotaRequests(
-            is_save=lambda request: request.startswith(b'save'), refused_save=mark, refused_creation=mark
-        ),
-    )
+def creation(request_id: str, *, limit: int | None = None) -> bytes:
+    """Return a serialized request for an adapter, with the limit that marks it as refused."""
+    request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, adapters_limit=limit)
+    return request.SerializeToString()
 
 
 async def test_quota_of_a_tenant_stands_over_the_default() -> None:
     """Limit by limit; one that is nowhere set is none, and what another gateway sets is read."""
     world = World(max_adapters=4, weight=2.0)
-    assert world.book.of('alice') == Quota(max_adapters=4, weight=2.0)
-    await world.book.put('alice', Quota(max_adapters=0, stored_bytes=5))
-    assert world.book.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
-    assert world.book.of('bob') == Quota(max_adapters=4, weight=2.0)
-    other = QuotaBook(world.store, default=Quota())
+    assert world.table.of('alice') == Quota(max_adapters=4, weight=2.0)
+    await world.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
+    assert world.table.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
+    assert world.table.of('bob') == Quota(max_adapters=4, weight=2.0)
+    other = QuotaTable(world.store, default=Quota())
     await other.read()
     assert other.of('alice') == Quota(max_adapters=0, stored_bytes=5)
-    assert (other.weight_of('alice'), world.book.weight_of('alice')) == (1.0, 2.0)
+    assert (other.weight_of('alice'), world.table.weight_of('alice')) == (1.0, 2.0)
 
 
 @given(
@@ -139,10 +128,10 @@ async def test_a_quota_that_is_raised_counts_at_once() -> None:
     world.rates.charge('alice', 3601)
     waiting = asyncio.create_task(world.rates.enter('alice', patience_seconds=None))
     await asyncio.sleep(0)
-    await world.book.put('alice', Quota(tokens_per_second=10_000))
+    await world.table.put('alice', Quota(tokens_per_second=10_000))
     await waiting
     assert world.waited < 10
-    await world.book.put('bob', Quota())
+    await world.table.put('bob', Quota())
     unlimited = World()
     unlimited.rates.charge('alice', 1 << 60)
     assert unlimited.rates.seconds_until_free('alice') == 0.0
@@ -212,11 +201,12 @@ async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
 
 async def test_of_several_adapters_at_once_as_many_are_made_as_may_be() -> None:
     """Each of a tenant's is let in once the one before is there; what is beyond the limit is told of it."""
-    world, census = World(max_adapters=2), Census('ad-0')
-    new_adapters = NewAdapters(world.book, census)
+    world = World(max_adapters=2)
+    census = world.census
+    census.there.add('ad-0')
 
     async def make(number: int) -> int | None:
-        async with new_adapters.creating('alice') as limit:
+        async with world.training.creating('alice') as limit:
             await asyncio.sleep(0)
             if limit is None:
                 census.there.add(f'new-{number}')
@@ -232,19 +222,19 @@ async def test_of_several_adapters_at_once_as_many_are_made_as_may_be() -> None:
 
 async def test_without_a_quota_of_adapters_nobody_is_asked_anything() -> None:
     """The common case costs nothing."""
-    census = Census('ad-0')
-    async with NewAdapters(World().book, census).creating('alice') as limit:
-        assert (limit, census.count) == (None, 0)
+    world = World()
+    async with world.training.creating('alice') as limit:
+        assert (limit, world.census.count) == (None, 0)
 
 
 async def test_creations_of_futures_are_marked_where_the_tenant_has_as_many_as_it_may() -> None:
     """They go on all the same: the model service alone knows whether one made its adapter before."""
-    world, trainer, census = World(max_adapters=1), RecordTrainer(), Census()
-    limited = limited_trainer(world, trainer, census)
-    await limited.create_adapter('alice', b'one', request_id='f1')
-    census.there.add('ad-1')
-    await limited.create_adapter('alice', b'two', request_id='f2')
-    assert trainer.created == {'f1': b'one', 'f2': b'two over 1'}
+    world, trainer = World(max_adapters=1), RecordTrainer()
+    limited = LimitedTrainer(trainer, world.training)
+    await limited.create_adapter('alice', creation('one'), request_id='f1')
+    world.census.there.add('ad-1')
+    await limited.create_adapter('alice', creation('two'), request_id='f2')
+    assert trainer.created == {'f1': creation('one'), 'f2': creation('two', limit=1)}
 
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
@@ -265,17 +255,20 @@ def test_a_marked_creation_is_the_same_one_with_a_limit(fields: dict[str, Any]) 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     """Who owes tokens waits as long as it takes; a save goes on marked while the storage is full, all others as is."""
     world, trainer = World(tokens_per_second=10, stored_bytes=100), RecordTrainer()
-    limited = limited_trainer(world, trainer, Census())
+    limited = LimitedTrainer(trainer, world.training)
+    step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
     world.rates.charge('alice', 1100)
-    await limited.execute('alice', b'save 1', number=1)
+    await limited.execute('alice', saving('1'), number=1)
     assert world.waited == pytest.approx(100.0, abs=1.0)
     world.usage.stored = {'alice': {'run': 99}}
-    await limited.execute('alice', b'save 2', number=2)
+    await limited.execute('alice', saving('2'), number=2)
     world.usage.stored = {'alice': {'run': 99, 'other': 1}}
-    await limited.execute('alice', b'save 3', number=3)
-    await limited.execute('alice', b'step', number=4)
-    await limited.execute('bob', b'save 5', number=5)
-    assert trainer.applied == [b'save 1', b'save 2', b'save 3 over 100', b'step', b'save 5']
+    await limited.execute('alice', saving('3'), number=3)
+    marked = trainer.applied[-1]
+    assert training_service_pb2.ExecuteRequest.FromString(marked).operation.save.stored_bytes_limit == 100
+    await limited.execute('alice', step, number=4)
+    await limited.execute('bob', saving('5'), number=5)
+    assert trainer.applied == [saving('1'), saving('2'), marked, step, saving('5')]
 
 
 async def test_nothing_may_be_stored_where_the_limit_is_zero() -> None:

@@ -9,8 +9,8 @@ import pytest
 from fixtures.gateway_stores import MemoryRunStore
 from services.gateway.catalogue.rules import Run
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.forwarding.base_models import Conflict, ModelTable
-from services.gateway.forwarding.route_models import RouteModels
+from services.gateway.fleet.base_models import Conflict, ModelTable
+from services.gateway.fleet.model_routes import SeveralModels
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
@@ -59,8 +59,8 @@ def _run(run_id: str, base_model: str, *, tenant_id: str = 'alice') -> Run:
     )
 
 
-def _routes(services: Services, runs: MemoryRunStore | None = None) -> RouteModels:
-    return RouteModels(tuple(services.held), facts=services, runs=runs or MemoryRunStore())
+def _routes(services: Services, runs: MemoryRunStore | None = None) -> SeveralModels:
+    return SeveralModels(tuple(services.held), facts=services, runs=runs or MemoryRunStore())
 
 
 async def test_base_model_is_found_where_it_is_held() -> None:
@@ -76,9 +76,9 @@ async def test_service_that_is_away_keeps_its_base_model() -> None:
     """Its calls are not given to another one, and fail where it is."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
-    await routes.learn()
+    await routes.refresh()
     services.down = {'two'}
-    await routes.learn()
+    await routes.refresh()
     assert await routes.holder_of('small') == 'two'
 
 
@@ -86,7 +86,7 @@ async def test_service_that_comes_back_with_another_base_model_is_asked_for_that
     """What it held before is held by nobody."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
-    await routes.learn()
+    await routes.refresh()
     services.held['two'] = {'large'}
     assert await routes.holder_of('large') == 'two'
     with pytest.raises(BaseModelNotFound):
@@ -109,7 +109,7 @@ async def test_adapter_goes_where_its_base_model_is_also_while_that_is_away() ->
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'small'))
     routes = _routes(services, runs)
-    await routes.learn()
+    await routes.refresh()
     services.down = {'two'}
     assert await routes.owner_of('alice', 'ad-1') == 'two'
     assert services.questions == 0
@@ -121,19 +121,19 @@ async def test_id_of_an_adapter_is_not_used_for_another_base_model() -> None:
     await runs.save(_run('ad-1', 'tiny'))
     routes = _routes(services, runs)
     with pytest.raises(AdapterIdTaken):
-        await routes.maker_of('alice', 'small', 'ad-1')
-    assert await routes.maker_of('alice', 'tiny', 'ad-1') == 'one'
-    assert await routes.maker_of('bob', 'small', 'ad-1') == 'two'
-    assert await routes.maker_of('alice', 'small', '') == 'two'
+        await routes.creator_of('alice', 'small', 'ad-1')
+    assert await routes.creator_of('alice', 'tiny', 'ad-1') == 'one'
+    assert await routes.creator_of('bob', 'small', 'ad-1') == 'two'
+    assert await routes.creator_of('alice', 'small', '') == 'two'
 
 
 async def test_adapter_is_made_while_another_service_is_away() -> None:
     """Nobody is asked for an id that the catalogue has not heard of."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
-    await routes.learn()
+    await routes.refresh()
     services.down = {'two'}
-    assert await routes.maker_of('alice', 'tiny', 'new') == 'one'
+    assert await routes.creator_of('alice', 'tiny', 'new') == 'one'
     assert services.questions == 0
 
 
@@ -183,9 +183,9 @@ async def test_adapter_of_a_base_model_that_nobody_holds_waits_for_its_service()
 def test_first_of_two_services_has_the_base_model_and_the_conflict_is_told_once() -> None:
     """In whatever order they are heard, the configuration's order decides."""
     table = ModelTable(['one', 'two'])
-    assert table.hear('two', ['tiny', 'small']) == []
-    assert table.hear('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]
-    assert table.hear('one', ['tiny']) == []
+    assert table.update('two', ['tiny', 'small']) == []
+    assert table.update('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]
+    assert table.update('one', ['tiny']) == []
     assert table.holder_of('tiny') == 'one'
     assert table.held_by('two') == {'small'}
     assert table.held_by('three') is None

@@ -11,11 +11,9 @@ from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.fleet.routing import AdapterRequest, RouteKey
 from services.gateway.futures.limits import SampleTally
 from services.gateway.futures.rules import Future, FutureRequest
-from services.gateway.quotas.book import QuotaBook
+from services.gateway.quotas.limits import QuotaTable, TokenRates
 from services.gateway.quotas.meter import MOST_READINGS, UsageMeter
-from services.gateway.quotas.rates import TokenRates
-from services.gateway.quotas.rules import Quota
-from services.gateway.quotas.usage import Reading, Work
+from services.gateway.quotas.rules import Quota, Reading, Work
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable
@@ -30,7 +28,7 @@ class World:
     def __init__(self, **default: Any) -> None:
         """Charge by this quota."""
         self.clock, self.store = FakeClock(), MemoryUsageStore()
-        self.rates = TokenRates(QuotaBook(MemoryQuotaStore(), default=Quota(**default)), clock=self.clock)
+        self.rates = TokenRates(QuotaTable(MemoryQuotaStore(), default=Quota(**default)), clock=self.clock)
         self.meter = UsageMeter(self.store, self.rates, clock=self.clock, pause=lambda _: asyncio.sleep(0))
         self.tally = SampleTally(self.meter)
 

@@ -1,6 +1,6 @@
-"""Which model service holds which base model, as each of them said last, and which one a client means.
+"""Which model service holds which base model, according to each service's latest report.
 
-Pure. A service that cannot be reached keeps what it held: its adapters are there, and nobody else's.
+A service that cannot be reached keeps its base models, because its adapters exist nowhere else.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,19 +10,19 @@ _HUBS = ('ms://', 'hf://')
 
 
 def served_name(name: str, served: Collection[str]) -> str | None:
-    """Return the base model that a client calls `name`; None where there is none, or several could be meant.
+    """Return the served base model that a client calls `name`; None if no model or several models match.
 
-    It is the one of that name, or else the one whose id differs only in that one of both does not say its hub.
+    An exact match wins. Otherwise a model matches if the ids differ only in that one of them omits its hub.
     """
     if name in served:
         return name
-    hub, plain = _parts(name)
-    alike = [item for item in served if _parts(item)[1] == plain and '' in (hub, _parts(item)[0])]
+    hub, plain = _split_hub(name)
+    alike = [item for item in served if _split_hub(item)[1] == plain and '' in (hub, _split_hub(item)[0])]
     return alike[0] if len(alike) == 1 else None
 
 
-def _parts(name: str) -> tuple[str, str]:
-    """Return the hub of an id, empty where it does not say one, and the rest."""
+def _split_hub(name: str) -> tuple[str, str]:
+    """Return the hub prefix of a model id, empty if it has no prefix, and the rest."""
     hub = next((prefix for prefix in _HUBS if name.startswith(prefix)), '')
     return hub, name.removeprefix(hub)
 
@@ -33,21 +33,24 @@ class Conflict:
 
     base_model: str
     holder: str
-    """The service that has it."""
+    """Service that is used."""
     other: str
-    """The service that is not asked for it."""
+    """Service that is not used."""
 
 
 class ModelTable:
-    """Knows who holds what. Of two services with one base model the first in the configuration has it."""
+    """Base models by service. If two services hold the same one, the first in the configuration is used.
+
+    Args:
+        services: names of the services in order of precedence; at least one.
+    """
 
     def __init__(self, services: Sequence[str]) -> None:
-        """Begin with nothing heard of `services`, in the order of their precedence; at least one."""
         self.services = tuple(services)
         self._held: dict[str, frozenset[str]] = {}
 
-    def hear(self, service: str, base_models: Collection[str]) -> list[Conflict]:
-        """Take in what a service holds now; return the conflicts, where that was not known before."""
+    def update(self, service: str, base_models: Collection[str]) -> list[Conflict]:
+        """Store the base models of a service; return the conflicts unless the report is unchanged."""
         held = frozenset(base_models)
         if self._held.get(service) == held:
             return []
@@ -60,11 +63,11 @@ class ModelTable:
         ]
 
     def holder_of(self, base_model: str) -> str | None:
-        """Return the service that holds a base model; None where no service said so."""
+        """Return the service that holds a base model, or None."""
         return next((item for item in self.services if base_model in self._held.get(item, ())), None)
 
     def held_by(self, service: str) -> frozenset[str] | None:
-        """Return the base models for which a service is asked; None where it was never heard."""
+        """Return the base models that a service is used for; None if it has never reported."""
         if service not in self._held:
             return None
         return frozenset(name for name in self._held[service] if self.holder_of(name) == service)
@@ -76,5 +79,5 @@ class ModelTable:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every service was heard."""
+        """Whether every service has reported."""
         return len(self._held) == len(self.services)

@@ -1,7 +1,6 @@
-"""Passes calls on to one of several model services: the one whose base model or adapter the call is about.
+"""Forwards calls to the model service that holds the base model or the adapter of the request.
 
-What decides is read out of the serialized request; nothing else of it is parsed. Everything else is as
-`forwarding` has it, which does the passing on.
+Only the deciding field is read from the serialized request. `forwarding.bytes` does the forwarding.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+from services.gateway.fleet.model_routes import ModelRoutes
 from services.gateway.forwarding.adapter_lists import AdapterLists
 from services.gateway.forwarding.bytes import Context, Forwarder
-from services.gateway.forwarding.ports import ModelRoutes
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
@@ -24,17 +23,27 @@ from twinkle.api.model.v1 import adapter_service_pb2
 _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
 _ABOUT = ('base_model', 'adapter_id')
-"""Fields that say what a request is about; whoever names a base model makes something new of it."""
+"""Fields that select the service. A request with a base model creates something on it."""
 _AROUND = ('operation', 'header')
-"""Messages of requests that have such a field."""
+"""Nested messages that may contain such a field."""
 
 Handler: TypeAlias = 'grpc.RpcMethodHandler[Any, Any]'
 Find = Callable[[bytes], Awaitable[str | None]]
-"""Returns the service that a request is for; None where any will do, since each will refuse it."""
+"""Returns the service for a request; None if any service may refuse it."""
 
 
 class ModelForwarder(grpc.GenericRpcHandler):
-    """Handles every method of the model service's contracts."""
+    """Handles every method of the model service's contracts.
+
+    Args:
+        contracts: the contracts that the services serve.
+        channels: channel by name of the service, opened by `open_forwarding_channel`.
+        routes: finds the service of a call.
+        internal_token: proves to the services that the forwarded identity is authentic.
+
+    Raises:
+        ValueError: the requests of a method have no field that selects the service.
+    """
 
     def __init__(
         self,
@@ -44,40 +53,29 @@ class ModelForwarder(grpc.GenericRpcHandler):
         routes: ModelRoutes,
         internal_token: str,
     ) -> None:
-        """Describe what goes where.
-
-        Args:
-            contracts: what the services serve.
-            channels: name of a service to a channel, as `forwarding.open_forwarding_channel` opens it.
-            routes: finds the service of a call.
-            internal_token: tells the services that the identity beside it is to be believed.
-
-        Raises:
-            ValueError: a method says nowhere what it is about.
-        """
         self._routes = routes
-        ways = {
+        by_service = {
             name: Forwarder({_MODEL: contracts}, channels={_MODEL: channel}, internal_token=internal_token).handlers
             for name, channel in channels.items()
         }
         methods = {_path_of(method): method for contract in contracts for method in contract.methods}
         self._handlers: dict[str, Handler] = {}
-        for path in next(iter(ways.values())):
-            by_service = {name: handlers[path] for name, handlers in ways.items()}
+        for path in next(iter(by_service.values())):
+            handlers = {name: handlers[path] for name, handlers in by_service.items()}
             if path == _LIST:
-                ones = {name: _unary(handler) for name, handler in by_service.items()}
-                lists = AdapterLists(ones, base_models_of=routes.known_base_models)
+                calls = {name: _unary(handler) for name, handler in handlers.items()}
+                lists = AdapterLists(calls, base_models_of=routes.known_base_models)
                 self._handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
             else:
-                self._handlers[path] = self._handler(methods[path], by_service)
+                self._handlers[path] = self._handler(methods[path], handlers)
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the methods that are forwarded, without leading slash."""
+        """Full names of the forwarded methods, without leading slash."""
         return {name[1:]: True for name in self._handlers}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the method's handler; None where it is not forwarded."""
+        """Return the method's handler, or None if it is not forwarded."""
         return self._handlers.get(handler_call_details.method)
 
     def _handler(self, method: MethodDescriptor, by_service: Mapping[str, Handler]) -> Handler:
@@ -96,7 +94,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
         paths = paths_of(method)
         adapter_path = paths.get('adapter_id', ())
         if base_model_path := paths.get('base_model'):
-            return self._maker_finder(base_model_path, adapter_path)
+            return self._creator_finder(base_model_path, adapter_path)
         return self._header_finder(adapter_path) if method.name == 'UploadBatch' else self._owner_finder(adapter_path)
 
     def _owner_finder(self, path: tuple[int, ...]) -> Find:
@@ -105,11 +103,11 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
         return find
 
-    def _maker_finder(self, base_model_path: tuple[int, ...], adapter_path: tuple[int, ...]) -> Find:
+    def _creator_finder(self, base_model_path: tuple[int, ...], adapter_path: tuple[int, ...]) -> Find:
         async def find(request: bytes) -> str | None:
             adapter_id = peek_text(request, *adapter_path) if adapter_path else ''
             base_model = peek_text(request, *base_model_path)
-            return await self._routes.maker_of(current_caller().tenant_id, base_model, adapter_id)
+            return await self._routes.creator_of(current_caller().tenant_id, base_model, adapter_id)
 
         return find
 
@@ -118,7 +116,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
         async def find(request: bytes) -> str | None:
             if has_field(request, path[0]) and not peek_text(request, *path):
-                problem = 'is needed where several base models are served: name the adapter that will use the upload'
+                problem = 'is required when several base models are served; name the adapter that will use the upload'
                 raise InvalidField('header.adapter_id', problem)
             return await find_owner(request)
 
@@ -127,17 +125,17 @@ class ModelForwarder(grpc.GenericRpcHandler):
     async def _service_of(self, find: Find, request: bytes | None) -> str:
         return (None if request is None else await _found(find, request)) or self._routes.services[0]
 
-    def _unary_unary(self, find: Find, ways: Mapping[str, Handler]) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    def _unary_unary(self, find: Find, handlers: Mapping[str, Handler]) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def forward(request: bytes, context: Context) -> bytes:
-            return await _unary(ways[await self._service_of(find, request)])(request, context)
+            return await _unary(handlers[await self._service_of(find, request)])(request, context)
 
         return forward
 
     def _unary_stream(
-        self, find: Find, ways: Mapping[str, Handler]
+        self, find: Find, handlers: Mapping[str, Handler]
     ) -> Callable[[bytes, Context], AsyncGenerator[bytes, None]]:
         async def forward(request: bytes, context: Context) -> AsyncGenerator[bytes, None]:
-            handler: Any = ways[await self._service_of(find, request)]
+            handler: Any = handlers[await self._service_of(find, request)]
             async with aclosing(handler.unary_stream(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -145,23 +143,23 @@ class ModelForwarder(grpc.GenericRpcHandler):
         return forward
 
     def _stream_unary(
-        self, find: Find, ways: Mapping[str, Handler]
+        self, find: Find, handlers: Mapping[str, Handler]
     ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
         async def forward(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            first, rest = await _begun(requests)
-            handler: Any = ways[await self._service_of(find, first)]
+            first, rest = await _split_first(requests)
+            handler: Any = handlers[await self._service_of(find, first)]
             return await handler.stream_unary(_joined(first, rest), context)
 
         return forward
 
     def _stream_stream(
-        self, find: Find, ways: Mapping[str, Handler]
+        self, find: Find, handlers: Mapping[str, Handler]
     ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[bytes, None]]:
         async def forward(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-            first, rest = await _begun(requests)
+            first, rest = await _split_first(requests)
             name = await self._service_of(find, first)
-            handler: Any = ways[name]
-            async with aclosing(handler.stream_stream(_alike(first, rest, name, find), context)) as responses:
+            handler: Any = handlers[name]
+            async with aclosing(handler.stream_stream(_same_service(first, rest, name, find), context)) as responses:
                 async for response in responses:
                     yield response
 
@@ -169,10 +167,10 @@ class ModelForwarder(grpc.GenericRpcHandler):
 
 
 def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
-    """Return where requests of a method have their base model and their adapter: numbers of fields, outermost first.
+    """Return the paths of the base model and the adapter in a method's requests, as field numbers from the outside.
 
     Raises:
-        ValueError: they have neither.
+        ValueError: the requests have neither field.
     """
     fields: Mapping[str, Any] = method.input_type.fields_by_name
     paths: dict[str, tuple[int, ...]] = {name: (fields[name].number,) for name in _ABOUT if name in fields}
@@ -180,7 +178,7 @@ def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
         inner: Mapping[str, Any] = fields[around].message_type.fields_by_name if around in fields else {}
         paths |= {name: (fields[around].number, inner[name].number) for name in _ABOUT if name in inner}
     if not paths:
-        raise ValueError(f'{method.full_name} says nowhere which model service it is for')
+        raise ValueError(f'{method.full_name} has no field that selects the model service')
     return paths
 
 
@@ -193,8 +191,8 @@ def _unary(handler: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
     return function
 
 
-async def _begun(requests: AsyncIterator[bytes]) -> tuple[bytes | None, AsyncIterator[bytes]]:
-    """Return the first request of a stream, None where there is none, and the others."""
+async def _split_first(requests: AsyncIterator[bytes]) -> tuple[bytes | None, AsyncIterator[bytes]]:
+    """Return the first request of a stream, or None if the stream is empty, and the rest of the stream."""
     rest = aiter(requests)
     return await anext(rest, None), rest
 
@@ -203,22 +201,24 @@ async def _found(find: Find, request: bytes) -> str | None:
     try:
         return await find(request)
     except UnreadableMessageError:
-        # Whoever parses it says what is wrong with it.
+        # The service parses the request and reports what is wrong with it.
         return None
 
 
-async def _alike(first: bytes | None, rest: AsyncIterator[bytes], name: str, find: Find) -> AsyncGenerator[bytes, None]:
+async def _same_service(
+    first: bytes | None, rest: AsyncIterator[bytes], name: str, find: Find
+) -> AsyncGenerator[bytes, None]:
     """Yield the requests of a stream to one service.
 
     Raises:
-        InvalidField: one is for another service.
+        InvalidField: a request belongs to another service.
     """
     if first is None:
         return
     yield first
     async for request in rest:
         if await _found(find, request) not in {name, None}:
-            problem = 'is of another base model than the first one of this stream; use a stream for each'
+            problem = 'has another base model than the first operation of this stream; use one stream per base model'
             raise InvalidField('operation.adapter_id', problem)
         yield request
 

@@ -1,4 +1,4 @@
-"""The meters of runs, as the model service tells them with its adapters."""
+"""Follows the meters of runs, which the model service reports with its adapters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import AsyncIterator
 import grpc
 
 from services.gateway.catalogue.rules import CatalogueEvent, Gone, Seen, Synced
-from services.gateway.quotas.usage import Reading
+from services.gateway.quotas.rules import Reading
 from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 
 
 class GrpcMeterFeed:
-    """Follows the meters of all tenants' runs."""
+    """Follows the meters of all tenants' runs over a channel opened with the internal identity."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Follow over `channel`, opened with the internal identity."""
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
     async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
-        """Return the events after `resume_token`; empty: a whole snapshot, `Synced`, then changes.
+        """Yield the events after `resume_token`; an empty token yields a snapshot, `Synced`, then changes.
 
         Raises:
-            DomainError: while iterating: the service cannot be reached, or does not know the token any more.
+            DomainError: the service is unreachable, or the token has expired.
         """
         call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
         try:
@@ -37,7 +36,7 @@ class GrpcMeterFeed:
 
 
 def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Reading] | None:
-    """Return the event; None for a kind that a newer service may have."""
+    """Convert an event; None for a kind that this version does not know."""
     match message.WhichOneof('event'):
         case 'adapter':
             reading = Reading(

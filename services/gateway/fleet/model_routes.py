@@ -1,0 +1,238 @@
+"""Finds the model service for a call, by base model or by adapter.
+
+The base model of an adapter never changes, so it is remembered once it is known. Whether an adapter exists is left to
+its service, which refuses unknown adapters and those of other tenants alike.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Never, Protocol, TypeVar
+
+import structlog
+
+from services.gateway.catalogue.ports import RunStore
+from services.gateway.errors import AdapterIdTaken
+from services.gateway.fleet.base_models import ModelTable
+from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
+
+MODEL = 'model'
+"""Name of the only model service, and of the kind of service in errors."""
+_REMEMBERED = 1 << 16
+
+Answer = TypeVar('Answer')
+
+_log = structlog.get_logger('models')
+
+
+class ModelFacts(Protocol):
+    """Queries model services by the names that the gateway's configuration gives them."""
+
+    async def base_models(self, service: str) -> Collection[str] | None:
+        """Return the base models of a service; None if it does not answer."""
+        ...
+
+    async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
+        """Return whether a service has a tenant's adapter.
+
+        Raises:
+            DomainError: the service cannot be asked now.
+        """
+        ...
+
+
+class ModelRoutes(Protocol):
+    """Finds the model service that a call belongs to."""
+
+    @property
+    def services(self) -> Sequence[str]:
+        """Names of all model services; the first one answers calls that belong to no service."""
+        ...
+
+    def known_base_models(self, service: str) -> Collection[str]:
+        """Return the base models that a service reported last; empty if it has never reported."""
+        ...
+
+    async def holder_of(self, base_model: str) -> str:
+        """Return the service that holds a base model; for an empty name the first service, which refuses the call.
+
+        Raises:
+            BaseModelNotFound: no service holds it; lists the ones that exist.
+            ServiceUnreachable: a service that has never reported may hold it.
+        """
+        ...
+
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
+        """Return the service that creates an adapter; `adapter_id` may be empty.
+
+        Raises:
+            BaseModelNotFound, ServiceUnreachable: as for `holder_of`.
+            AdapterIdTaken: the tenant has or had an adapter with this id at another service.
+        """
+        ...
+
+    async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
+        """Return the service that has a tenant's adapter; None if no service has it, so that any may refuse the call.
+
+        Raises:
+            ServiceUnreachable: a service that cannot be reached may have it.
+        """
+        ...
+
+
+class OneModel:
+    """Implements `ModelRoutes` for a single model service, which receives every call."""
+
+    services = (MODEL,)
+
+    def known_base_models(self, service: str) -> Collection[str]:
+        del service
+        return ()
+
+    async def holder_of(self, base_model: str) -> str:
+        del base_model
+        return MODEL
+
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
+        del tenant_id, base_model, adapter_id
+        return MODEL
+
+    async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
+        del tenant_id, adapter_id
+        return MODEL
+
+
+class SeveralModels:
+    """Implements `ModelRoutes` for several model services.
+
+    Concurrency: for one event loop.
+
+    Args:
+        services: names of the model services in order of precedence.
+        facts: queries the services.
+        runs: knows the base model of every run in the catalogue.
+    """
+
+    def __init__(self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore) -> None:
+        self.table = ModelTable(services)
+        self._facts = facts
+        self._runs = runs
+        self._base_models: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """Base model by tenant and adapter."""
+
+    @property
+    def services(self) -> Sequence[str]:
+        """Names of the model services."""
+        return self.table.services
+
+    async def refresh(self) -> None:
+        """Ask every service for its base models."""
+        await asyncio.gather(*map(self._refresh_one, self.services))
+
+    async def _refresh_one(self, service: str) -> None:
+        base_models = await self._facts.base_models(service)
+        for conflict in [] if base_models is None else self.table.update(service, base_models):
+            _log.error(
+                'two model services hold the same base model; the first is used',
+                base_model=conflict.base_model,
+                used=conflict.holder,
+                unused=conflict.other,
+            )
+
+    def known_base_models(self, service: str) -> Collection[str]:
+        return self.table.held_by(service) or ()
+
+    async def base_models_of(self, service: str) -> Collection[str] | None:
+        """Return the base models that a service is used for; None if it cannot be asked."""
+        if self.table.held_by(service) is None:
+            await self.refresh()
+        return self.table.held_by(service)
+
+    async def keep_on(
+        self, *, interval_seconds: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> Never:
+        """Refresh until cancelled, because a service may be restarted with another base model."""
+        while True:
+            await self.refresh()
+            await pause(interval_seconds)
+
+    async def holder_of(self, base_model: str) -> str:
+        if not base_model:
+            return self.services[0]
+        if (holder := self.table.holder_of(base_model)) is not None:
+            return holder
+        # A service that does not answer must not delay calls for another one.
+        async with aclosing(_as_completed(map(self._refresh_one, self.services))) as answers:
+            async for _ in answers:
+                if (holder := self.table.holder_of(base_model)) is not None:
+                    return holder
+        if not self.table.is_complete:
+            raise ServiceUnreachable(MODEL)
+        raise BaseModelNotFound(base_model, self.table.names)
+
+    async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
+        creator = await self.holder_of(base_model)
+        known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
+        # With the same base model it may be a repeat, which the service recognises.
+        if known and known != base_model:
+            raise AdapterIdTaken(adapter_id)
+        return creator
+
+    async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
+        if not adapter_id:
+            return None
+        if base_model := await self._base_model_of(tenant_id, adapter_id):
+            return await self._known_holder_of(base_model)
+        return await self._search(tenant_id, adapter_id)
+
+    async def _base_model_of(self, tenant_id: str, adapter_id: str) -> str:
+        """Return the base model of an adapter from the catalogue; empty if it is unknown there."""
+        key = (tenant_id, adapter_id)
+        if key not in self._base_models:
+            run = await self._runs.get(tenant_id, adapter_id)
+            if run is None or not run.base_model:
+                return ''
+            self._base_models[key] = run.base_model
+            if len(self._base_models) > _REMEMBERED:
+                self._base_models.popitem(last=False)
+        return self._base_models[key]
+
+    async def _known_holder_of(self, base_model: str) -> str:
+        """Return the holder of a run's base model. If no service holds it now, its service is unreachable."""
+        try:
+            return await self.holder_of(base_model)
+        except BaseModelNotFound as error:
+            raise ServiceUnreachable(MODEL) from error
+
+    async def _search(self, tenant_id: str, adapter_id: str) -> str | None:
+        """Ask all services for an adapter that is not in the catalogue yet."""
+        failure: DomainError | None = None
+        calls = [self._has(service, tenant_id, adapter_id) for service in self.services]
+        async with aclosing(_as_completed(calls)) as answers:
+            async for answer in answers:
+                if isinstance(answer, str):
+                    return answer
+                failure = answer or failure
+        if failure is not None:
+            raise ServiceUnreachable(MODEL) from failure
+        return None
+
+    async def _has(self, service: str, tenant_id: str, adapter_id: str) -> str | DomainError | None:
+        """Return the service if it has the adapter, None if it does not, or the error of a failed query."""
+        try:
+            return service if await self._facts.has_adapter(service, tenant_id, adapter_id) else None
+        except DomainError as error:
+            return error
+
+
+async def _as_completed(calls: Iterable[Coroutine[Any, Any, Answer]]) -> AsyncGenerator[Answer, None]:
+    """Run calls concurrently and yield their answers as they arrive; the rest are cancelled at the end."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        for answer in asyncio.as_completed(tasks):
+            yield await answer
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

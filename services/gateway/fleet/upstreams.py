@@ -1,0 +1,318 @@
+"""The services behind the gateway as its internal calls reach them: their descriptions, channels and single lookups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import grpc
+
+from services.gateway.catalogue.ports import RunStore
+from services.gateway.fleet.model_routes import MODEL, ModelRoutes, OneModel, SeveralModels
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import Code, ServiceUnreachable
+from services.kit.rpc.channel import forwarded_metadata, open_channel
+from services.kit.rpc.context import acting_for, current_caller
+from services.kit.rpc.status import error_from_call
+from services.kit.tls import TlsConfig
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
+from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+DESCRIBE_SECONDS = 2.0
+"""A service that takes longer to describe itself counts as unreachable."""
+_GET_ADAPTER = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/GetAdapter'
+_GET_ADAPTER_SECONDS = 5.0
+_LOOKUP_SECONDS = 30.0
+
+
+class ServiceFacts(Protocol):
+    """Describes one service behind the gateway."""
+
+    async def describe(self) -> server_service_pb2.ServiceInfo:
+        """Return the service's description; `is_reachable` is false if it did not answer."""
+        ...
+
+
+class GrpcUpstreamFacts:
+    """Asks one service for its description, and caches the answer.
+
+    Concurrency: concurrent calls share one request.
+
+    Args:
+        service: name of the service.
+        channel: internal channel to it; None if it is not part of this deployment.
+        clock: source of the time.
+        freshness: age up to which a cached answer is returned.
+    """
+
+    def __init__(self, service: str, *, channel: grpc.aio.Channel | None, clock: Clock, freshness: timedelta) -> None:
+        self._service = service
+        self._stub = None if channel is None else server_service_pb2_grpc.ServerServiceStub(channel)
+        self._clock = clock
+        self._freshness_seconds = freshness.total_seconds()
+        self._lock = asyncio.Lock()
+        self._info: server_service_pb2.ServiceInfo | None = None
+        self._stale_at = 0.0
+
+    async def describe(self) -> server_service_pb2.ServiceInfo:
+        async with self._lock:
+            if self._info is None or self._stale_at <= self._clock.monotonic():
+                self._info = await self._ask()
+                self._stale_at = self._clock.monotonic() + self._freshness_seconds
+            return self._info
+
+    async def _ask(self) -> server_service_pb2.ServiceInfo:
+        unreachable = server_service_pb2.ServiceInfo(service=self._service)
+        if self._stub is None:
+            return unreachable
+        try:
+            response = await self._stub.GetServerInfo(
+                server_service_pb2.GetServerInfoRequest(), timeout=DESCRIBE_SECONDS
+            )
+        except grpc.aio.AioRpcError:
+            return unreachable
+        # A service describes only itself, so the answer has one element.
+        return response.services[0] if response.services else unreachable
+
+
+class GrpcFleetFacts:
+    """Describes all samplers of the fleet as one service.
+
+    Args:
+        addresses: returns the current addresses of the samplers.
+        internal_token: proves the gateway's identity to them.
+        clock: source of the time.
+        freshness: age up to which a cached answer is used.
+        tls: the gateway's TLS configuration; None means plaintext.
+    """
+
+    def __init__(
+        self,
+        addresses: Callable[[], Sequence[str]],
+        *,
+        internal_token: str,
+        clock: Clock,
+        freshness: timedelta,
+        tls: TlsConfig | None = None,
+    ) -> None:
+        self._tls = tls or TlsConfig()
+        self._addresses = addresses
+        self._internal_token = internal_token
+        self._clock = clock
+        self._freshness = freshness
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._facts_by_address: dict[str, GrpcUpstreamFacts] = {}
+
+    async def describe(self) -> server_service_pb2.ServiceInfo:
+        """Return the merged description; `is_reachable` is false if no sampler answered."""
+        addresses = self._addresses()
+        await self._keep_only(addresses)
+        answers = await asyncio.gather(*(self._facts_of(address).describe() for address in addresses))
+        return merged([answer for answer in answers if answer.is_reachable])
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self._keep_only(())
+
+    def _facts_of(self, address: str) -> GrpcUpstreamFacts:
+        if address not in self._facts_by_address:
+            self._channels[address] = open_channel(
+                address, internal_token=self._internal_token, tls=self._tls, service='sampler'
+            )
+            self._facts_by_address[address] = GrpcUpstreamFacts(
+                'sampler', channel=self._channels[address], clock=self._clock, freshness=self._freshness
+            )
+        return self._facts_by_address[address]
+
+    async def _keep_only(self, addresses: Sequence[str]) -> None:
+        for address in [address for address in self._facts_by_address if address not in addresses]:
+            del self._facts_by_address[address]
+            await self._channels.pop(address).close()
+
+
+def merged(answers: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
+    """Merge the descriptions of several samplers: the first one, with the base models and methods of all."""
+    if not answers:
+        return server_service_pb2.ServiceInfo(service='sampler')
+    whole = server_service_pb2.ServiceInfo()
+    whole.CopyFrom(answers[0])
+    whole.service = 'sampler'
+    models = {model.base_model: model for model in whole.base_models}
+    methods = {method.method: method for method in whole.methods}
+    whole.engine_version = ', '.join(sorted({answer.engine_version for answer in answers} - {''}))
+    for answer in answers[1:]:
+        for model in answer.base_models:
+            if model.base_model not in models:
+                models[model.base_model] = whole.base_models.add()
+                models[model.base_model].CopyFrom(model)
+            models[model.base_model].is_sampleable |= model.is_sampleable
+        for method in answer.methods:
+            if method.method in methods:
+                methods[method.method].is_supported |= method.is_supported
+    return whole
+
+
+class ModelChannels:
+    """Chooses the channel to a model service; `channels` have no interceptors and are keyed by service name."""
+
+    def __init__(self, routes: ModelRoutes, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._routes = routes
+        self._channels = channels
+
+    async def of_adapter(self, tenant_id: str, adapter_id: str) -> grpc.aio.Channel:
+        """Return the channel to the service that has a tenant's adapter, or to any service if no service has it.
+
+        Raises:
+            ServiceUnreachable: a service that cannot be reached may have it.
+        """
+        return self._channels[await self._routes.owner_of(tenant_id, adapter_id) or self._routes.services[0]]
+
+    async def of_new_adapter(self, tenant_id: str, base_model: str, adapter_id: str) -> grpc.aio.Channel:
+        """Return the channel to the service that creates an adapter; `adapter_id` may be empty.
+
+        Raises:
+            BaseModelNotFound: no service holds the base model.
+            ServiceUnreachable: a service that has never reported may hold it.
+            AdapterIdTaken: the tenant has or had an adapter with this id at another service.
+        """
+        return self._channels[await self._routes.creator_of(tenant_id, base_model, adapter_id)]
+
+
+class GrpcModelFacts:
+    """Implements `ModelFacts`.
+
+    Args:
+        facts: description of each model service by name.
+        channels: channels without interceptors, for queries on behalf of a tenant.
+        internal_token: proves the gateway's identity to the services.
+    """
+
+    def __init__(
+        self,
+        facts: Mapping[str, GrpcUpstreamFacts],
+        channels: Mapping[str, grpc.aio.Channel],
+        *,
+        internal_token: str,
+    ) -> None:
+        self._facts = facts
+        self._channels = channels
+        self._internal_token = internal_token
+
+    async def base_models(self, service: str) -> Collection[str] | None:
+        info = await self._facts[service].describe()
+        return [item.base_model for item in info.base_models] if info.is_reachable else None
+
+    async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
+        request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
+        with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):
+            metadata = forwarded_metadata(self._internal_token)
+        call = cast(Any, self._channels[service]).unary_unary(_GET_ADAPTER)
+        try:
+            await call(request, timeout=_GET_ADAPTER_SECONDS, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            failure = error_from_call(error, service='model')
+            if failure.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
+                return False
+            raise failure from error
+        return True
+
+
+class GrpcLookups:
+    """Single calls on behalf of the current caller; each raises the service's error, or ServiceUnreachable.
+
+    Args:
+        models: chooses the model service; None if there is no model service.
+        checkpoint: channel without interceptors to the checkpoint service; None if there is no such service.
+        internal_token: proves the gateway's identity to the services.
+    """
+
+    def __init__(
+        self, models: ModelChannels | None, checkpoint: grpc.aio.Channel | None, *, internal_token: str
+    ) -> None:
+        self._models = models
+        self._checkpoint = checkpoint
+        self._internal_token = internal_token
+
+    async def adapter(self, adapter_id: str) -> bytes:
+        """Return an adapter as a serialized `model.v1.Adapter`."""
+        request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        method = 'twinkle.api.model.v1.AdapterService/GetAdapter'
+        if self._models is None:
+            raise ServiceUnreachable('model')
+        channel = await self._models.of_adapter(current_caller().tenant_id, adapter_id)
+        raw = await self._call(channel, 'model', method, request.SerializeToString())
+        return adapter_service_pb2.GetAdapterResponse.FromString(raw).adapter.SerializeToString()
+
+    async def checkpoint(self, checkpoint_path: str) -> bytes:
+        """Return a checkpoint as a serialized `checkpoint.v1.Checkpoint`."""
+        request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=checkpoint_path)
+        method = 'twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
+        raw = await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())
+        return checkpoint_service_pb2.GetCheckpointResponse.FromString(raw).checkpoint.SerializeToString()
+
+    async def unpin(self, adapter_id: str, version: int) -> None:
+        """Unpin a version, so that newer versions may replace it in the ring."""
+        request = version_service_pb2.UnpinVersionRequest(adapter_id=adapter_id, version=version)
+        method = 'twinkle.api.checkpoint.v1.VersionService/UnpinVersion'
+        await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())
+
+    async def _call(self, channel: grpc.aio.Channel | None, service: str, method: str, request: bytes) -> bytes:
+        if channel is None:
+            raise ServiceUnreachable(service)
+        call = cast(Any, channel).unary_unary(f'/{method}')
+        try:
+            response: bytes = await call(
+                request, timeout=_LOOKUP_SECONDS, metadata=forwarded_metadata(self._internal_token)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service=service) from error
+        return response
+
+
+class Upstreams:
+    """The services behind the gateway, by the names of the configuration.
+
+    Args:
+        channels: channels without interceptors, for calls on behalf of clients.
+        internal: channels for the gateway's own calls.
+        model_names: names of the model services in order of precedence.
+        facts: descriptions of the services; also of services that the deployment lacks.
+        runs: knows the base model of every run.
+        internal_token: proves the gateway's identity to the services.
+
+    Attributes:
+        routes: finds the model service of a call.
+        calls: finds the channel of a call to a model service; None if there is no model service.
+        lookups: single calls on behalf of the current caller.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, grpc.aio.Channel],
+        internal: Mapping[str, grpc.aio.Channel],
+        model_names: Sequence[str],
+        *,
+        facts: Mapping[str, GrpcUpstreamFacts],
+        runs: RunStore,
+        internal_token: str,
+    ) -> None:
+        self.channels = channels
+        self.internal = internal
+        self.facts = facts
+        self.models = {name: channels[name] for name in model_names}
+        self.internal_models = {name: internal[name] for name in model_names}
+        self.routes: OneModel | SeveralModels = OneModel()
+        if len(model_names) > 1:
+            queries = GrpcModelFacts(facts, self.models, internal_token=internal_token)
+            self.routes = SeveralModels(model_names, facts=queries, runs=runs)
+        self.calls = ModelChannels(self.routes, self.models) if self.models else None
+        self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
+
+    @property
+    def model_facts(self) -> list[GrpcUpstreamFacts]:
+        """Descriptions of the model services."""
+        return [self.facts[name] for name in self.models or (MODEL,)]

@@ -1,0 +1,32 @@
+"""Opens the handlers of forwarded calls."""
+
+from collections.abc import Mapping
+
+import grpc
+
+from services.gateway.config import GatewayConfig
+from services.gateway.fleet.model_routes import MODEL, OneModel
+from services.gateway.fleet.upstreams import Upstreams
+from services.gateway.forwarding.admission import AdmittedCalls
+from services.gateway.forwarding.by_model import ModelForwarder
+from services.gateway.forwarding.bytes import Forwarder
+from services.gateway.forwarding.endpoints import FORWARDED
+from services.gateway.quotas.limits import TrainingLimits
+
+
+def open_forwarding(
+    config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits
+) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
+    """Return the handlers of all forwarded contracts within quotas, with the methods that each one serves."""
+    token = config.internal_token
+    forwarders: list[Forwarder | ModelForwarder] = [
+        Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)
+    ]
+    if not isinstance(upstreams.routes, OneModel):
+        others = {service: contracts for service, contracts in FORWARDED.items() if service != MODEL}
+        forwarders = [
+            Forwarder(others, channels=upstreams.channels, internal_token=token),
+            ModelForwarder(FORWARDED[MODEL], channels=upstreams.models, routes=upstreams.routes, internal_token=token),
+        ]
+    patience = config.quotas.patience.total_seconds()
+    return {AdmittedCalls(item, limits, patience_seconds=patience): item.methods for item in forwarders}

@@ -1,0 +1,209 @@
+"""Holds tenants to their quotas: the quotas in memory, token rates, and the limits of training."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Never
+from weakref import WeakValueDictionary
+
+import structlog
+
+from services.gateway.quotas.ports import AdapterCensus, QuotaStore, UsageStore
+from services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
+from services.kit.clock import Clock
+from services.kit.errors import DomainError, QuotaExceeded
+
+TOKENS = 'tokens_per_second'
+STORAGE = 'stored_bytes'
+_SHORTEST_SECONDS = 0.01
+_LONGEST_SECONDS = 1.0
+"""Longest wait between two checks of a rate, because the quota may change."""
+
+_log = structlog.get_logger('quotas')
+
+
+class QuotaTable:
+    """In-memory copy of all quotas. Changes made through another gateway appear after the next `read()`.
+
+    Args:
+        store: stores the quotas that administrators set.
+        default: limits of tenants without a quota.
+        pause: waits for a number of seconds; replaced in tests.
+    """
+
+    def __init__(
+        self, store: QuotaStore, *, default: Quota, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._store = store
+        self._default = default
+        self._pause = pause
+        self._quotas: dict[str, Quota] = {}
+
+    async def read(self) -> None:
+        """Reload all quotas from the store.
+
+        Raises:
+            ServiceUnreachable: the database does not answer.
+        """
+        self._quotas = {item.tenant_id: item.quota for item in await self._store.list_all()}
+
+    async def keep_on(self, *, interval: timedelta) -> Never:
+        """Reload every `interval`; if that fails, the previous quotas stay in effect."""
+        while True:
+            await self._pause(interval.total_seconds())
+            try:
+                await self.read()
+            except DomainError as error:
+                _log.warning('quota reload failed', reason=error.reason)
+
+    def set_for(self, tenant_id: str) -> Quota:
+        """Return the quota that was set for a tenant, without defaults."""
+        return self._quotas.get(tenant_id, Quota())
+
+    def of(self, tenant_id: str) -> Quota:
+        """Return the limits in effect for a tenant."""
+        found = self._quotas.get(tenant_id)
+        return self._default if found is None else found.over(self._default)
+
+    def weight_of(self, tenant_id: str) -> float:
+        """Return a tenant's weight in fair queues."""
+        return self.of(tenant_id).weight or 1.0
+
+    async def put(self, tenant_id: str, quota: Quota) -> None:
+        """Store a quota; this gateway applies it at once."""
+        await self._store.put(TenantQuota(tenant_id=tenant_id, quota=quota))
+        self._quotas[tenant_id] = quota
+
+
+class TokenRates:
+    """Token buckets of all tenants with a rate, counted by this gateway alone since its start."""
+
+    def __init__(
+        self, quotas: QuotaTable, *, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._quotas = quotas
+        self._clock = clock
+        self._pause = pause
+        self._buckets: dict[str, tuple[float, float, TokenBucket]] = {}
+        """Rate, burst and bucket by tenant."""
+
+    def charge(self, tenant_id: str, count: int) -> None:
+        """Charge used tokens to a tenant; tenants without a rate are not charged."""
+        bucket = self._bucket(tenant_id)
+        if bucket is not None and count:
+            bucket.charge(count, now=self._clock.monotonic())
+
+    def seconds_until_free(self, tenant_id: str) -> float:
+        """Return the time until a tenant owes no tokens; 0.0 if it owes none."""
+        bucket = self._bucket(tenant_id)
+        return 0.0 if bucket is None else bucket.seconds_until_free(now=self._clock.monotonic())
+
+    def is_owing(self, tenant_id: str) -> bool:
+        """Return whether a tenant owes tokens."""
+        return self.seconds_until_free(tenant_id) > 0
+
+    def check(self, tenant_id: str) -> None:
+        """Refuse a tenant that owes tokens.
+
+        Raises:
+            QuotaExceeded: the tenant owes tokens; carries the time until it does not.
+        """
+        seconds = self.seconds_until_free(tenant_id)
+        if seconds > 0:
+            limit = self._quotas.of(tenant_id).tokens_per_second or 0
+            raise QuotaExceeded(TOKENS, limit, timedelta(seconds=seconds))
+
+    async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
+        """Wait until a tenant owes no tokens.
+
+        Args:
+            tenant_id: the tenant.
+            patience_seconds: longest wait; None waits without a limit.
+
+        Raises:
+            QuotaExceeded: the wait would be longer; raised as soon as that is known.
+        """
+        give_up_at = None if patience_seconds is None else self._clock.monotonic() + patience_seconds
+        while (seconds := self.seconds_until_free(tenant_id)) > 0:
+            if give_up_at is not None and self._clock.monotonic() + seconds > give_up_at:
+                self.check(tenant_id)
+            await self._pause(min(max(seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS))
+
+    def _bucket(self, tenant_id: str) -> TokenBucket | None:
+        quota = self._quotas.of(tenant_id)
+        if quota.tokens_per_second is None:
+            self._buckets.pop(tenant_id, None)
+            return None
+        rate, burst = float(quota.tokens_per_second), quota.burst
+        now = self._clock.monotonic()
+        known = self._buckets.get(tenant_id)
+        if known is None:
+            bucket = TokenBucket(rate=rate, burst=burst, now=now)
+        else:
+            bucket = known[2]
+            if known[:2] != (rate, burst):
+                bucket.change(rate=rate, burst=burst, now=now)
+        self._buckets[tenant_id] = rate, burst, bucket
+        return bucket
+
+
+class TrainingLimits:
+    """Limits of training: operations wait while tokens are owed; saves and adapters are counted.
+
+    Two gateways that create an adapter for the same tenant at the same moment may exceed `max_adapters` by one.
+    """
+
+    def __init__(self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, census: AdapterCensus) -> None:
+        self._quotas = quotas
+        self._rates = rates
+        self._usage = usage
+        self._census = census
+        self._creation_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
+        """Wait until the tenant may run an operation; see `TokenRates.enter`."""
+        await self._rates.enter(tenant_id, patience_seconds=patience_seconds)
+
+    async def full_limit(self, tenant_id: str) -> int | None:
+        """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted."""
+        limit = self._quotas.of(tenant_id).stored_bytes
+        if limit is None or (limit and await self._usage.stored_bytes(tenant_id) < limit):
+            return None
+        return limit
+
+    async def check_storage(self, tenant_id: str) -> None:
+        """Refuse a tenant whose storage is full.
+
+        Raises:
+            QuotaExceeded: the tenant's checkpoints reach its limit.
+        """
+        limit = await self.full_limit(tenant_id)
+        if limit is not None:
+            raise QuotaExceeded(STORAGE, limit)
+
+    def is_storage_limited(self, tenant_id: str) -> bool:
+        """Return whether the tenant has a storage limit."""
+        return self._quotas.of(tenant_id).stored_bytes is not None
+
+    @asynccontextmanager
+    async def creating(self, tenant_id: str) -> AsyncIterator[int | None]:
+        """Serialize the creation of a tenant's adapters while the block runs, if it has a limit.
+
+        A repeated creation is not a new adapter, and only the model service recognises it. It is therefore called in
+        any case, and refuses a new adapter if it is given the limit.
+
+        Yields:
+            The limit if it is reached, else None.
+
+        Raises:
+            DomainError: the number of adapters is unknown, because a model service refused or is unreachable.
+        """
+        limit = self._quotas.of(tenant_id).max_adapters
+        if limit is None:
+            yield None
+            return
+        lock = self._creation_locks.setdefault(tenant_id, asyncio.Lock())
+        async with lock:
+            is_full = len(await self._census.adapter_ids(tenant_id)) >= limit
+            yield limit if is_full else None

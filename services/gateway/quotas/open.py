@@ -1,0 +1,59 @@
+"""Opens quotas and usage."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from services.gateway.catalogue.follow_catalogue import FollowCatalogue
+from services.gateway.config import GatewayConfig, QuotasConfig
+from services.gateway.keys.sql import SqlTenantStore
+from services.gateway.quotas.grpc import GrpcMeterFeed
+from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
+from services.gateway.quotas.meter import UsageMeter
+from services.gateway.quotas.quotas import Quotas
+from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
+from services.gateway.sessions.grpc import GrpcAdapters
+from services.gateway.store.database import Database
+from services.kit.clock import Clock
+
+Job = Callable[[], Coroutine[Any, Any, Any]]
+
+
+@asynccontextmanager
+async def open_quotas(
+    config: GatewayConfig, database: Database, models: Sequence[grpc.aio.Channel], *, clock: Clock
+) -> AsyncIterator[Quotas]:
+    """Enforce quotas and count usage while the block runs; the remaining usage is recorded at its end.
+
+    Args:
+        config: the gateway's configuration.
+        database: stores quotas and usage.
+        models: channels without interceptors to all model services.
+        clock: source of the time.
+    """
+    table, usage = QuotaTable(SqlQuotaStore(database), default=config.quotas.default()), SqlUsageStore(database)
+    await table.read()
+    rates = TokenRates(table, clock=clock)
+    meter = UsageMeter(usage, rates, clock=clock)
+    census = GrpcAdapters(models, internal_token=config.internal_token)
+    training = TrainingLimits(table, rates, usage, census)
+    try:
+        yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)
+    finally:
+        await meter.close()
+
+
+def quota_jobs(
+    options: QuotasConfig, quotas: Quotas, models: Mapping[str, grpc.aio.Channel], *, clock: Clock
+) -> list[Job]:
+    """Return the background jobs of quotas; `models` are internal channels to the model services by name."""
+    return [
+        lambda: quotas.table.keep_on(interval=options.refresh),
+        lambda: quotas.meter.keep_on(interval=options.usage_interval),
+        *(
+            FollowCatalogue(f'meters of {name}', feed=GrpcMeterFeed(channel), shelf=quotas.meter, clock=clock).__call__
+            for name, channel in models.items()
+        ),
+    ]

@@ -1,0 +1,78 @@
+"""The verbs on quotas and usage."""
+
+from collections.abc import Sequence
+
+from services.gateway.errors import TenantNotFound
+from services.gateway.keys.ports import TenantStore
+from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
+from services.gateway.quotas.meter import UsageMeter
+from services.gateway.quotas.ports import UsageStore
+from services.gateway.quotas.rules import Quota, TimeRange, Usage
+from services.kit.caller import Caller
+
+
+class Quotas:
+    """Reads and sets the quotas of tenants, and reports their usage.
+
+    Attributes:
+        table: quotas in memory.
+        rates: token rates of all tenants.
+        meter: counts the usage of all tenants.
+        training: limits of training operations.
+    """
+
+    def __init__(
+        self,
+        tenants: TenantStore,
+        usage: UsageStore,
+        *,
+        table: QuotaTable,
+        rates: TokenRates,
+        meter: UsageMeter,
+        training: TrainingLimits,
+    ) -> None:
+        self._tenants = tenants
+        self._usage = usage
+        self.table = table
+        self.rates = rates
+        self.meter = meter
+        self.training = training
+
+    async def get(self, tenant_id: str) -> tuple[Quota, Quota]:
+        """Return the quota that was set for a tenant, and the limits in effect.
+
+        Raises:
+            TenantNotFound: no tenant has this id.
+        """
+        await self._require_tenant(tenant_id)
+        await self.table.read()
+        return self.table.set_for(tenant_id), self.table.of(tenant_id)
+
+    async def set(self, tenant_id: str, quota: Quota) -> tuple[Quota, Quota]:
+        """Replace a tenant's quota; return it and the limits in effect. Running work is not interrupted.
+
+        Raises:
+            TenantNotFound: no tenant has this id.
+        """
+        await self._require_tenant(tenant_id)
+        await self.table.put(tenant_id, quota)
+        return self.table.set_for(tenant_id), self.table.of(tenant_id)
+
+    async def usage_of_caller(self, caller: Caller, period: TimeRange) -> Sequence[Usage]:
+        """Return the usage of the caller's tenant, by run. Everything that this gateway has counted is included."""
+        await self.meter.flush()
+        return await self._usage.list_of(caller.tenant_id, begin=period.begin, end=period.end)
+
+    async def usage_of_tenant(self, tenant_id: str, period: TimeRange) -> Sequence[Usage]:
+        """Return the usage of any tenant, by run, for administrators.
+
+        Raises:
+            TenantNotFound: no tenant has this id.
+        """
+        await self._require_tenant(tenant_id)
+        await self.meter.flush()
+        return await self._usage.list_of(tenant_id, begin=period.begin, end=period.end)
+
+    async def _require_tenant(self, tenant_id: str) -> None:
+        if await self._tenants.get(tenant_id) is None:
+            raise TenantNotFound(tenant_id)
