@@ -18,7 +18,7 @@ MOST_BYTES = 256 << 20
 """Maximum size of a batch, far above what the engine can compute at once."""
 _THREAD_BYTES = 1 << 20
 """Larger batches are serialized in a thread."""
-_PATIENCE = timedelta(seconds=60)
+_BATCH_TIMEOUT = timedelta(seconds=60)
 """Timeout for one batch, which usually takes milliseconds."""
 
 
@@ -30,7 +30,7 @@ class DataClient:
         self._stub = LoaderServiceStub(channel)
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
-        call = self._stub.StreamBatches(_requests(reference), timeout=_PATIENCE.total_seconds())
+        call = self._stub.StreamBatches(_requests(reference), timeout=_BATCH_TIMEOUT.total_seconds())
         try:
             async for response in call:
                 if response.ByteSize() < _THREAD_BYTES:

@@ -152,7 +152,7 @@ async def test_failed_operation_uses_its_number_up() -> None:
     ],
 )
 async def test_failed_operation_says_whether_its_number_is_used(error: DomainError, disposition: Disposition) -> None:
-    """The disposition states what the queue did with the number, whatever the error means elsewhere."""
+    """The disposition of a failed operation states whether its number is used, for any kind of error."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.failures.append(error)
