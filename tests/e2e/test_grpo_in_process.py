@@ -32,6 +32,7 @@ def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
     assert steps[-1]['reward'] > 2 * steps[0]['reward']
 
 
+@pytest.mark.slow
 def test_vllm_samples_on_policy_after_every_sync(tmp_path: Path) -> None:
     """The same loop with vLLM, whose log-probabilities agree within 1e-4 at every version."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '4', '--engine', 'vllm')

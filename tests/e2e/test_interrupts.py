@@ -1,4 +1,4 @@
-"""Whoever starts the services stops them, also when interrupted or told to end."""
+"""Commands that start services stop them when they are interrupted or terminated."""
 
 import signal
 import subprocess
@@ -22,12 +22,20 @@ pytestmark = pytest.mark.timeout(180)
     ],
     ids=['quickstart', 'up'],
 )
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    'number',
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_interrupt_stops_every_process(command: list[str], sign: str, number: signal.Signals, tmp_path: Path) -> None:
-    """After the signal no service is left and nothing is written down as running."""
+    """After a signal no service is running, and no stack is recorded as running."""
     model = build_tiny_model(tmp_path / 'model')
     arguments = [sys.executable, '-u', '-m', *command, '--model', str(model), '--state-dir', str(tmp_path / 'state')]
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
         assert process.stdout is not None
         for line in process.stdout:
             if sign in line:
@@ -37,6 +45,11 @@ def test_interrupt_stops_every_process(command: list[str], sign: str, number: si
         assert state.is_running()
         process.send_signal(number)
         output = process.stdout.read()
+        process.wait()
+    finally:
+        # A test that fails must not wait for a command that ignores signals.
+        process.kill()
+        process.communicate()
     assert 'Traceback' not in output
     assert [service.name for service in state.services if service.is_running()] == []
     assert StackState.load(tmp_path / 'state') is None
