@@ -1,4 +1,4 @@
-"""The engines that the suite runs on. vLLM's is started once and lent to each test."""
+"""The engines that the contract tests run on. The vLLM engine is started once and shared by all tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from services.sampler.ports import SamplerEngine
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def fake_engine() -> AsyncIterator[SamplerEngine]:
-    """The fake that stands in for engines elsewhere, with two versions loaded."""
+    """The fake engine that other tests use, with two versions loaded."""
     engine = FakeSamplerEngine()
     await _load_two(engine)
     yield engine
@@ -24,7 +24,7 @@ async def fake_engine() -> AsyncIterator[SamplerEngine]:
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """The oracle, with two versions loaded."""
+    """The torch engine, which is the reference, with two versions loaded."""
     engine = make_torch_engine(tiny_llama_dir)
     await _load_two(engine)
     yield engine
@@ -33,7 +33,7 @@ async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
 
 @pytest_asyncio.fixture(scope='session', loop_scope='session')
 async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """One vLLM engine for all tests here: importing it takes longer than all of them."""
+    """One vLLM engine for all tests, because starting it takes longer than the tests."""
     engine = await make_vllm_engine(tiny_llama_dir)
     yield engine
     await engine.close()
@@ -41,7 +41,7 @@ async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngi
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """vLLM, with two versions loaded."""
+    """The vLLM engine, with two versions loaded."""
     loan = Loan(lasting_vllm_engine, whole_weights(tiny_llama_dir, 0))
     await _load_two(loan)
     yield loan
@@ -50,13 +50,13 @@ async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) 
 
 @pytest.fixture(params=['fake', 'torch', 'vllm'])
 def engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine in turn."""
+    """Each engine, by parametrization."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 
 @pytest.fixture(params=['torch', 'vllm'])
 def real_engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine that has a model."""
+    """Each engine with a model, by parametrization."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 

@@ -1,4 +1,4 @@
-"""Adapter versions in the engines, held to transformers + peft: scaled once, reloaded, more than there are slots."""
+"""Contract tests of adapter versions, compared with transformers and PEFT."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * place) % 250 for place in range(60))
 BOUND = 1e-4
-"""Largest difference of a log-probability from transformers + peft, in float32."""
+"""Maximum difference of a log-probability from transformers and PEFT, in float32."""
 CONFIGS = {
     'alpha': LORA,
     'rslora': replace(LORA, use_rslora=True),
@@ -32,13 +32,13 @@ CONFIGS = {
 
 @pytest.fixture(scope='module')
 def oracles(tiny_llama_dir: Path) -> dict[VersionKey | None, TinyOracle]:
-    """The base model and the versions that every test finds loaded."""
+    """The base model and the versions that are loaded for every test."""
     versions = {key: TinyOracle(tiny_llama_dir, lora_weights(key.version)) for key in (ONE, TWO)}
     return {None: TinyOracle(tiny_llama_dir), **versions}
 
 
 def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> AdapterWeights:
-    """Return a version with another configuration; as bfloat16, rounded beforehand."""
+    """Return the weights of a version with another configuration, optionally rounded to bfloat16."""
     weights = replace(lora_weights(version), lora_config=config)
     if dtype == 'float32':
         return weights
@@ -46,8 +46,8 @@ def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> A
     return replace(weights, tensors=rounded, size_bytes=weights.size_bytes // 2)
 
 
-async def test_prompts_are_scored_as_by_peft(real_engine, oracles):
-    """Log-probabilities of prompts of several lengths in one batch, with adapters and without, are those of peft."""
+async def test_prompt_log_probabilities_equal_those_of_peft(real_engine, oracles):
+    """Prompts of several lengths in one batch, with and without adapters, have PEFT's log-probabilities."""
     asked = [(key, TEXT[:length]) for key in (ONE, None, TWO) for length in (60, 37, 14)]
     found = await asyncio.gather(*(score(real_engine, key, text) for key, text in asked))
     for (key, text), logprobs in zip(asked, found, strict=True):
@@ -55,8 +55,8 @@ async def test_prompts_are_scored_as_by_peft(real_engine, oracles):
 
 
 @pytest.mark.parametrize('key', [None, ONE, TWO])
-async def test_greedy_tokens_are_those_of_generate(real_engine, oracles, key):
-    """Token for token, and each with its log-probability, while others run beside it."""
+async def test_greedy_tokens_equal_those_of_generate(real_engine, oracles, key):
+    """Greedy tokens and log-probabilities equal those of generate while other requests run."""
     others = [ask(f'other {place}', (None, ONE, TWO)[place], max_tokens=20, seed=place) for place in range(3)]
     mine, *_ = await asyncio.gather(
         *(run(real_engine, request) for request in [ask(adapter=key, max_tokens=16, temperature=0), *others])
@@ -68,7 +68,7 @@ async def test_greedy_tokens_are_those_of_generate(real_engine, oracles, key):
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_updates_are_scaled_once(real_engine, tiny_llama_dir, name):
-    """Alpha, its pattern and rank stabilisation count once: also after the version left and came again."""
+    """Alpha, its pattern and rank stabilization are applied once, also after a version is reloaded."""
     weights = weights_of(3, CONFIGS[name], dtype='bfloat16' if name == 'bfloat16' else 'float32')
     key = VersionKey(ONE.adapter, 3)
     expected = TinyOracle(tiny_llama_dir, weights).score(TEXT)
@@ -81,8 +81,8 @@ async def test_updates_are_scaled_once(real_engine, tiny_llama_dir, name):
         np.testing.assert_allclose(await score(real_engine, key, TEXT), first, rtol=0, atol=1e-6)
 
 
-async def test_more_versions_than_slots_are_each_themselves(real_engine, tiny_llama_dir):
-    """Three times as many versions as the engine computes at once, all asked together, and again in other order."""
+async def test_more_versions_than_slots_are_supported(real_engine, tiny_llama_dir):
+    """Concurrent requests for three times as many versions as slots each use the right version."""
     keys = [VersionKey(ONE.adapter, version) for version in range(10, 10 + 3 * VLLM_SLOTS)]
     for key in keys:
         await real_engine.load_adapter(key, lora_weights(key.version))
@@ -93,8 +93,8 @@ async def test_more_versions_than_slots_are_each_themselves(real_engine, tiny_ll
             np.testing.assert_allclose(logprobs, expected[key], rtol=0, atol=BOUND)
 
 
-async def test_base_is_the_base_while_every_slot_is_taken(real_engine, oracles):
-    """Requests without an adapter never get one, whatever runs beside them."""
+async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engine, oracles):
+    """Requests for the base model use no adapter, even if other requests use every slot."""
     crowd = [ask(f'crowd {place}', (ONE, TWO)[place % 2], max_tokens=24, seed=place) for place in range(4)]
     tasks = [asyncio.create_task(run(real_engine, request)) for request in crowd]
     await settle(real_engine)
@@ -105,8 +105,8 @@ async def test_base_is_the_base_while_every_slot_is_taken(real_engine, oracles):
     np.testing.assert_allclose(drawn_logprobs(base), oracles[None].score(whole)[-16:], rtol=0, atol=BOUND)
 
 
-async def test_version_that_is_not_loaded_is_refused_and_harms_nobody(real_engine, oracles):
-    """The request fails; one that runs beside it and those after it do not."""
+async def test_a_version_that_is_not_loaded_is_refused(real_engine, oracles):
+    """A request for an unknown version fails without affecting concurrent and later requests."""
     beside = asyncio.create_task(run(real_engine, ask('beside', ONE, max_tokens=24)))
     await settle(real_engine)
     with pytest.raises(VersionNotFound):
@@ -116,14 +116,14 @@ async def test_version_that_is_not_loaded_is_refused_and_harms_nobody(real_engin
 
 
 async def test_unloaded_version_is_refused(real_engine):
-    """What was forgotten is not answered from memory that lingers."""
+    """A request for an unloaded version is refused."""
     await real_engine.unload_adapter(TWO)
     with pytest.raises(VersionNotFound):
         await run(real_engine, ask('gone', TWO, max_tokens=4))
 
 
-async def test_loading_holds_back_nobody(real_engine):
-    """Versions come and go while a request runs; it draws what it draws alone."""
+async def test_loading_does_not_affect_running_requests(real_engine):
+    """Loading and unloading versions does not change the result of a running request."""
     alone = await run(real_engine, ask('one', ONE, max_tokens=48, temperature=0))
     task = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=48, temperature=0)))
     for version in range(20, 24):
@@ -133,8 +133,8 @@ async def test_loading_holds_back_nobody(real_engine):
     assert (await task).tokens == alone.tokens
 
 
-async def test_failed_load_in_a_pause_holds_back_nobody(real_engine):
-    """Weights that do not fit, given while requests wait, neither end the pause nor outlast it; others still load."""
+async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
+    """Weights that do not fit, loaded during a pause, do not end the pause, and other versions can be loaded."""
     alone = await run(real_engine, ask('one', ONE, max_tokens=24, temperature=0))
     begun = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
     await settle(real_engine)
@@ -152,7 +152,7 @@ async def test_failed_load_in_a_pause_holds_back_nobody(real_engine):
 
 
 async def test_vllm_refuses_an_adapter_of_the_output_head(vllm_engine):
-    """Where it cannot be computed it is not served as if it had none; the torch engine takes it."""
+    """The vLLM engine refuses an adapter of the output head instead of ignoring the head."""
     head = {
         f'base_model.model.lm_head.lora_{part}.weight': TensorData.from_numpy(np.ones(shape, np.float32))
         for part, shape in (('A', (LORA.r, HIDDEN)), ('B', (VOCAB_SIZE, LORA.r)))
@@ -163,8 +163,8 @@ async def test_vllm_refuses_an_adapter_of_the_output_head(vllm_engine):
         await vllm_engine.load_adapter(VersionKey(ONE.adapter, 40), replace(weights, lora_config=config))
 
 
-async def test_the_torch_engine_takes_an_adapter_of_the_output_head(torch_engine):
-    """It changes what the prompt is worth, and nothing else."""
+async def test_the_torch_engine_supports_an_adapter_of_the_output_head(torch_engine):
+    """An adapter of the output head changes the log-probabilities of the prompt in the torch engine."""
     plain = await score(torch_engine, None, TEXT)
     head = {
         f'base_model.model.lm_head.lora_{part}.weight': TensorData.from_numpy(np.eye(*shape, dtype=np.float32))
@@ -178,14 +178,14 @@ async def test_the_torch_engine_takes_an_adapter_of_the_output_head(torch_engine
 
 
 def _bfloat16(tensor: TensorData) -> TensorData:
-    """Return a float32 tensor cut to bfloat16."""
+    """Return a float32 tensor truncated to bfloat16."""
     halves = np.frombuffer(tensor.data, dtype='<u2')[1::2]
     return TensorData(dtype='bfloat16', shape=tensor.shape, data=halves.tobytes())
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-async def test_weights_whose_answers_are_no_numbers_are_refused_by_their_version(real_engine, temperature):
-    """The sequence ends with what is wrong, drawn or scored, and everybody else's answers stay what they were."""
+async def test_weights_that_give_nan_fail_their_own_requests_only(real_engine, temperature):
+    """Requests for a version with NaN results fail with its key, and other requests are not affected."""
     key = VersionKey(ONE.adapter, 77)
     weights = lora_weights(77)
     no_numbers = {

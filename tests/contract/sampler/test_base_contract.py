@@ -1,4 +1,4 @@
-"""A base model whose weights are replaced by another whole model, in every engine."""
+"""Contract tests of the replacement of the base weights."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -15,18 +15,18 @@ from services.sampler.domain.errors import AdapterMisfit, EngineInUse
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * place) % 250 for place in range(70))
-"""Longer than two blocks of a prefix cache."""
+"""A prompt longer than two blocks of the prefix cache."""
 EMBEDDINGS = 'model.embed_tokens.weight'
 
 
 async def answer_of(engine, name='it'):
-    """Return tokens, log-probabilities and spans of a greedy answer by the base."""
+    """Return tokens, log-probabilities and spans of a greedy completion by the base model."""
     sampled = await run(engine, ask(name, prompt=TEXT, max_tokens=12, temperature=0, salt='same'))
     return sampled.tokens, [[entry[0] for entry in row] for row in sampled.logprobs], sampled.spans
 
 
-async def test_replaced_base_draws_and_says_so(engine, tiny_llama_dir: Path):
-    """Tokens carry the version; the same weights give the same bits again, and no prefix of others is found."""
+async def test_replaced_base_is_used_with_its_version(engine, tiny_llama_dir: Path):
+    """Tokens have the version of the new base, equal weights give bitwise equal results, and caches are not reused."""
     await answer_of(engine)
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     first, first_logprobs, spans = await answer_of(engine)
@@ -40,8 +40,8 @@ async def test_replaced_base_draws_and_says_so(engine, tiny_llama_dir: Path):
     assert (again, again_logprobs) == (first, first_logprobs)
 
 
-async def test_base_is_restored_to_the_bit(real_engine, tiny_llama_dir: Path):
-    """Other weights say what transformers says with them; with those of the folder back, every bit is as before."""
+async def test_base_can_be_restored_bitwise(real_engine, tiny_llama_dir: Path):
+    """New base weights give transformers' results, and restoring the old ones gives bitwise the old results."""
     before = (await score(real_engine, None, TEXT)).tobytes()
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     np.testing.assert_allclose(
@@ -51,8 +51,8 @@ async def test_base_is_restored_to_the_bit(real_engine, tiny_llama_dir: Path):
     assert (await score(real_engine, None, TEXT)).tobytes() == before
 
 
-async def test_adapters_stay_on_a_replaced_base(real_engine, tiny_llama_dir: Path):
-    """An adapter is added to the base there is, and is what it was when that base is back."""
+async def test_adapters_are_kept_on_a_replaced_base(real_engine, tiny_llama_dir: Path):
+    """An adapter applies to the current base, and gives its old results after the old base is restored."""
     before = await score(real_engine, ONE, TEXT)
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     assert not np.array_equal(await score(real_engine, ONE, TEXT), before)
@@ -61,8 +61,8 @@ async def test_adapters_stay_on_a_replaced_base(real_engine, tiny_llama_dir: Pat
 
 
 @pytest.mark.parametrize('kind', ['adapter', 'part'])
-async def test_failed_replacement_leaves_the_old_weights_serving(engine, tiny_llama_dir: Path, kind):
-    """What is no whole model is refused; answers stay the same, nothing waits, and a good one still comes."""
+async def test_a_failed_replacement_keeps_the_old_weights(engine, tiny_llama_dir: Path, kind):
+    """Incomplete weights are refused, results stay the same, and a later valid replacement succeeds."""
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     before = await answer_of(engine)
     wrong = lora_weights(2) if kind == 'adapter' else whole_weights(tiny_llama_dir, 2, without=EMBEDDINGS)
@@ -74,8 +74,8 @@ async def test_failed_replacement_leaves_the_old_weights_serving(engine, tiny_ll
     assert (await answer_of(engine))[2][0][0].version == 3
 
 
-async def test_running_requests_keep_their_weights(engine, tiny_llama_dir: Path):
-    """While one runs nothing is replaced, and it draws what it draws alone."""
+async def test_the_base_is_not_replaced_during_a_request(engine, tiny_llama_dir: Path):
+    """A replacement is refused while a request runs, and does not change the request's result."""
     alone = await run(engine, ask('one', max_tokens=48, temperature=0))
     sampled = Sampled(1)
     async with aclosing(engine.generate(ask('one', max_tokens=48, temperature=0))) as events:

@@ -1,4 +1,4 @@
-"""Sequences that another engine began: on the torch engine and on vLLM they go on as if nothing had happened."""
+"""Contract tests of the continuation of sequences that another engine started."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PRINTABLE = range(33, 127)
 
 
 async def go_on(engine: SamplerEngine, request: GenerationRequest, so_far: SequenceSoFar) -> Sampled:
-    """Run the rest of a request of one sequence."""
+    """Run the rest of a request with one sequence."""
     rest = GenerationRequest(
         request_id='rest',
         prompt_token_ids=request.prompt_token_ids,
@@ -27,7 +27,7 @@ async def go_on(engine: SamplerEngine, request: GenerationRequest, so_far: Seque
 
 
 async def check_cuts(engine: SamplerEngine, request: GenerationRequest, cuts: range) -> Sampled:
-    """Cut a request after each number of tokens and compare both parts with the whole; return the whole."""
+    """Interrupt a request after each number of tokens, compare both parts with the complete run, and return it."""
     events = await events_of(engine, request)
     whole = gathered(events)
     for cut in cuts:
@@ -44,15 +44,15 @@ async def check_cuts(engine: SamplerEngine, request: GenerationRequest, cuts: ra
 
 
 @pytest.mark.parametrize('adapter', [None, ONE])
-async def test_greedy_sequence_goes_on_the_same(engine, adapter):
-    """At any cut tokens, text, end and spans are those of the uninterrupted run, counted from its beginning."""
+async def test_greedy_sequence_continues_identically(engine, adapter):
+    """A greedy sequence interrupted anywhere has the tokens, text, end and spans of the uninterrupted run."""
     whole = await check_cuts(engine, ask(adapter=adapter, max_tokens=8, temperature=0), range(9))
     ((span,),) = whole.spans
     assert (span.version, span.begin_token, span.end_token) == (adapter.version if adapter else 0, 0, 8)
 
 
-async def test_seeded_sequence_goes_on_to_the_bit(torch_engine):
-    """The oracle draws what it would have drawn, log-probabilities included."""
+async def test_seeded_sequence_continues_bitwise(torch_engine):
+    """The torch engine continues a seeded sequence with bitwise equal tokens and log-probabilities."""
     await check_cuts(torch_engine, ask(adapter=ONE, max_tokens=8, seed=7, top_p=0.9), range(8))
 
 
@@ -60,12 +60,12 @@ async def test_seeded_sequence_goes_on_to_the_bit(torch_engine):
     'penalty', [{'repetition_penalty': 1.3}, {'frequency_penalty': 1.5}, {'presence_penalty': 1.5}], ids=str
 )
 async def test_penalties_count_delivered_tokens(real_engine, penalty):
-    """Tokens that another engine drew are as drawn as one's own."""
+    """Penalties count tokens that another engine sampled."""
     await check_cuts(real_engine, ask(max_tokens=12, temperature=0, **penalty), range(1, 12, 5))
 
 
-async def test_fewest_tokens_count_from_the_beginning(real_engine):
-    """`min_tokens` holds a stop token back as long as in the uninterrupted run."""
+async def test_min_tokens_counts_from_the_start(real_engine):
+    """`min_tokens` counts delivered tokens, so a stop token is suppressed as long as in the uninterrupted run."""
     free = await run(real_engine, ask(max_tokens=10, temperature=0))
     params = {'max_tokens': 10, 'temperature': 0, 'min_tokens': 6, 'stop': free.tokens[0][:5]}
     whole = await check_cuts(real_engine, ask(**params), range(10))
@@ -73,7 +73,7 @@ async def test_fewest_tokens_count_from_the_beginning(real_engine):
 
 
 async def test_stop_string_is_found_across_the_cut(real_engine):
-    """A stop string that began before the cut ends the sequence after it, and none of it is in the text."""
+    """A stop string that spans the interruption ends the sequence and is not part of the text."""
     prompt, stop = await _prompt_with_text(real_engine)
     request = ask(prompt=prompt, max_tokens=24, temperature=0, stop=stop)
     whole = await check_cuts(real_engine, request, range(24))
@@ -81,8 +81,8 @@ async def test_stop_string_is_found_across_the_cut(real_engine):
     assert stop not in whole.texts[0]
 
 
-async def test_delivered_end_is_not_told_again(engine):
-    """Of two sequences one had ended: only the other one has events."""
+async def test_a_delivered_end_is_not_reported_again(engine):
+    """A sequence that ended before the interruption has no further events."""
     request = ask(max_tokens=6, temperature=0, num_samples=2)
     whole = await run(engine, request)
     so_far = (
@@ -94,8 +94,8 @@ async def test_delivered_end_is_not_told_again(engine):
     assert rest.reasons == [None, StopReason.LENGTH]
 
 
-async def test_end_that_was_not_delivered_comes_alone(engine):
-    """With all tokens delivered there is the end left to tell, and nothing is drawn."""
+async def test_a_missing_end_is_reported_without_tokens(engine):
+    """A sequence whose tokens were all delivered, but not its end, gets only the end."""
     request = ask(max_tokens=6, temperature=0)
     whole = await run(engine, request)
     rest = await go_on(engine, request, SequenceSoFar(sequence_index=0, token_ids=tuple(whole.tokens[0])))
@@ -103,15 +103,15 @@ async def test_end_that_was_not_delivered_comes_alone(engine):
     assert (rest.reasons, rest.spans) == (whole.reasons, whole.spans)
 
 
-async def test_impossible_beginning_is_refused(engine):
-    """More tokens than the request allows cannot have been delivered."""
+async def test_an_impossible_continuation_is_refused(engine):
+    """A continuation with more tokens than the request allows is refused."""
     with pytest.raises(InvalidField) as caught:
         await go_on(engine, ask(max_tokens=2), SequenceSoFar(sequence_index=0, token_ids=(5, 6, 7)))
     assert caught.value.field.startswith('continued')
 
 
-async def test_other_engine_goes_on(torch_engine, vllm_engine):
-    """What one engine began greedily the other one ends as the first would have."""
+async def test_the_other_engine_continues_a_sequence(torch_engine, vllm_engine):
+    """A greedy sequence started by one engine is completed identically by the other."""
     request = ask(adapter=ONE, max_tokens=8, temperature=0)
     for begun, other in ((torch_engine, vllm_engine), (vllm_engine, torch_engine)):
         events = await events_of(begun, request)
@@ -122,7 +122,7 @@ async def test_other_engine_goes_on(torch_engine, vllm_engine):
 
 
 async def _prompt_with_text(engine: SamplerEngine) -> tuple[list[int], str]:
-    """Return a prompt whose greedy completion has three plain characters in a row, and those."""
+    """Return a prompt whose greedy completion has three consecutive plain characters, and these characters."""
     for first in range(3, 259):
         text = (await run(engine, ask(prompt=[1, first], max_tokens=24, temperature=0))).texts[0]
         for begin in range(2, len(text) - 2):

@@ -1,4 +1,4 @@
-"""Parameters of drawing: both engines read them the same way, and what an engine cannot honour it refuses."""
+"""Contract tests of sampling parameters: equal effects in both engines, and refusal of unsupported ones."""
 
 import json
 import re
@@ -23,8 +23,8 @@ PENALTIES = (
 
 @pytest.mark.parametrize('penalties', PENALTIES, ids=str)
 @pytest.mark.parametrize('key', [None, ONE])
-async def test_penalties_mean_the_same_in_both_engines(torch_engine, vllm_engine, penalties, key):
-    """Greedy tokens under each penalty are equal, and others than without."""
+async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, penalties, key):
+    """Both engines give equal greedy tokens with a penalty, which differ from those without it."""
     request = ask(adapter=key, max_tokens=24, temperature=0, **penalties)
     one, other = [await run(engine, request) for engine in (torch_engine, vllm_engine)]
     free = await run(torch_engine, ask(adapter=key, max_tokens=24, temperature=0))
@@ -32,23 +32,23 @@ async def test_penalties_mean_the_same_in_both_engines(torch_engine, vllm_engine
     assert one.tokens != free.tokens
 
 
-async def test_one_candidate_left_is_the_likeliest(real_engine):
-    """A `min_p` or `top_k` of 1, or a tiny `top_p`, leaves greedy decoding at any temperature."""
+async def test_a_single_candidate_is_the_most_likely_token(real_engine):
+    """A `min_p` or `top_k` of 1, or a tiny `top_p`, is equivalent to greedy decoding at any temperature."""
     greedy = await run(real_engine, ask(max_tokens=12, temperature=0))
     for params in ({'min_p': 1.0}, {'top_k': 1}, {'top_p': 1e-6}):
         assert (await run(real_engine, ask(max_tokens=12, temperature=1.5, **params))).tokens == greedy.tokens
 
 
-async def test_min_p_keeps_what_is_likely_enough(real_engine):
-    """No drawn token has less than that share of the likeliest one's probability."""
+async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
+    """Every sampled token has at least `min_p` times the probability of the most likely one."""
     sampled = await run(real_engine, ask(max_tokens=40, min_p=0.3, logprobs=1, seed=3))
     assert any(entry[0][0] != entry[1][0] for entry in sampled.logprobs[0])
     for own, best in sampled.logprobs[0]:
         assert own[1] - best[1] >= -1.2040  # ln 0.3
 
 
-async def test_samples_of_a_seed_are_their_own(real_engine):
-    """Three samples differ, repeat with the seed, and are others with another seed."""
+async def test_samples_depend_on_the_seed(real_engine):
+    """Three samples of a request differ, are repeated with the same seed, and differ with another seed."""
     first, again = [await run(real_engine, ask(max_tokens=10, num_samples=3, seed=5)) for _ in range(2)]
     other = await run(real_engine, ask(max_tokens=10, num_samples=3, seed=6))
     assert len({tuple(tokens) for tokens in first.tokens}) == 3
@@ -57,7 +57,7 @@ async def test_samples_of_a_seed_are_their_own(real_engine):
 
 
 async def test_logprobs_are_before_temperature_and_filters(real_engine):
-    """What is reported is the model's own distribution, whatever was drawn from."""
+    """Reported log-probabilities are those of the model, before temperature and filters."""
     plain = await run(real_engine, ask(max_tokens=1, temperature=0, logprobs=3))
     hot = await run(real_engine, ask(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
     assert hot.tokens == plain.tokens
@@ -66,7 +66,7 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
 
 
 async def test_stop_string_is_cut_from_the_text(real_engine):
-    """The text ends before it; the tokens that made it are told."""
+    """The text ends before the stop string, and the tokens include those of the stop string."""
     free = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0))
     begin = next(place for place in range(1, len(free.texts[0])) if free.texts[0][place].isascii())
     stop = free.texts[0][begin]
@@ -99,8 +99,8 @@ FORMS = {
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('key', [None, ONE])
-async def test_vllm_holds_the_form_of_the_output(vllm_engine, form, key):
-    """Whatever the model would rather say, the text has the form, and then it ends."""
+async def test_vllm_enforces_structured_output(vllm_engine, form, key):
+    """The text matches the requested form and then ends."""
     wanted, is_good = FORMS[form]
     sampled = await run(vllm_engine, ask(adapter=key, max_tokens=400, ignore_eos=False, structured_output=wanted))
     assert sampled.reasons == [StopReason.STOP]
@@ -108,27 +108,27 @@ async def test_vllm_holds_the_form_of_the_output(vllm_engine, form, key):
 
 
 @pytest.mark.parametrize('form', FORMS)
-async def test_torch_refuses_the_form_of_the_output(torch_engine, form):
-    """The oracle has no grammars; nothing is drawn without one in silence."""
+async def test_torch_refuses_structured_output(torch_engine, form):
+    """The torch engine refuses structured output instead of ignoring it."""
     with pytest.raises(NotSupportedHere):
         await run(torch_engine, ask(max_tokens=4, structured_output=FORMS[form][0]))
 
 
-async def test_form_that_is_none_is_refused(vllm_engine):
-    """A grammar that cannot be read is named, and the engine goes on."""
+async def test_malformed_structured_output_is_refused(vllm_engine):
+    """A malformed grammar is refused, and the engine remains usable."""
     with pytest.raises(InvalidField) as caught:
         await run(vllm_engine, ask(max_tokens=4, structured_output=StructuredOutput(regex='(')))
     assert caught.value.field.startswith('params.structured_output')
     assert len((await run(vllm_engine, ask(max_tokens=4))).tokens[0]) == 4
 
 
-async def test_engine_computes_in_what_the_checkpoint_is_stored_in(real_engine):
-    """float32 stays float32, also where vLLM's 'auto' would make bfloat16 of it."""
+async def test_engine_uses_the_stored_dtype(real_engine):
+    """A float32 checkpoint is computed in float32, although vLLM's 'auto' would use bfloat16."""
     assert real_engine.facts.dtype == 'float32'
 
 
-async def test_sleep_is_refused_where_it_would_free_nothing(real_engine):
-    """On a CPU no engine sleeps, and it says so; it goes on serving."""
+async def test_sleep_is_refused_on_a_cpu(real_engine):
+    """Engines on a CPU refuse to sleep and remain usable."""
     with pytest.raises(NotSupportedHere):
         await real_engine.sleep(SleepLevel.WEIGHTS_KEPT)
     await real_engine.wake_up()

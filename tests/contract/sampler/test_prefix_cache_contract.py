@@ -1,4 +1,4 @@
-"""What is cached of prompts: shared between requests of the same salt and version, and with nobody else."""
+"""Contract tests of the prefix cache, which is shared only between requests with the same salt and version."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ async def continue_long(engine: SamplerEngine, key: VersionKey | None, salt: str
 
 @pytest.mark.parametrize('key', [None, ONE])
 async def test_cached_prompt_gives_the_same_answer(real_engine, key):
-    """Whatever is found in the cache, the tokens are those of a cold one."""
+    """A prompt found in the cache gives the same tokens as without the cache."""
     cold, warm = [await continue_long(real_engine, key) for _ in range(2)]
     assert cold.prompt.cached_tokens == 0
     assert warm.tokens == cold.tokens
@@ -29,14 +29,14 @@ async def test_cached_prompt_gives_the_same_answer(real_engine, key):
 
 
 async def test_vllm_finds_the_prompt_again(vllm_engine):
-    """All of the prompt but its last block, which has to be computed to draw from."""
+    """A repeated prompt is found in vLLM's cache except for its last block."""
     cold, warm = [await continue_long(vllm_engine, ONE) for _ in range(2)]
     assert cold.prompt.cached_tokens == 0
     assert len(LONG) - 32 <= warm.prompt.cached_tokens < len(LONG)
 
 
 async def test_cache_never_crosses_versions_or_the_base(real_engine):
-    """The same prompt under another version finds nothing, and draws what that version draws cold."""
+    """A prompt cached for one version is not used for another version or the base model."""
     cold = {key: await continue_long(real_engine, key, 'apart') for key in (None, ONE, TWO)}
     assert [sampled.prompt.cached_tokens for sampled in cold.values()] == [0, 0, 0]
     await real_engine.reset_prefix_cache()
@@ -47,14 +47,14 @@ async def test_cache_never_crosses_versions_or_the_base(real_engine):
 
 
 async def test_cache_never_crosses_salts(real_engine):
-    """Another tenant's prompt is not found, so its time tells nothing about what others ask."""
+    """A prompt cached with another salt is not used, so response times reveal nothing about other tenants."""
     await continue_long(real_engine, ONE, 'alice')
     assert (await continue_long(real_engine, ONE, 'bob')).prompt.cached_tokens == 0
     assert (await continue_long(real_engine, ONE, '')).prompt.cached_tokens == 0
 
 
-async def test_reloaded_version_finds_nothing_of_other_weights(real_engine):
-    """A key that comes back with other weights, as after a restart elsewhere, draws from those alone."""
+async def test_a_reloaded_version_does_not_use_old_prefixes(real_engine):
+    """A version that is reloaded with other weights uses no prefixes cached for the old weights."""
     await real_engine.load_adapter(NO_KEY, lora_weights(7))
     first = await continue_long(real_engine, NO_KEY)
     await real_engine.unload_adapter(NO_KEY)
@@ -64,8 +64,8 @@ async def test_reloaded_version_finds_nothing_of_other_weights(real_engine):
     assert second.tokens != first.tokens
 
 
-async def test_reset_forgets_what_ended_requests_left(real_engine):
-    """After a reset the same prompt is computed again."""
+async def test_reset_discards_cached_prefixes(real_engine):
+    """A prompt is computed again after a reset of the prefix cache."""
     for _ in range(2):
         await continue_long(real_engine, ONE, 'reset')
     await settle(real_engine)

@@ -1,4 +1,4 @@
-"""What every sampler engine promises: order, ends, seeds, versions, pauses. Run on the fake, on torch and on vLLM."""
+"""Contract tests of all sampler engines: order of events, ends, seeds, versions and pauses."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 
 async def test_prompt_comes_first_and_every_sequence_ends_once(engine):
-    """The order of events is the contract's, and counts add up."""
+    """The prompt event is first, and each sequence has exactly one end with the right number of tokens."""
     sampled = await run(engine, ask(max_tokens=5, num_samples=3, logprobs=2))
     assert sampled.prompt == PromptComputed(token_ids=PROMPT)
     assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
@@ -30,20 +30,20 @@ async def test_prompt_comes_first_and_every_sequence_ends_once(engine):
 
 
 async def test_seed_repeats_samples(engine):
-    """The same seed gives the same tokens; samples of one request differ."""
+    """The same seed gives the same tokens, and the samples of one request differ."""
     first, again = [await run(engine, ask(max_tokens=8, num_samples=2)) for _ in range(2)]
     assert first.tokens == again.tokens
     assert first.tokens[0] != first.tokens[1]
 
 
-async def test_versions_side_by_side_are_those_alone(engine):
-    """Base model and two versions in one batch draw what each draws alone, and say which they are."""
+async def test_versions_in_one_batch_do_not_affect_each_other(engine):
+    """Base model and two versions in one batch give the results of separate requests, with their versions."""
     requests = [ask(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
     alone = [await run(engine, request) for request in requests]
     together = await asyncio.gather(*(run(engine, request) for request in requests))
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens
-        # To the bit on the torch engine; vLLM's batches round otherwise than its single rows.
+        # Bitwise on the torch engine; vLLM rounds differently for different batch sizes.
         close = 1e-5 if engine.facts.engine == 'vllm' else 0.0
         np.testing.assert_allclose(drawn_logprobs(one), drawn_logprobs(other), rtol=0, atol=close)
     assert len({tuple(sampled.tokens[0]) for sampled in alone}) == 3
@@ -54,7 +54,7 @@ async def test_versions_side_by_side_are_those_alone(engine):
 
 
 async def test_no_new_tokens_scores_the_prompt(engine):
-    """With max_tokens 0 there are prompt log-probabilities and no tokens."""
+    """A request with max_tokens 0 gives log-probabilities of the prompt and no tokens."""
     sampled = await run(engine, ask(max_tokens=0, prompt_logprobs=2))
     assert sampled.tokens == [[]]
     assert sampled.reasons == [StopReason.LENGTH]
@@ -64,7 +64,7 @@ async def test_no_new_tokens_scores_the_prompt(engine):
 
 
 async def test_stop_token_ends_a_sequence(engine):
-    """The stop token is the last one, and the reason says so."""
+    """The stop token is the last token, and the stop reason is STOP."""
     free = await run(engine, ask(max_tokens=8, temperature=0))
     stop = free.tokens[0][3]
     stopped = await run(engine, ask(max_tokens=8, temperature=0, stop=[stop]))
@@ -73,7 +73,7 @@ async def test_stop_token_ends_a_sequence(engine):
 
 
 async def test_context_is_refused_before_anything_is_done(engine):
-    """No event comes, and nothing stays behind."""
+    """A request that exceeds the context is refused without events, and the engine is idle afterwards."""
     with pytest.raises(ContextExceeded):
         await run(engine, ask(max_tokens=509))
     await settle(engine)
@@ -81,7 +81,7 @@ async def test_context_is_refused_before_anything_is_done(engine):
 
 
 async def test_abort_ends_every_sequence_and_the_stream(engine):
-    """The stream ends well: each open sequence has its end, with the tokens it had."""
+    """The stream of an aborted request ends normally, with an end for each open sequence."""
     sampled, is_aborted = Sampled(2), False
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         async for event in events:
@@ -97,7 +97,7 @@ async def test_abort_ends_every_sequence_and_the_stream(engine):
 
 
 async def test_closing_the_stream_frees_the_request(engine):
-    """A reader that leaves takes its request with it."""
+    """Closing the stream of a request ends the request."""
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         assert isinstance(await anext(events), PromptComputed)
         assert isinstance(await anext(events), TokensDrawn)
@@ -107,8 +107,8 @@ async def test_closing_the_stream_frees_the_request(engine):
     assert engine.load.running_sequences == 0
 
 
-async def test_slow_reader_holds_back_itself_alone(engine):
-    """While one stream is not read another one finishes; the first then goes on, complete."""
+async def test_a_slow_reader_delays_only_itself(engine):
+    """A request finishes while another stream is not read, and that stream is complete when it is read later."""
     expected = await run(engine, ask('quick', max_tokens=40))
     slow = Sampled(1)
     async with aclosing(engine.generate(ask('slow', max_tokens=40))) as events:
@@ -121,8 +121,8 @@ async def test_slow_reader_holds_back_itself_alone(engine):
     assert slow.tokens == quick.tokens == expected.tokens
 
 
-async def test_paused_engine_draws_nothing_and_goes_on(engine):
-    """Requests wait through a pause and lose nothing."""
+async def test_a_paused_engine_resumes_without_loss(engine):
+    """Requests wait during a pause and give complete results afterwards."""
     expected = await run(engine, ask(max_tokens=6))
     await engine.pause()
     task = asyncio.create_task(run(engine, ask(max_tokens=6)))
@@ -136,20 +136,20 @@ async def test_paused_engine_draws_nothing_and_goes_on(engine):
 
 
 async def test_weights_that_do_not_fit_are_refused(engine):
-    """Nothing of them stays."""
+    """Weights that do not fit the model are refused, and the version is not loaded."""
     nonsense = {'nonsense': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
     with pytest.raises(AdapterMisfit):
         await engine.load_adapter(VersionKey(ONE.adapter, 3), lora_weights(3, tensors=nonsense))
 
 
-async def test_unloading_twice_is_no_error(engine):
-    """Forgetting is idempotent."""
+async def test_unloading_is_idempotent(engine):
+    """Unloading a version twice is not an error."""
     await engine.unload_adapter(ONE)
     await engine.unload_adapter(ONE)
 
 
 async def test_prompts_are_encoded_and_checked(engine):
-    """Text and chats become tokens; a token that does not exist is named."""
+    """Text and chats are converted to tokens, and an unknown token id is reported."""
     assert await engine.encode(TokenPrompt(PROMPT)) == PROMPT
     text = await engine.encode(TextPrompt('hi'))
     chat = await engine.encode(ChatPrompt(trajectory={'messages': [{'role': 'user', 'content': 'hi'}]}))
@@ -160,6 +160,6 @@ async def test_prompts_are_encoded_and_checked(engine):
     assert caught.value.field == 'token_ids'
 
 
-async def test_resetting_the_prefix_cache_tells_a_count(engine):
-    """The count is of tokens that were cached."""
+async def test_resetting_the_prefix_cache_returns_a_count(engine):
+    """Resetting the prefix cache returns the number of cached tokens."""
     assert await engine.reset_prefix_cache() >= 0

@@ -1,4 +1,4 @@
-"""vLLMSampler beside TorchSampler: the same calls, the same answers."""
+"""Contract tests of `vLLMSampler`, compared with `TorchSampler`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,19 +20,19 @@ ARGUMENTS = {'max_num_seqs': 8, 'max_loras': 2, 'max_lora_rank': 8, 'kv_cache_me
 
 @pytest.fixture(scope='module')
 def sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
-    """One engine for all tests here."""
+    """One vLLM sampler for all tests."""
     with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as made:
         yield made
 
 
 @pytest.fixture
 def torch_sampler(tiny_llama_dir: Path) -> TorchSampler:
-    """The oracle."""
+    """The reference sampler."""
     return TorchSampler(str(tiny_llama_dir))
 
 
 def assert_same(one, other) -> None:
-    """Compare what two samplers drew."""
+    """Compare the results of two samplers."""
     for left, right in zip(one, other, strict=True):
         assert left.prompt_token_ids == right.prompt_token_ids
         for mine, its in zip(left.sequences, right.sequences, strict=True):
@@ -46,8 +46,8 @@ def assert_same(one, other) -> None:
             np.testing.assert_allclose(feature['old_logps'], its_feature['old_logps'], atol=1e-4)
 
 
-def test_both_samplers_draw_the_same(sampler, torch_sampler, tmp_path):
-    """The base model, an adapter of a folder, a fresh one, and one received from memory."""
+def test_both_samplers_give_the_same_results(sampler, torch_sampler, tmp_path):
+    """Both samplers agree for the base model, a folder's adapter, a new adapter and a received one."""
     assert_same(sampler.sample(PROMPTS, GREEDY), torch_sampler.sample(PROMPTS, GREEDY))
     write_peft_folder(tmp_path / 'peft', lora_tensors(1), LORA, base_model='tiny')
     for each in (sampler, torch_sampler):
@@ -63,7 +63,7 @@ def test_both_samplers_draw_the_same(sampler, torch_sampler, tmp_path):
 
 
 def test_prompts_are_scored_without_new_tokens(sampler, torch_sampler):
-    """max_tokens 0 gives prompt log-probabilities alone, within 1e-4 of the oracle's."""
+    """A call with max_tokens 0 gives log-probabilities of the prompt within 1e-4 of the reference."""
     one, other = [each.sample(PROMPTS, {'max_tokens': 0}, use_base_model=True) for each in (sampler, torch_sampler)]
     for mine, its in zip(one, other, strict=True):
         assert mine.sequences[0].tokens == []
@@ -71,8 +71,8 @@ def test_prompts_are_scored_without_new_tokens(sampler, torch_sampler):
         np.testing.assert_allclose(mine.prompt_logprobs[1:], its.prompt_logprobs[1:], atol=1e-4)
 
 
-def test_stream_brings_tokens_and_one_end(sampler):
-    """Its tokens are those of `sample`; leaving early ends the request."""
+def test_stream_yields_tokens_and_one_end(sampler):
+    """A stream gives the tokens of `sample` and one end, and closing it early ends the request."""
     events = list(sampler.sample_stream(PROMPTS[0], GREEDY, use_base_model=True))
     whole = sampler.sample(PROMPTS[0], GREEDY, use_base_model=True)[0].sequences[0]
     assert [token for event in events for token in event.tokens] == whole.tokens
@@ -83,15 +83,15 @@ def test_stream_brings_tokens_and_one_end(sampler):
 
 
 @pytest.fixture
-def sampler_of_its_own(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
-    """An engine whose base model a test may replace: its versions count on from there."""
+def separate_sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
+    """A separate sampler whose base weights a test may replace."""
     with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as made:
         yield made
 
 
-def test_received_base_serves_and_is_restored_to_the_bit(sampler_of_its_own, tiny_llama_dir):
-    """Tokens carry its version; with the old weights back every log-probability is what it was."""
-    sampler = sampler_of_its_own
+def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama_dir):
+    """Tokens have the version of a received base, and restoring the old weights restores all log-probabilities."""
+    sampler = separate_sampler
     whole = folder_tensors(str(tiny_llama_dir))
     before = sampler.sample(PROMPTS, GREEDY, use_base_model=True)
     scaled = {name: TensorData.from_numpy(1.3 * tensor.to_numpy()) for name, tensor in whole.items()}
@@ -108,8 +108,8 @@ def test_received_base_serves_and_is_restored_to_the_bit(sampler_of_its_own, tin
     assert [item.sequences[0].logprobs for item in again] == [item.sequences[0].logprobs for item in before]
 
 
-def test_refusals_leave_the_sampler_as_it_was(sampler):
-    """Unknown adapters, prompts that do not fit, and sleep on a CPU."""
+def test_refusals_do_not_affect_the_sampler(sampler):
+    """Unknown adapters, prompts that are too long and sleep on a CPU are refused without side effects."""
     with pytest.raises(UnknownAdapter):
         sampler.sample(PROMPTS, GREEDY, 'nobody')
     with pytest.raises(ContextExceeded):

@@ -1,4 +1,4 @@
-"""Sampling behind images on the torch engine."""
+"""Unit tests of prompts with images and videos in the torch engine."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generated(folder, feature):
-    """Return what transformers draws greedily."""
+    """Return the greedy tokens of transformers."""
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
     ids = torch.as_tensor(np.asarray(feature['input_ids']), dtype=torch.int64)[None]
     media = {name: torch.as_tensor(feature[name]) for name in (
@@ -46,7 +46,7 @@ def generated(folder, feature):
 
 
 def test_greedy_tokens_equal_transformers(folder):
-    """Behind images and a video the engine draws what transformers' `generate` does, beside a text prompt, too."""
+    """Prompts with images and a video give the greedy tokens of transformers, also in a batch with a text prompt."""
     sampler = TorchSampler(str(folder))
     prompt = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
     alone = sampler.sample(SHOWN, GREEDY)[0].sequences[0]
@@ -55,8 +55,8 @@ def test_greedy_tokens_equal_transformers(folder):
     assert (beside.tokens, beside.logprobs) == (alone.tokens, alone.logprobs)
 
 
-def test_a_prompt_in_pieces_is_the_same_prompt(folder):
-    """An image that is cut by the pieces in which prompts are computed is read whole."""
+def test_prompt_chunks_do_not_affect_the_result(folder):
+    """An image that is split across prompt chunks gives the same result."""
     model = PackedCausalLM.load(folder)
     feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
     drawn = []
@@ -71,8 +71,8 @@ def test_a_prompt_in_pieces_is_the_same_prompt(folder):
     assert drawn[0] == drawn[1]
 
 
-def test_the_trainer_gives_sampled_tokens_the_probabilities_they_were_drawn_with(folder):
-    """A sampled turn goes into training with its pixels and positions, and its log-probabilities agree."""
+def test_the_trainer_computes_the_same_log_probabilities(folder):
+    """The trainer gives the sampled tokens of a turn with images the sampler's log-probabilities."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
     sampler = TorchSampler(str(folder))
@@ -82,8 +82,8 @@ def test_the_trainer_gives_sampled_tokens_the_probabilities_they_were_drawn_with
     np.testing.assert_allclose(logps, feature['old_logps'], atol=1e-5)
 
 
-def test_prompts_that_do_not_fit_are_refused(folder, tiny_llama_dir):
-    """A text model, an engine that reads no images, and positions of another prompt refuse."""
+def test_inconsistent_media_are_refused(folder, tiny_llama_dir):
+    """Images for a text model or engine, and positions of another prompt, are refused."""
     feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
     text = Template(str(folder)).encode(TEXT, add_generation_prompt=True)
     refuse_media(text)
@@ -98,8 +98,8 @@ def test_prompts_that_do_not_fit_are_refused(folder, tiny_llama_dir):
             sampler.sample(prompt, GREEDY)
 
 
-def test_malformed_prompts_are_refused_and_absent_labels_are_none(folder):
-    """Ids, labels and positions of another shape or type; columns that a row leaves empty are no fault."""
+def test_malformed_media_prompts_are_refused(folder):
+    """Ids, labels and positions of a wrong shape or type are refused, and empty columns are accepted."""
     template, sampler = Template(str(folder)), TorchSampler(str(folder))
     feature = template.encode(SHOWN, add_generation_prompt=True)
     changes = [

@@ -1,4 +1,4 @@
-"""Sequences taken up by another engine go on as if nothing had happened, to the bit."""
+"""Unit tests of sequences that another engine started: the torch engine continues them bitwise identically."""
 
 from pathlib import Path
 
@@ -24,39 +24,39 @@ def model(tiny_llama_dir: Path) -> PackedCausalLM:
 
 @pytest.fixture(scope='module')
 def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
-    """Its tokenizer."""
+    """The tokenizer of the tiny model."""
     return Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json'))
 
 
 @pytest.fixture(scope='module')
 def adapter(model: PackedCausalLM) -> EngineAdapter:
-    """An adapter that changes what is drawn."""
+    """An adapter that changes the sampled tokens."""
     return make_adapter(model, 'a', 0)
 
 
 @pytest.fixture(scope='module')
 def cutting(model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter) -> 'Cutting':
-    """Makes engines, and runs with the adapter."""
+    """A factory of engines and interrupted runs with the adapter."""
     return Cutting(model, tokenizer, adapter)
 
 
 class Cutting:
-    """Makes runs to be cut."""
+    """Creates engines and interrupted runs."""
 
     def __init__(self, model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter):
         self._model, self._tokenizer, self._adapter = model, tokenizer, adapter
 
     def engine(self) -> SamplerEngine:
-        """Return a fresh engine."""
+        """Return a new engine."""
         return make_engine(self._model, self._tokenizer)
 
     def __call__(self, prompt: list[int], params: SamplingParams) -> 'Cut':
-        """Run to the end."""
+        """Run a request to the end."""
         return Cut(self.engine(), prompt, params, self._adapter)
 
 
 class Cut:
-    """A run, and what a reader has of it when it is cut."""
+    """A complete run, and the part of it that a reader has when it is interrupted."""
 
     def __init__(self, engine: SamplerEngine, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None):
         self.params, self.prompt, self.adapter = params, prompt, adapter
@@ -69,7 +69,7 @@ class Cut:
                 self.events.append(event)
 
     def go_on(self, engine: SamplerEngine, delivered: int) -> tuple[Gathered, Gathered]:
-        """Return what the reader had after `delivered` events, and what another engine brings after that."""
+        """Return the results of the first `delivered` events, and the results of another engine after them."""
         had, rest = (Gathered(self.params.num_samples) for _ in range(2))
         for event in self.events[:delivered]:
             had.take(event)
@@ -82,7 +82,7 @@ class Cut:
         return had, rest
 
     def check(self, engine: SamplerEngine, delivered: int) -> None:
-        """Compare both parts with the whole."""
+        """Compare both parts with the complete run."""
         had, rest = self.go_on(engine, delivered)
         assert rest.prompt is None
         for index in range(self.params.num_samples):
@@ -115,14 +115,14 @@ OPTIONS = (
     ),
     share=st.floats(0, 1),
 )
-def test_continued_run_is_the_uninterrupted_one(cutting, prompt, given_params, share):
-    """Wherever it is cut, tokens, log-probabilities, text, ends and spans are those of one engine alone."""
+def test_continued_run_equals_the_uninterrupted_one(cutting, prompt, given_params, share):
+    """A run continued by another engine gives the tokens, log-probabilities, text, ends and spans of one engine."""
     run = cutting(prompt, given_params)
     run.check(cutting.engine(), round(share * len(run.events)))
 
 
-def test_every_cut_of_one_run_goes_on_the_same_in_company(model, tokenizer, adapter):
-    """Continued beside other requests, at each event, in an engine with little room."""
+def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, adapter):
+    """A run interrupted at any event continues identically beside other requests in a small engine."""
     params = SamplingParams(max_tokens=9, seed=3, num_samples=2, ignore_eos=True)
     other = SamplingParams(max_tokens=12, ignore_eos=True, seed=9)
     run = Cut(make_engine(model, tokenizer), LONG, params, adapter)
@@ -146,8 +146,8 @@ def test_every_cut_of_one_run_goes_on_the_same_in_company(model, tokenizer, adap
         assert company.logprobs == alone['o'].logprobs
 
 
-def test_end_that_was_not_told_is_told(model, tokenizer):
-    """All tokens were delivered and the end was not: it comes, and nothing else."""
+def test_a_missing_end_is_reported(model, tokenizer):
+    """A sequence whose tokens were all delivered, but not its end, gets only the event of its end."""
     params = SamplingParams(max_tokens=5, seed=3, ignore_eos=True)
     run = Cut(make_engine(model, tokenizer), PROMPTS[0], params, None)
     engine, rest = make_engine(model, tokenizer), Gathered()
@@ -157,8 +157,8 @@ def test_end_that_was_not_told_is_told(model, tokenizer):
     assert rest.spans == run.whole.spans
 
 
-def test_finished_sequences_are_not_mentioned_again(model, tokenizer):
-    """Where all are finished nothing happens at all."""
+def test_finished_sequences_get_no_events(model, tokenizer):
+    """A continued request whose sequences are all finished has no events."""
     params = SamplingParams(max_tokens=5, num_samples=2)
     engine = make_engine(model, tokenizer)
     engine.add_request('it', [5], params, continued=[SequenceSoFar(token_ids=(3,), is_finished=True)] * 2)
@@ -166,8 +166,8 @@ def test_finished_sequences_are_not_mentioned_again(model, tokenizer):
     assert engine.step() == []
 
 
-def test_aborting_a_continued_request_tells_held_back_text_once(model, tokenizer):
-    """Wherever it is, its end has the spans of all tokens, and the text that was held back for a stop string."""
+def test_aborting_a_continued_request_reports_withheld_text_once(model, tokenizer):
+    """The end of an aborted request has the spans of all tokens and the withheld text, in every state."""
     params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True)
     run = Cut(make_engine(model, tokenizer), LONG, params, None)
     tokens = run.whole.tokens[0][:9]
@@ -191,8 +191,8 @@ def test_aborting_a_continued_request_tells_held_back_text_once(model, tokenizer
         [SequenceSoFar(token_ids=(5, 7, 5)), SequenceSoFar()],
     ],
 )
-def test_beginnings_that_cannot_be_are_refused(model, tokenizer, continued):
-    """Too few entries or too many, too many tokens, unknown ones, or some behind a stop: nothing is done."""
+def test_impossible_continuations_are_refused(model, tokenizer, continued):
+    """A wrong number of entries, too many or unknown tokens, or tokens after a stop raise InvalidContinuation."""
     engine = make_engine(model, tokenizer)
     with pytest.raises(InvalidContinuation):
         engine.add_request('it', [5], SamplingParams(max_tokens=8, num_samples=2, stop=[7]), continued=continued)
@@ -200,7 +200,7 @@ def test_beginnings_that_cannot_be_are_refused(model, tokenizer, continued):
 
 
 def test_structured_output_is_refused(model, tokenizer):
-    """This engine cannot hold a form, and says so instead of ignoring it."""
+    """The torch engine refuses structured output instead of ignoring it."""
     params = SamplingParams(max_tokens=8, structured_output=StructuredOutput(choices=('a', 'b')))
     with pytest.raises(NotSupportedByEngine):
         make_engine(model, tokenizer).add_request('it', [5], params)

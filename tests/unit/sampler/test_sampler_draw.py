@@ -1,4 +1,4 @@
-"""Drawing a token: repeatable, in the right proportions, within the filters."""
+"""Unit tests of sampling a token: repeatability, distribution, filters and penalties."""
 
 import math
 
@@ -14,18 +14,18 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
 
 
 def draw(number: float, logits: torch.Tensor = LOGITS, *, present=(), forbidden=(), drawn=(), **params) -> int:
-    """Draw with those parameters."""
+    """Sample a token with the given parameters."""
     given_params = SamplingParams(**params)
     return draw_token(logits, given_params, present=present, forbidden=forbidden, number=number, drawn=drawn)
 
 
 def drawn_tokens(**params) -> set[int]:
-    """Return every token that can be drawn."""
+    """Return all tokens that can be sampled."""
     return {draw(step / 1000, **params) for step in range(1000)}
 
 
 def test_uniform_depends_on_each_of_seed_sequence_and_token():
-    """The numbers of neighbours are unrelated, and the same arguments give the same number."""
+    """The same arguments give the same number, and adjacent arguments give unrelated numbers."""
     numbers = {uniform(seed, index, place) for seed in range(5) for index in range(5) for place in range(20)}
     assert len(numbers) == 500
     assert all(0.0 <= number < 1.0 for number in numbers)
@@ -34,7 +34,7 @@ def test_uniform_depends_on_each_of_seed_sequence_and_token():
 
 
 def test_frequencies_follow_the_distribution():
-    """Evenly spread numbers give each token its share of the probability."""
+    """Evenly spaced numbers give each token its fraction of the probability."""
     counts = torch.zeros(6)
     for step in range(5000):
         counts[draw((step + 0.5) / 5000, temperature=0.7)] += 1
@@ -42,13 +42,13 @@ def test_frequencies_follow_the_distribution():
 
 
 def test_zero_temperature_takes_the_most_likely():
-    """Greedy ignores the number."""
+    """Temperature 0 gives the most likely token for every random number."""
     assert {draw(number, temperature=0.0) for number in (0.0, 0.5, 0.999)} == {0}
 
 
 @pytest.mark.parametrize('tiny', [5e-324, 1e-320, 1e-300])
-def test_smallest_numbers_allowed_still_draw(tiny: float):
-    """The lowest temperature is greedy, the lowest penalty repeats, and neither divides by nothing."""
+def test_smallest_valid_parameters_are_stable(tiny: float):
+    """The smallest temperature is greedy, and the smallest penalty repeats tokens, without division by zero."""
     assert drawn_tokens(temperature=tiny) == {0}
     assert drawn_tokens(top_p=tiny) == {0}
     assert drawn_tokens(repetition_penalty=tiny, present=(1,)) == {1}
@@ -63,7 +63,7 @@ def test_top_k_keeps_exactly_k_even_with_ties():
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """The nucleus ends with the token that crosses top_p."""
+    """The nucleus ends with the token that reaches top_p."""
     probs = torch.softmax(LOGITS, 0)
     assert drawn_tokens(top_p=float(probs[0]) - 1e-3) == {0}
     assert drawn_tokens(top_p=float(probs[0]) + 1e-3) == {0, 1}
@@ -72,7 +72,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 @given(logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40), top_p=st.floats(0.01, 0.999))
 def test_top_p_equals_a_full_sort(logits, top_p):
-    """Leaving out the hopeless tokens before sorting changes nothing."""
+    """Dropping unlikely tokens before sorting does not change the nucleus."""
     row = torch.tensor(logits)
     probs, order = torch.softmax(row.double(), 0).sort(descending=True, stable=True)
     size = int(torch.searchsorted(probs.cumsum(0), top_p)) + 1
@@ -81,15 +81,15 @@ def test_top_p_equals_a_full_sort(logits, top_p):
     assert draw(1 - 2**-53, row, top_p=top_p) in allowed
 
 
-def test_top_p_applies_to_what_top_k_left():
-    """After top_k the probabilities are renormalised."""
+def test_top_p_applies_after_top_k():
+    """The probabilities are renormalized after top_k and before top_p."""
     first_of_two = math.exp(2) / (math.exp(2) + math.exp(1))
     assert drawn_tokens(top_k=2, top_p=first_of_two - 1e-3) == {0}
     assert drawn_tokens(top_k=2, top_p=first_of_two + 1e-3) == {0, 1}
 
 
-def test_repetition_penalty_pushes_present_tokens_down():
-    """Positive logits are divided, negative ones multiplied; the model's row is not changed."""
+def test_repetition_penalty_reduces_present_tokens():
+    """Positive logits are divided and negative ones multiplied, and the model's row is unchanged."""
     before = LOGITS.clone()
     assert draw(0.0, present=[0, 0], temperature=0.0, repetition_penalty=4.0) == 1
     assert draw(0.0, torch.tensor([-1.0, -1.5]), present=[0], temperature=0.0, repetition_penalty=2.0) == 1
@@ -97,13 +97,13 @@ def test_repetition_penalty_pushes_present_tokens_down():
 
 
 def test_forbidden_tokens_are_never_drawn():
-    """Not even when they are the most likely."""
+    """A forbidden token is never sampled, even if it is the most likely one."""
     assert draw(0.0, forbidden=[0], temperature=0.0) == 1
     assert drawn_tokens(forbidden=[0, 3]) == {1, 2, 4, 5}
 
 
 def test_top_logprobs_begin_with_the_drawn_token():
-    """The drawn token first, then the most likely, each with its own log-probability."""
+    """The sampled token is first, followed by the most likely tokens, each with its log-probability."""
     logprobs = LOGITS.log_softmax(0)
     own, *best = top_logprobs(logprobs, 5, 2)
     assert own == (5, float(logprobs[5]))
@@ -111,19 +111,19 @@ def test_top_logprobs_begin_with_the_drawn_token():
     assert top_logprobs(logprobs, 5, 0) == [own]
 
 
-def test_min_p_keeps_what_is_likely_enough_beside_the_best():
-    """Tokens below the share are never drawn; the others keep their proportions."""
+def test_min_p_is_relative_to_the_most_likely_token():
+    """Tokens below the threshold are never sampled, and the others keep their proportions."""
     probs = torch.softmax(LOGITS, 0)
     share = float(probs[2] / probs[0])
     assert drawn_tokens(min_p=share * 0.99) == {0, 1, 2, 4}
     assert drawn_tokens(min_p=share * 1.01) == {0, 1}
     assert drawn_tokens(min_p=1.0) == {0}
-    # What min_p leaves is a distribution again before top_p looks at it.
+    # The probabilities are renormalized between min_p and top_p.
     assert drawn_tokens(min_p=share * 1.01, top_p=float(probs[0] / (probs[0] + probs[1])) - 1e-3) == {0}
 
 
 def test_penalties_count_the_new_tokens():
-    """Presence is subtracted once, frequency as often as a token was drawn; the prompt counts for neither."""
+    """The presence penalty is subtracted once, the frequency penalty per occurrence, ignoring the prompt."""
     assert draw(0.0, temperature=0.0, present=(0, 0), presence_penalty=2.0, frequency_penalty=2.0) == 0
     assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=0.9) == 0
     assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=1.1) == 1
@@ -138,7 +138,7 @@ def test_penalties_count_the_new_tokens():
     frequency=st.floats(-2, 2, width=32),
 )
 def test_penalties_equal_their_definition(drawn, presence, frequency):
-    """The draw is that from logits changed one token at a time."""
+    """The sampled token equals that of logits penalized one token at a time."""
     changed = LOGITS.clone()
     for token in set(drawn):
         changed[token] -= frequency * drawn.count(token) + presence
@@ -148,7 +148,7 @@ def test_penalties_equal_their_definition(drawn, presence, frequency):
 
 
 def test_logits_given_are_not_changed():
-    """Every penalty works on its own copy."""
+    """Penalties do not modify the given logits."""
     before = LOGITS.clone()
     draw(0.5, drawn=(0, 1), present=(0,), forbidden=(2,), repetition_penalty=1.5, frequency_penalty=1.0, min_p=0.1)
     draw(0.5, drawn=(0, 1), presence_penalty=1.0)

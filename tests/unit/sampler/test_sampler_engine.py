@@ -1,4 +1,4 @@
-"""The torch engine against transformers' own generate, against itself in company, and at its limits."""
+"""Unit tests of the torch engine: equality with transformers and PEFT, and independence of other requests."""
 
 import math
 from pathlib import Path
@@ -26,13 +26,13 @@ def model(tiny_llama_dir: Path) -> PackedCausalLM:
 
 @pytest.fixture(scope='module')
 def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
-    """Its tokenizer."""
+    """The tokenizer of the tiny model."""
     return Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json'))
 
 
 @pytest.fixture(scope='module')
 def adapters(model: PackedCausalLM) -> list[EngineAdapter | None]:
-    """The base model and two different adapters, strong enough to change what is drawn."""
+    """The base model and two adapters that change the sampled tokens."""
     return [None, make_adapter(model, 'a', 0), make_adapter(model, 'b', 7)]
 
 
@@ -50,7 +50,7 @@ def plain_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
 
 
 def generate(oracle: torch.nn.Module, prompt: list[int], max_new_tokens: int, **options) -> list[int]:
-    """Return the new tokens of transformers' own generate, greedily."""
+    """Return the new tokens of transformers' greedy generate."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         mask = torch.ones_like(ids)
@@ -60,7 +60,7 @@ def generate(oracle: torch.nn.Module, prompt: list[int], max_new_tokens: int, **
 
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
 def test_greedy_equals_generate(family, request):
-    """All prompts in one batch give, token for token, what transformers gives each alone."""
+    """A batch of prompts gives the same tokens as transformers for each prompt separately."""
     folder = request.getfixturevalue(family)
     oracle = AutoModelForCausalLM.from_pretrained(folder)
     params = SamplingParams(max_tokens=24, temperature=0)
@@ -71,7 +71,7 @@ def test_greedy_equals_generate(family, request):
 
 
 def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
-    """An adapter beside base requests gives what peft gives."""
+    """A request with an adapter, batched with base requests, gives PEFT's tokens."""
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules='all-linear', task_type='CAUSAL_LM')
     oracle = build_peft_model(tiny_llama_dir, config, adapters[1].weights.peft_state()).eval()
     params = SamplingParams(max_tokens=24, temperature=0)
@@ -83,14 +83,14 @@ def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
 
 
 def test_repetition_penalty_equals_generate(engine, tiny_llama_dir):
-    """The penalty acts on prompt and new tokens as in transformers."""
+    """The repetition penalty applies to prompt and new tokens, like in transformers."""
     oracle = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
     result = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, repetition_penalty=1.3)
     assert result.tokens[0] == generate(oracle, PROMPTS[0], 20, repetition_penalty=1.3)
 
 
-def test_company_never_changes_a_sample(model, adapters):
-    """Tokens and log-probabilities of every request are bitwise those it gets alone."""
+def test_other_requests_do_not_affect_a_sample(model, adapters):
+    """Tokens and log-probabilities of a request in a batch are bitwise those of the request alone."""
     requests = {
         f'{place}-{temperature}': (
             prompt,
@@ -111,15 +111,15 @@ def test_company_never_changes_a_sample(model, adapters):
 
 
 def test_seed_repeats_and_samples_differ(engine):
-    """The same seed gives the same samples; the samples of one request and of other seeds differ."""
+    """The same seed gives the same samples, while the samples of one request and of other seeds differ."""
     first, again = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
     other = run_one(engine, PROMPTS[0], max_tokens=12, seed=6, num_samples=3)
     assert first.tokens == again.tokens
     assert len({tuple(tokens) for tokens in first.tokens + other.tokens}) == 6
 
 
-def test_samples_share_one_prefill_and_are_those_of_separate_groups(model):
-    """More samples than fit at once are drawn in several groups, with the same result."""
+def test_splitting_samples_into_groups_does_not_change_them(model):
+    """Samples that need several groups equal the samples of one group."""
     wide = run_one(make_engine(model), PROMPTS[3], max_tokens=6, seed=1, num_samples=8, prompt_logprobs=0)
     narrow = run_one(
         make_engine(model, max_sequences=3), PROMPTS[3], max_tokens=6, seed=1, num_samples=8, prompt_logprobs=0
@@ -129,7 +129,7 @@ def test_samples_share_one_prefill_and_are_those_of_separate_groups(model):
 
 
 def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
-    """Log-probabilities are the model's own, before temperature and filters, prompt and completion alike."""
+    """Log-probabilities of prompt and completion are those of the model, before temperature and filters."""
     prompt = PROMPTS[3]
     result = run_one(engine, prompt, max_tokens=10, temperature=0.6, top_k=5, seed=1, logprobs=3, prompt_logprobs=2)
     tokens = result.tokens[0]
@@ -146,7 +146,7 @@ def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
 
 
 def test_no_new_tokens_gives_prompt_logprobs_only(engine):
-    """With max_tokens 0 every sequence ends at once, and the prompt is scored."""
+    """A request with max_tokens 0 scores the prompt and samples nothing."""
     result = run_one(engine, PROMPTS[3], max_tokens=0, prompt_logprobs=0, num_samples=2)
     assert result.tokens == [[], []]
     assert result.reasons == [StopReason.LENGTH] * 2
@@ -155,7 +155,7 @@ def test_no_new_tokens_gives_prompt_logprobs_only(engine):
 
 
 def test_spans_name_the_version_of_every_token(engine, adapters):
-    """One span of the adapter's version covers all tokens; the base model is version 0."""
+    """One span with the adapter's version covers all tokens, and the base model is version 0."""
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     results = run_all(engine, {'b': (PROMPTS[0], params, adapters[2]), 'base': (PROMPTS[0], params, None)})
     for name, version in (('b', adapters[2].version), ('base', 0)):
@@ -164,7 +164,7 @@ def test_spans_name_the_version_of_every_token(engine, adapters):
 
 
 def test_stop_token_ends_after_min_tokens(engine):
-    """The stop token may not be drawn before min_tokens and ends the sequence afterwards."""
+    """The stop token is not sampled before min_tokens and ends the sequence afterwards."""
     free = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True).tokens[0]
     stop = free[4]
     early = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True, stop=[stop])
@@ -175,7 +175,7 @@ def test_stop_token_ends_after_min_tokens(engine):
 
 
 def test_stop_string_ends_and_is_cut(engine, tokenizer):
-    """The text ends before the stop string, the tokens with the one that completed it."""
+    """The text ends before the stop string, and the tokens end with the one that completed it."""
     free = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     text = free.texts[0]
     place = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
@@ -187,7 +187,7 @@ def test_stop_string_ends_and_is_cut(engine, tokenizer):
 
 
 def test_context_ends_a_sequence_without_max_tokens(model):
-    """Unset max_tokens goes up to the context and no further."""
+    """A sequence without max_tokens ends at the context length."""
     engine = make_engine(model, max_model_len=20)
     result = run_one(engine, PROMPTS[0], temperature=0, ignore_eos=True)
     assert len(result.tokens[0]) == 16
@@ -200,8 +200,8 @@ def test_context_ends_a_sequence_without_max_tokens(model):
         st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 3), st.sampled_from([None, 2])), max_size=8
     )
 )
-def test_joining_and_leaving_never_disturbs_the_others(model, adapters, plan):
-    """Requests that come and go between steps leave every finished one as if it were alone."""
+def test_joining_and_leaving_requests_do_not_affect_others(model, adapters, plan):
+    """Requests added and aborted between steps do not change the results of the others."""
     engine = make_engine(model, max_sequences=4)
     results: dict[str, Gathered] = {}
     requests = {}
@@ -230,6 +230,6 @@ def test_joining_and_leaving_never_disturbs_the_others(model, adapters, plan):
 
 
 def test_logprobs_are_never_positive_or_nan(engine):
-    """Whatever is drawn, its log-probability is a number at most 0."""
+    """The log-probability of every sampled token is a number of at most 0."""
     result = run_one(engine, PROMPTS[2], max_tokens=16, temperature=5.0, seed=2, logprobs=1)
     assert all(math.isfinite(value) and value <= 0 for entry in result.logprobs[0] for _, value in entry)

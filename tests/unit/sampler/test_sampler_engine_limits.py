@@ -1,4 +1,4 @@
-"""The torch engine at its limits: what it refuses, ends, holds back and has no memory for."""
+"""Unit tests of the torch engine's refusals, aborts, parking and memory limits."""
 
 from pathlib import Path
 
@@ -44,27 +44,27 @@ def engine(model: PackedCausalLM, tiny_llama_dir: Path) -> SamplerEngine:
     ],
 )
 def test_bad_requests_change_nothing(engine, prompt, params, error):
-    """What cannot be served is refused before any work."""
+    """An invalid request is refused before any work is done."""
     with pytest.raises(error):
         engine.add_request('it', prompt, SamplingParams(**params))
     assert engine.is_idle
 
 
-def test_context_refusal_names_the_numbers(engine):
-    """Prompt, new tokens and context are told."""
+def test_context_error_has_the_token_counts(engine):
+    """ContextExceeded has the numbers of prompt tokens, new tokens and context tokens."""
     with pytest.raises(ContextExceeded) as caught:
         engine.add_request('it', [1] * 500, SamplingParams(max_tokens=13))
     assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.context_tokens) == (500, 13, 512)
 
 
 def test_stop_strings_need_a_tokenizer(model):
-    """An engine that knows no text cannot look for a string."""
+    """An engine without a tokenizer refuses stop strings."""
     with pytest.raises(InvalidSamplingParams):
         make_engine(model).add_request('it', [1], SamplingParams(stop='x'))
 
 
-def test_abort_frees_at_once_wherever_the_request_is(engine):
-    """Waiting, being prefilled or running: the memory is free and every open sequence ends once."""
+def test_abort_frees_memory_immediately(engine):
+    """Aborting a waiting, prefilling or running request frees its memory and ends each open sequence once."""
     params = SamplingParams(max_tokens=20, num_samples=4, ignore_eos=True)
     for name in ('running', 'second', 'waiting'):
         engine.add_request(name, PROMPTS[3], params)
@@ -82,15 +82,15 @@ def test_abort_frees_at_once_wherever_the_request_is(engine):
         engine.abort('running')
 
 
-def test_running_request_id_is_not_taken_twice(engine):
-    """The second request of that id is refused, the first goes on."""
+def test_a_duplicate_request_id_is_refused(engine):
+    """A second request with the id of a running one is refused, and the first continues."""
     engine.add_request('it', [5], SamplingParams(max_tokens=2))
     with pytest.raises(DuplicateRequest):
         engine.add_request('it', [5], SamplingParams(max_tokens=2))
 
 
-def test_parked_request_waits_and_goes_on_unchanged(model):
-    """Parking one request stops it alone; afterwards it draws what it would have drawn."""
+def test_parked_request_waits_and_resumes_unchanged(model):
+    """Parking stops only the parked request, and its result is the same after it resumes."""
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     expected = run_one(make_engine(model), PROMPTS[0], max_tokens=8, seed=1, ignore_eos=True).tokens
     engine = make_engine(model)
@@ -110,8 +110,8 @@ def test_parked_request_waits_and_goes_on_unchanged(model):
     assert results['parked'].tokens == results['other'].tokens == expected
 
 
-def test_memory_bounds_admission(model):
-    """Requests wait for key-value memory; what is allocated stays within the budget."""
+def test_admission_waits_for_memory(model):
+    """Requests wait for key-value memory, and the allocated size stays within the budget."""
     budget = 100 * model.kv_bytes_per_token
     engine = make_engine(model, kv_cache_memory_bytes=budget)
     params = SamplingParams(max_tokens=20, num_samples=2, ignore_eos=True)

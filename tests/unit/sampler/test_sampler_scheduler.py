@@ -1,4 +1,4 @@
-"""The sampling engine's scheduler: bounds, order and progress, whatever arrives and leaves."""
+"""Unit tests of the torch engine's scheduler: limits, order and progress."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ LIMITS = SchedulerLimits(max_sequences=4, max_step_rows=12, prefill_chunk_rows=8
 
 
 def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens: int) -> SampleGroup:
-    """Return a group of that size."""
+    """Return a group with the given sizes."""
     request = EngineRequest(request_id=name, prompt_token_ids=(1,) * prompt_length, params=SamplingParams())
     return SampleGroup(
         request=request,
@@ -25,7 +25,7 @@ def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens:
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """Run one planned step as the engine would; return `(request_id, rows)` of what was computed."""
+    """Execute one planned step like the engine; return `(request_id, rows)` of the computed rows."""
     plan = scheduler.schedule()
     assert plan.row_count <= scheduler.limits.max_step_rows
     done = [(sequence.group.request.request_id, 1) for sequence in plan.decodes]
@@ -40,7 +40,7 @@ def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
 
 
 def start(scheduler: Scheduler, group: SampleGroup) -> None:
-    """Draw the first token of each sample of a computed group."""
+    """Add the first token of each sample of a computed group."""
     count = group.sample_count if group.max_new_tokens else 0
     sequences = [Sequence(group=group, index=i, cache=None, rules=None, stop_watch=None) for i in range(count)]
     scheduler.start(group, sequences)
@@ -49,14 +49,14 @@ def start(scheduler: Scheduler, group: SampleGroup) -> None:
 
 
 def grow(scheduler: Scheduler, sequence: Sequence) -> None:
-    """Give a sequence a token; end it at its limit."""
+    """Add a token to a sequence, and end it at its limit."""
     sequence.tokens.append(0)
     if len(sequence.tokens) == sequence.group.max_new_tokens:
         scheduler.finish(sequence)
 
 
 def held_kv_tokens(scheduler: Scheduler) -> int:
-    """Return the keys and values that exist now, in tokens."""
+    """Return the number of tokens whose keys and values are stored."""
     running = sum(len(s.tokens) + s.group.prompt_length for s in scheduler.running)
     return running + sum(group.computed_tokens for group in scheduler.prefilling)
 
@@ -65,8 +65,8 @@ sizes = st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(0, 10))
 
 
 @given(arrivals=st.lists(st.lists(sizes, max_size=3), max_size=6), leaving=st.sets(st.integers(0, 17)))
-def test_any_arrivals_and_departures_keep_the_bounds_and_finish(arrivals, leaving):
-    """Rows, sequences and memory stay within their limits at each step, and everything ends."""
+def test_limits_hold_and_all_requests_finish(arrivals, leaving):
+    """Rows, sequences and memory stay within their limits in each step, and every request finishes."""
     scheduler = Scheduler(LIMITS)
     waves = [*arrivals, *[[] for _ in range(400)]]
     count = 0
@@ -98,8 +98,8 @@ def test_groups_are_admitted_in_order_of_arrival():
     assert [group.request.request_id for group in scheduler.prefilling] == ['first']
 
 
-def test_chunk_borders_do_not_depend_on_company():
-    """A prompt is cut at the same places alone and in a crowd."""
+def test_chunk_boundaries_do_not_depend_on_other_requests():
+    """A prompt is split at the same positions with and without other requests."""
 
     def chunks(scheduler: Scheduler) -> list[int]:
         rows: list[int] = []
@@ -115,8 +115,8 @@ def test_chunk_borders_do_not_depend_on_company():
     assert chunks(alone) == chunks(crowd) == [8, 8, 3]
 
 
-def test_parked_sequences_keep_their_room_and_are_not_continued():
-    """Parking stops the rows of a group and frees nothing."""
+def test_parked_sequences_keep_their_memory_and_are_not_computed():
+    """A parked group gets no rows and keeps its reserved memory."""
     scheduler = Scheduler(LIMITS)
     group = make_group('it', 4, 1, 8)
     scheduler.add(group)
@@ -130,6 +130,6 @@ def test_parked_sequences_keep_their_room_and_are_not_continued():
 
 
 def test_limits_that_starve_prompts_are_refused():
-    """A step must have room for a chunk beside all running sequences."""
+    """Limits without room for a prompt chunk besides all running sequences raise ValueError."""
     with pytest.raises(ValueError, match='max_step_rows'):
         SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, kv_budget_tokens=64)

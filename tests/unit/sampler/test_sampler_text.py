@@ -1,4 +1,4 @@
-"""Tokens to text and the end of a sequence: whole characters, cut stop strings, limits."""
+"""Unit tests of incremental detokenization and stop rules."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ EOS = 256
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer of single bytes and one special token."""
+    """Return a tokenizer with one token per byte and a special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({symbol: place for place, symbol in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,13 +33,13 @@ TOKENIZER = byte_tokenizer()
 
 
 def watch(max_tokens: int = 100, eos: int = EOS, **params) -> StopWatch:
-    """Return a watch over one sequence."""
+    """Return the stop rules of one sequence."""
     rules = StopRules.of(SamplingParams(**params), eos_token_ids=frozenset({eos}), max_new_tokens=max_tokens)
     return StopWatch(rules, IncrementalDetokenizer(TOKENIZER))
 
 
 def feed(watch: StopWatch, text: str, *more: int) -> tuple[list[str], StopReason | None, int]:
-    """Push the bytes of `text` and then tokens `more`; return pieces, reason and tokens taken."""
+    """Push the bytes of `text` and the tokens `more`; return the pieces, the reason and the number of tokens."""
     pieces = []
     for count, token in enumerate([*TOKENIZER.encode(text).ids, *more], start=1):
         verdict = watch.push(token)
@@ -51,7 +51,7 @@ def feed(watch: StopWatch, text: str, *more: int) -> tuple[list[str], StopReason
 
 @given(text=st.text(max_size=40))
 def test_pieces_add_up_and_never_split_a_character(text):
-    """The sum of the pieces is the text of all tokens, whatever the characters."""
+    """The pieces of text add up to the text of all tokens, and no piece contains half a character."""
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in TOKENIZER.encode(text).ids]
     assert ''.join(pieces) + detokenizer.flush() == text
@@ -60,7 +60,7 @@ def test_pieces_add_up_and_never_split_a_character(text):
 
 @given(ids=st.lists(st.integers(0, 256), max_size=60))
 def test_pieces_of_any_bytes_add_up(ids):
-    """Bytes that are no text still give what decoding all at once gives."""
+    """Bytes that are not valid text give the same result as decoding them at once."""
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in ids]
     assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)
@@ -68,53 +68,53 @@ def test_pieces_of_any_bytes_add_up(ids):
 
 @given(ids=st.lists(st.integers(0, 2), max_size=12))
 def test_spaces_between_words_are_kept(ids):
-    """A decoder that strips a leading space strips it once, at the beginning."""
+    """A decoder that strips leading spaces strips only the one at the beginning of the text."""
     tokenizer = metaspace_tokenizer()
     detokenizer = IncrementalDetokenizer(tokenizer)
     assert ''.join(detokenizer.push(token) for token in ids) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 def test_end_of_sequence_ends_without_text():
-    """The stop token is taken and has no text."""
+    """The end-of-sequence token ends the sequence and has no text."""
     assert feed(watch(), 'ok', EOS) == (['o', 'k', ''], StopReason.STOP, 3)
 
 
 def test_end_of_sequence_is_ignored_on_request():
-    """With ignore_eos only the caller's own stops count."""
+    """A request with ignore_eos ends only at its stop tokens and strings."""
     assert feed(watch(ignore_eos=True), 'ok', EOS)[1] is None
 
 
-def test_own_stop_token_ends_and_its_text_is_left_out():
-    """A stop id may be an ordinary token."""
+def test_stop_token_id_ends_without_text():
+    """An ordinary token in `stop` ends the sequence, and its text is omitted."""
     stop = TOKENIZER.encode('x').ids[0]
     assert feed(watch(stop=[stop]), 'abxcd') == (['a', 'b', ''], StopReason.STOP, 3)
 
 
 def test_stop_string_across_tokens_is_cut():
-    """Nothing of the stop string is shown, not even while it is incomplete."""
+    """A stop string that spans several tokens is removed, and no part of it is reported."""
     assert feed(watch(stop='END'), 'go ENENDx') == (['g', 'o', ' ', '', '', 'EN', '', ''], StopReason.STOP, 8)
 
 
-def test_false_alarm_is_released():
-    """Text that turns out not to be a stop string appears."""
+def test_partial_stop_string_is_released():
+    """Text that starts like a stop string is reported when it turns out not to be one."""
     pieces, reason, _ = feed(watch(stop=['abcd', 'cx']), 'abce')
     assert (''.join(pieces), reason) == ('abce', None)
 
 
 def test_earliest_of_several_stop_strings_wins():
-    """The text is cut where the first one begins."""
+    """The text is cut at the first of several stop strings."""
     pieces, reason, _ = feed(watch(stop=['bcd', 'cd']), 'abcd')
     assert (''.join(pieces), reason) == ('a', StopReason.STOP)
 
 
-def test_limit_releases_what_was_held():
-    """At max_tokens the held text and half a character come out as they stand."""
+def test_limit_releases_withheld_text():
+    """The withheld text and incomplete characters are reported when the sequence ends at max_tokens."""
     assert feed(watch(3, stop='cd'), 'abc') == (['a', 'b', 'c'], StopReason.LENGTH, 3)
     assert feed(watch(1), 'é') == (['\ufffd'], StopReason.LENGTH, 1)
 
 
 def test_stops_count_only_after_min_tokens():
-    """A stop within the first min_tokens is passed over, a later one ends."""
+    """A stop within the first min_tokens is ignored, and a later one ends the sequence."""
     pieces, reason, count = feed(watch(stop='b', min_tokens=2), 'abab')
     assert (''.join(pieces), reason, count) == ('aba', StopReason.STOP, 4)
     rules = StopRules.of(SamplingParams(min_tokens=2), eos_token_ids=frozenset({EOS}), max_new_tokens=9)
@@ -124,7 +124,7 @@ def test_stops_count_only_after_min_tokens():
 
 @given(text=st.text(alphabet='abc', max_size=30), stops=st.lists(st.text('abc', min_size=1, max_size=4), max_size=3))
 def test_text_ends_before_the_first_stop_string(text, stops):
-    """Streaming gives the text up to the stop string that is complete first."""
+    """The reported text ends before the stop string that is completed first."""
     pieces, reason, count = feed(watch(stop=stops), text)
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     if not ends:

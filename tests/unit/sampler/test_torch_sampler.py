@@ -1,4 +1,4 @@
-"""The sampler of this process, through the names users type."""
+"""Unit tests of `TorchSampler`."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def sampler(tiny_llama_dir: Path) -> TorchSampler:
 
 @pytest.fixture
 def adapter_dir(tiny_llama_dir: Path, tmp_path: Path) -> Path:
-    """A peft folder with an adapter that changes what is drawn."""
+    """A PEFT folder with an adapter that changes the sampled tokens."""
     model = PackedCausalLM.load(tiny_llama_dir)
     weights = LoraWeights.create(model.layers, LoraConfig(r=4, seed=1), seed=1)
     for factors in weights.factors.values():
@@ -39,8 +39,8 @@ def adapter_dir(tiny_llama_dir: Path, tmp_path: Path) -> Path:
     return tmp_path / 'adapter'
 
 
-def test_chats_features_and_tokens_are_the_same_prompt(sampler):
-    """However a prompt is given, the completion is the same, and answers come in order."""
+def test_chats_features_and_tokens_are_equivalent(sampler):
+    """A chat, its feature and its tokens give the same completion, and the results are in input order."""
     feature = sampler.encode_trajectory(CHAT)
     tokens = [int(token) for token in feature['input_ids']]
     by_chat, by_feature, by_tokens, other = sampler.sample([CHAT, feature, tokens, [9]], GREEDY)
@@ -51,7 +51,7 @@ def test_chats_features_and_tokens_are_the_same_prompt(sampler):
 
 
 def test_new_input_feature_trains_on_the_completion_only(sampler):
-    """Labels are shifted and cover the new tokens; old_logps stand where the labels do; the chat goes on."""
+    """Labels and old_logps of the returned feature cover the new tokens, and its messages include the new turn."""
     (response,) = sampler.sample(CHAT, {'max_tokens': 5, 'seed': 1, 'ignore_eos': True})
     (sequence,) = response.sequences
     feature, count = sequence.new_input_feature, len(response.prompt_token_ids)
@@ -65,15 +65,15 @@ def test_new_input_feature_trains_on_the_completion_only(sampler):
     assert feature['user_data'] == [('answer', '"42"')]
 
 
-def test_num_samples_wins_over_the_params(sampler):
-    """The keyword of `sample` decides how many completions each input gets."""
+def test_num_samples_overrides_the_params(sampler):
+    """The argument `num_samples` takes precedence over the sampling parameters."""
     responses = sampler.sample([[5], [6]], SamplingParams(max_tokens=3, seed=1), num_samples=6)
     assert [len(response.sequences) for response in responses] == [6, 6]
     assert all(seq.stop_reason is not StopReason.ERROR for response in responses for seq in response.sequences)
 
 
 def test_adapter_folder_is_sampled_and_versions_count(sampler, adapter_dir):
-    """Adding a name again is a newer version; the base model stays what it was."""
+    """Adding an adapter again creates a new version and does not affect the base model."""
     base = sampler.sample([5, 6, 7], GREEDY)[0].sequences[0]
     sampler.add_adapter_to_sampler('mine', adapter_dir)
     first = sampler.sample([5, 6, 7], GREEDY, 'mine')[0].sequences[0]
@@ -84,13 +84,13 @@ def test_adapter_folder_is_sampled_and_versions_count(sampler, adapter_dir):
 
 
 def test_unknown_adapter_is_refused(sampler):
-    """Never answered from the base model."""
+    """An unknown adapter raises UnknownAdapter instead of using the base model."""
     with pytest.raises(UnknownAdapter):
         sampler.sample([5], GREEDY, 'nobody')
 
 
 def test_no_new_tokens_scores_the_prompt(sampler):
-    """max_tokens 0 asks for log-probabilities without saying so twice."""
+    """A call with max_tokens 0 returns log-probabilities of the prompt without `prompt_logprobs`."""
     (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=0))
     assert response.sequences[0].tokens == []
     assert response.prompt_logprobs[0] is None
@@ -98,7 +98,7 @@ def test_no_new_tokens_scores_the_prompt(sampler):
 
 
 def test_refused_batch_leaves_nothing_behind(sampler):
-    """One bad input refuses all, and the sampler goes on as before."""
+    """One invalid input refuses the complete batch, and the sampler remains usable."""
     with pytest.raises(ContextExceeded):
         sampler.sample([[5], [1] * 600], SamplingParams(max_tokens=3))
     with pytest.raises(InvalidSamplingParams):
@@ -108,8 +108,8 @@ def test_refused_batch_leaves_nothing_behind(sampler):
     assert len(sampler.sample([5], GREEDY)) == 1
 
 
-def test_stream_gives_what_sample_gives_and_can_be_left(sampler):
-    """Tokens come one by one; leaving early frees the request."""
+def test_stream_equals_sample_and_can_be_closed_early(sampler):
+    """A stream gives the tokens of `sample` one by one, and closing it early frees the request."""
     expected = sampler.sample([5, 6], GREEDY)[0].sequences[0]
     events = list(sampler.sample_stream([5, 6], GREEDY))
     assert [token for event in events for token in event.tokens] == expected.tokens
@@ -120,8 +120,8 @@ def test_stream_gives_what_sample_gives_and_can_be_left(sampler):
     assert sampler.sample([5, 6], GREEDY)[0].sequences[0].tokens == expected.tokens
 
 
-def test_streams_may_be_read_in_turns(sampler):
-    """Each of two open streams gets its own tokens, whoever drives the engine."""
+def test_streams_may_be_read_alternately(sampler):
+    """Two streams that are read alternately each get their own tokens."""
     alone = [sampler.sample([token], GREEDY)[0].sequences[0].tokens for token in (5, 9)]
     streams = [sampler.sample_stream([token], GREEDY) for token in (5, 9)]
     pairs = zip(*streams, strict=True)
@@ -129,16 +129,16 @@ def test_streams_may_be_read_in_turns(sampler):
     assert together == alone
 
 
-def test_arguments_without_effect_are_refused(tiny_llama_dir):
-    """Nothing is silently ignored."""
+def test_unknown_engine_arguments_are_refused(tiny_llama_dir):
+    """Unsupported engine arguments raise ValueError instead of being ignored."""
     with pytest.raises(ValueError, match='gpu_memory_utilization'):
         TorchSampler(str(tiny_llama_dir), engine_args={'gpu_memory_utilization': 0.5})
     with pytest.raises(NotSupportedYet):
         TorchSampler(str(tiny_llama_dir), device_mesh=DeviceMesh.from_sizes(world_size=2, dp_size=2))
 
 
-def test_a_model_of_another_device_is_refused(tiny_llama_dir):
-    """Whoever names a device samples on it."""
+def test_a_model_on_another_device_is_refused(tiny_llama_dir):
+    """A given model that is not on the requested device raises ValueError."""
     model = PackedCausalLM.load(tiny_llama_dir)
     with pytest.raises(ValueError, match='meta'):
         TorchSampler(str(tiny_llama_dir), model=model, device='meta')
@@ -146,6 +146,6 @@ def test_a_model_of_another_device_is_refused(tiny_llama_dir):
 
 
 def test_torch_sampler_is_a_sampler():
-    """All samplers share one face."""
+    """`TorchSampler` implements the common sampler interface."""
     assert issubclass(TorchSampler, Sampler)
     assert issubclass(vLLMSampler, Sampler)

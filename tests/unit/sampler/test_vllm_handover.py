@@ -1,4 +1,4 @@
-"""Weights on their way to vLLM, and what is refused before it is asked."""
+"""Unit tests of the weight transfer to vLLM and of the checks before it."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from twinkle.sampler.vllm.plans import Misfit, make_plan
 from twinkle.sampler.vllm.sources import adapter_source, folder_tensors
 
 
-def test_file_holds_the_tensors_where_the_layout_says():
-    """However many there are; and the file is gone afterwards."""
+def test_file_contains_the_tensors_at_the_offsets_of_the_layout():
+    """The temporary file contains all tensors at the described offsets and is deleted afterwards."""
     tensors = {f't{index}': TensorData.from_numpy(np.full((3,), index, np.float32)) for index in range(2500)}
     layout = json.loads(layout_of(tensors))
     with in_memory_file(tensors) as path:
@@ -31,8 +31,8 @@ def test_file_holds_the_tensors_where_the_layout_says():
         assert content[offset : offset + 12] == bytes(tensors[name].data)
 
 
-def test_segment_is_used_as_it_is(tmp_path):
-    """Bytes that lie in a shared file already are not written again, and stay."""
+def test_segment_is_used_without_a_copy(tmp_path):
+    """An existing file with the tensors is used directly and not deleted."""
     segment = tmp_path / 'segment'
     segment.write_bytes(b'1234')
     tensors = {'t': TensorData('float32', (1,), b'1234')}
@@ -42,7 +42,7 @@ def test_segment_is_used_as_it_is(tmp_path):
 
 
 def test_versions_of_one_adapter_have_one_layout():
-    """The plan for the first version is that of all."""
+    """All versions of an adapter have equal layouts, so they share one plan."""
     assert layout_of(lora_tensors(1), LORA) == layout_of(lora_tensors(2), LORA)
 
 
@@ -65,21 +65,21 @@ async def collect(items) -> list:
 
 
 async def test_merged_streams_keep_their_order():
-    """Every item comes once, each stream in its own order."""
+    """A merged stream yields every item once and keeps the order of each stream."""
     items = await collect(merged([count('a', 5), count('b', 3), count('c', 0)]))
     assert [number for name, number in items if name == 'a'] == [0, 1, 2, 3, 4]
     assert [number for name, number in items if name == 'b'] == [0, 1, 2]
 
 
 async def test_merged_streams_fail_together():
-    """The first error is raised, and the streams are closed."""
+    """The first error of a stream propagates, and all streams are closed."""
     async with aclosing(merged([count('a', 10**9), fail()])) as items:
         with pytest.raises(LookupError):
             await collect(items)
 
 
-def test_arguments_that_would_make_answers_wrong_are_refused(tiny_llama_dir):
-    """So are those vLLM does not know."""
+def test_fixed_and_unknown_engine_arguments_are_refused(tiny_llama_dir):
+    """Arguments that would give wrong results, and arguments unknown to vLLM, raise ValueError."""
     for name, value in (
         ('max_cpu_loras', 1),
         ('logprobs_mode', 'processed_logprobs'),
@@ -91,14 +91,14 @@ def test_arguments_that_would_make_answers_wrong_are_refused(tiny_llama_dir):
             engine_args(str(tiny_llama_dir), {name: value})
 
 
-def test_dtype_is_never_left_to_vllm(tiny_llama_dir):
-    """'auto' is the dtype the model is stored in, where vLLM's own would halve float32."""
+def test_auto_dtype_is_the_stored_dtype(tiny_llama_dir):
+    """The dtype 'auto' means the dtype of the stored model, while vLLM would convert float32 to bfloat16."""
     assert explicit_dtype(str(tiny_llama_dir), 'auto') == 'float32'
     assert explicit_dtype(str(tiny_llama_dir), 'bfloat16') == 'bfloat16'
 
 
-def test_base_weights_are_checked_before_any_is_touched(tiny_llama_dir):
-    """A tensor too few, too many, of another shape or dtype: each is named."""
+def test_base_weights_are_checked_before_replacement(tiny_llama_dir):
+    """Missing and unknown tensors, and tensors with a wrong shape or dtype, are reported by name."""
     folder, whole = str(tiny_llama_dir), folder_tensors(str(tiny_llama_dir))
     assert problem_with(folder, whole) == ''
     name = 'model.norm.weight'
@@ -109,8 +109,8 @@ def test_base_weights_are_checked_before_any_is_touched(tiny_llama_dir):
     assert 'int64' in problem_with(folder, {**whole, name: TensorData('int64', (64,), bytes(512))})
 
 
-def test_fresh_adapter_names_the_layers_asked_for(tiny_llama_dir):
-    """Factors of zeros for every target, and no layer is an error."""
+def test_new_adapter_has_the_target_layers(tiny_llama_dir):
+    """A new adapter has zero factors for every target layer, and targets that match no layer raise ValueError."""
     source = adapter_source(str(tiny_llama_dir), LORA)
     assert source.tensors.keys() == lora_tensors(1).keys()
     assert not any(tensor.to_numpy().any() for tensor in source.tensors.values())
@@ -119,17 +119,17 @@ def test_fresh_adapter_names_the_layers_asked_for(tiny_llama_dir):
 
 
 class Model:
-    """A model without names of its own for anything."""
+    """A model without a mapping of tensor names."""
 
 
 class Manager:
-    """The part of vLLM's adapter manager that a plan asks first."""
+    """The part of vLLM's adapter manager that a plan needs."""
 
     model = Model()
 
 
-def test_second_name_of_one_matrix_is_refused():
-    """Which of two weights is meant cannot be known; the last one would win in silence."""
+def test_duplicate_names_of_a_matrix_are_refused():
+    """Two names of the same matrix raise Misfit."""
     tensors = lora_tensors(1)
     name = next(iter(tensors))
     twice = {**tensors, name.removeprefix('base_model.model.'): tensors[name]}

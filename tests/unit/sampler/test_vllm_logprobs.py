@@ -1,4 +1,4 @@
-"""What vLLM reports of each position, in our form: the token itself, then the most likely ones, that one among them."""
+"""Unit tests of the conversion of vLLM's log-probabilities: the sampled token, followed by the most likely tokens."""
 
 import pytest
 from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
@@ -9,7 +9,7 @@ BEST = [(7, -0.5), (8, -1.0), (9, -2.5)]
 
 
 def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
-    """Return one position as vLLM sends it, or as it leaves it where two outputs waited for their reader."""
+    """Return one position in vLLM's format, or in the format after vLLM merged two unread outputs."""
     entry, joined = FlatLogprobs(), FlatLogprobs()
     tokens, values = zip(own, *BEST, strict=True)
     append_logprobs_for_next_position(entry, list(tokens), list(values), [None] * 4, rank, len(BEST))
@@ -21,14 +21,14 @@ def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
 @pytest.mark.parametrize(
     ('own', 'rank'), [((7, -0.5), 1), ((8, -1.0), 2), ((9, -2.5), 3), ((5, -3.0), 4), ((6, -9.0), 40)]
 )
-def test_entry_is_the_same_however_vllm_joined_it(own, rank, is_joined):
-    """A drawn token that is one of the most likely is told in both places."""
+def test_entry_is_the_same_for_merged_outputs(own, rank, is_joined):
+    """A sampled token that is among the most likely tokens appears in both positions, also in merged outputs."""
     assert top_tokens(flat(own, rank, is_joined=is_joined), 0, count=3) == [own, *BEST]
 
 
 @pytest.mark.parametrize('is_joined', [False, True])
 def test_token_alone_stays_alone(is_joined):
-    """Where no others are asked for there is one pair."""
+    """An entry without requested top tokens has only the sampled token."""
     entry = FlatLogprobs()
     append_logprobs_for_next_position(entry, [8], [-1.0], [None], 2, 0)
     joined = FlatLogprobs()

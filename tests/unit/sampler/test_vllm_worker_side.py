@@ -1,4 +1,4 @@
-"""What runs in vLLM's workers: rows of adapters, penalties of continued sequences, ends with the owner."""
+"""Unit tests of the code in vLLM's workers: adapter rows, slots, penalties and the watchdog."""
 
 import os
 import select
@@ -35,14 +35,14 @@ child.wait()
 
 
 class Wrapper:
-    """The part of vLLM's wrapper that is asked."""
+    """The part of vLLM's LoRA wrapper that the patches use."""
 
     def __init__(self, slots_T: torch.Tensor) -> None:
         self.twinkle_rows = adapter_rows(slots_T)
 
 
 def test_rows_of_the_base_model_are_in_no_group():
-    """Each adapter has its rows, together or apart, and -1 is nobody's."""
+    """Each adapter gets its rows, contiguous or not, and rows with slot -1 belong to no adapter."""
     groups = dict(adapter_rows(torch.tensor([-1, 2, 2, 0, -1, 0])))
     assert groups.keys() == {0, 2}
     assert groups[2] == slice(1, 3)
@@ -50,8 +50,8 @@ def test_rows_of_the_base_model_are_in_no_group():
     assert adapter_rows(torch.tensor([-1, -1])) == []
 
 
-def test_base_rows_stay_while_every_slot_is_taken():
-    """Each row gets its own adapter's update, and rows without one are left to the bit."""
+def test_base_rows_are_unchanged_while_every_slot_is_in_use():
+    """Each row gets the update of its adapter, and rows without an adapter are bitwise unchanged."""
     generator = torch.Generator().manual_seed(0)
     a = tuple(torch.randn(2, 1, 4, 6, generator=generator) for _ in range(2))
     b = tuple(torch.randn(2, 1, width, 4, generator=generator) for width in (5, 3))
@@ -68,27 +68,27 @@ def test_base_rows_stay_while_every_slot_is_taken():
 
 
 class Layer:
-    """The part of vLLM's layer that a slot is filled through."""
+    """The part of vLLM's LoRA layer that `Slots` uses."""
 
     def __init__(self) -> None:
         self.lora_a_stacked = (torch.zeros(2, 1, 4, 6),)
         self.lora_b_stacked = (torch.zeros(2, 1, 5, 4),)
 
     def reset_lora(self, slot: int) -> None:
-        """Empty a slot."""
+        """Clear a slot."""
         self.lora_a_stacked[0][slot] = 0
         self.lora_b_stacked[0][slot] = 0
 
 
 class Manager:
-    """The part of vLLM's adapter manager that knows the layers."""
+    """The part of vLLM's adapter manager that `Slots` uses."""
 
     def __init__(self) -> None:
         self.modules = {'q': Layer(), 'k': Layer()}
 
 
-def test_slot_holds_one_adapter_whole_whatever_layouts_came_before():
-    """Layouts come and go, more of them than are kept; each adapter lies in its layers and in no others."""
+def test_slot_contains_exactly_one_adapter():
+    """A slot that is reused for other layouts contains only the factors of the last adapter."""
     a = Place(torch.float32, (3, 6), 0)
     b = Place(torch.float32, (5, 3), 72)
     values = torch.arange(1, 34, dtype=torch.float32)
@@ -106,16 +106,16 @@ def test_slot_holds_one_adapter_whole_whatever_layouts_came_before():
         assert not empty.lora_b_stacked[0].any()
 
 
-def test_penalties_count_what_another_engine_drew():
-    """A token drawn there and here counts twice; one of the prompt alone is repeated but not counted."""
+def test_penalties_count_tokens_of_another_engine():
+    """Tokens of both engines count for the frequency penalty, and prompt tokens only for the repetition penalty."""
     row = _Row(prompt=[1, 2, 3], begun=[3], drawn=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
     logits = torch.full((6,), 4.0)
     row.apply(logits)
     assert logits.tolist() == [4.0, 2.0, 2.0, 2.0 - 0.5 - 2 * 0.25, 2.0 - 0.5 - 0.25, 4.0]
 
 
-def test_continued_sequence_is_asked_for_the_rest():
-    """Limits are what is left, and vLLM's own penalties are off where ours count."""
+def test_continued_sequence_requests_the_remaining_tokens():
+    """The limits are reduced by the delivered tokens, and vLLM's penalties are replaced by ours."""
     params = SamplingParams(max_tokens=8, min_tokens=4, frequency_penalty=0.5, seed=3)
     rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
     rest = vllm_params(params, rules, sequence_index=1, drawn=(5, 6, 7))
@@ -128,14 +128,14 @@ def test_continued_sequence_is_asked_for_the_rest():
 
 
 def test_neighbouring_seeds_share_no_sequence():
-    """Sequence 1 of seed 5 is not sequence 0 of seed 6."""
+    """Sequence 1 of seed 5 and sequence 0 of seed 6 have different seeds."""
     seeds = {sequence_seed(seed, index) for seed in range(32) for index in range(32)}
     assert len(seeds) == 1024
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 
 
 def test_process_ends_with_its_owner():
-    """Kill -9 of the owner leaves nothing behind."""
+    """A process with the watchdog exits when its owner is killed by SIGKILL."""
     owner = subprocess.Popen([sys.executable, '-c', OWNER, CHILD], stdout=subprocess.PIPE, text=True)
     try:
         child = os.pidfd_open(int(owner.stdout.readline()))
@@ -143,6 +143,6 @@ def test_process_ends_with_its_owner():
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    # The descriptor of a process is readable once it has ended.
+    # A pidfd becomes readable when the process has exited.
     assert select.select([child], [], [], 30)[0]
     os.close(child)
