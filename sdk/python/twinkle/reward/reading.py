@@ -21,8 +21,8 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
         raise InvalidRewardInput(f'trajectories[{index}].messages', 'is missing; pass the chat with its completion')
     for message in reversed(cast('Sequence[Any]', messages)):
         if isinstance(message, Mapping) and cast('Mapping[str, Any]', message).get('role') == 'assistant':
-            said = cast('Mapping[str, Any]', message)
-            thought, text = said.get('reasoning_content'), _text_of(said.get('content'))
+            turn = cast('Mapping[str, Any]', message)
+            thought, text = turn.get('reasoning_content'), _text_of(turn.get('content'))
             return f'<think>{thought}</think>{text}' if thought else text
     return ''
 
