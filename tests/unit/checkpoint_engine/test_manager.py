@@ -182,7 +182,7 @@ def test_several_adapters_are_named(tiny_llama_dir, sampler):
         manager.sync_weights(merge_and_sync=False)
     with pytest.raises(UnknownAdapter):
         manager.sync_weights(merge_and_sync=False, adapter_name='c')
-    with pytest.raises(ValueError, match='say which'):
+    with pytest.raises(ValueError, match='adapter_name'):
         sampler.sample(PROMPT, GREEDY)
     with pytest.raises(ValueError, match='use_base_model'):
         sampler.sample(PROMPT, GREEDY, 'a', use_base_model=True)
