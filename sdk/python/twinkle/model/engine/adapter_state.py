@@ -3,22 +3,28 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.data_format import LoraConfig, LossOutput
-from twinkle.loss import CrossEntropyLoss, Loss
+from twinkle.loss import CrossEntropyLoss, Loss, LossBatch
 from twinkle.metric import LossMetric, Metric, TrainMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.nn import FullWeights, LoraWeights
 from twinkle.processor import InputProcessor, PackedBatch
 
-if TYPE_CHECKING:
-    from twinkle.model.engine.pass_outputs import SegmentOutputs
+
+@dataclass(frozen=True)
+class SegmentOutputs:
+    """Outputs of a pass for one adapter."""
+
+    loss_batch: LossBatch
+    is_greedy_R: Tensor | None
+    """Whether each label is the most likely token, for metrics."""
 
 
 @dataclass
@@ -26,7 +32,7 @@ class PendingForward:
     """Forward pass with stored activations."""
 
     batch: PackedBatch
-    outputs: 'SegmentOutputs'
+    outputs: SegmentOutputs
     """Outputs with gradient."""
     output: LossOutput | None = None
     """Loss, once it was calculated."""

@@ -17,11 +17,11 @@ from torch import Tensor
 from twinkle.data_format import LossOutput
 from twinkle.loss import InvalidLossInput, LossBatch
 from twinkle.metric import LabelFacts
-from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.adapter_state import AdapterState, SegmentOutputs
 from twinkle.model.engine.gradient import check_gradient
 from twinkle.model.engine.label_facts import label_facts, more_outputs, target_logps
 from twinkle.model.engine.memory import is_out_of_memory
-from twinkle.model.engine.pass_outputs import Segment, SegmentOutputs, forward_outputs
+from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
 from twinkle.nn import PackedCausalLM

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twinkle.loss import Loss
 from twinkle.metric import LabelFacts
-from twinkle.model.engine.pass_outputs import SegmentOutputs
+from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.processor import PackedBatch
 
 _OPTIONAL = ('entropies_R', 'is_greedy_R', 'values_R', 'embeddings_FD')

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from twinkle.loss import LossBatch
+from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedCausalLM, SequenceSpan
 from twinkle.nn.rows import block_rows
@@ -51,15 +52,6 @@ class Segment:
         """Outputs that the head must compute: whether entropies, and the number of candidates per label."""
         ids_RK = self.candidate_ids
         return self.purpose.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
-
-
-@dataclass(frozen=True)
-class SegmentOutputs:
-    """Outputs of a pass for one adapter."""
-
-    loss_batch: LossBatch
-    is_greedy_R: Tensor | None
-    """Whether each label is the most likely token, for metrics."""
 
 
 def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[SegmentOutputs]:
