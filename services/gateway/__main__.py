@@ -15,7 +15,6 @@ from services.gateway.catalogue.limited_checkpoints import LimitedCheckpoints
 from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.catalogue.list_runs import ListRuns
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from services.gateway.catalogue.weight_facts import GrpcWeightFacts
 from services.gateway.catalogue.wiring import change_checkpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.wiring import make_exports
@@ -39,6 +38,7 @@ from services.gateway.openai.samplers import FleetSamplers
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
+from services.gateway.sampling.grpc import GrpcWeightFacts
 from services.gateway.sampling.open import open_sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 from services.gateway.sessions.open import open_sessions, session_job

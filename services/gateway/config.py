@@ -2,7 +2,6 @@
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Self
@@ -10,7 +9,6 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
-from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota
 from services.kit.config import Listener, ServiceConfig
 from services.kit.tls import CertificateConfig
 
@@ -172,18 +170,14 @@ class QuotasConfig(BaseModel):
     """Sampling requests under way."""
     stored_bytes: int | None = Field(default=None, ge=0)
     """Bytes of checkpoints."""
-    weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT)
-    """Part of places where several tenants wait for them."""
+    weight: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Relative share when several tenants wait; the bounds are those of `quotas.rules`."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """How long a call waits for its tenant to owe no tokens, before it is refused."""
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
     """How often quotas are read that another gateway may have set."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
     """How often usage is written down: a kill loses what was sampled since."""
-
-    def default(self) -> Quota:
-        """Return the quota of a tenant that has none."""
-        return Quota(**{field.name: getattr(self, field.name) for field in fields(Quota)})
 
 
 class GatewayConfig(ServiceConfig):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from services.gateway.quotas.grpc import GrpcMeterFeed
 from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
 from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.quotas import Quotas
+from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from services.gateway.sessions.grpc import GrpcAdapters
 from services.gateway.store.database import Database
@@ -33,7 +35,7 @@ async def open_quotas(
         models: channels without interceptors to all model services.
         clock: source of the time.
     """
-    table, usage = QuotaTable(SqlQuotaStore(database), default=config.quotas.default()), SqlUsageStore(database)
+    table, usage = QuotaTable(SqlQuotaStore(database), default=default_quota(config.quotas)), SqlUsageStore(database)
     await table.read()
     rates = TokenRates(table, clock=clock)
     meter = UsageMeter(usage, rates, clock=clock)
@@ -43,6 +45,11 @@ async def open_quotas(
         yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)
     finally:
         await meter.close()
+
+
+def default_quota(options: QuotasConfig) -> Quota:
+    """Return the quota of tenants without one."""
+    return Quota(**{field.name: getattr(options, field.name) for field in fields(Quota)})
 
 
 def quota_jobs(

@@ -12,6 +12,7 @@ import grpc
 from services.gateway.fleet.convert import load_from_proto, resident_from_proto
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
+from services.gateway.fleet.upstreams import GrpcLookups
 from services.gateway.sampling.messages import (
     aborted_end,
     aborted_results,
@@ -35,6 +36,8 @@ from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.status import error_from_call
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
@@ -175,3 +178,22 @@ def _indices_of(part: BatchPart) -> Iterator[None]:
 
 def _seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+
+
+class GrpcWeightFacts:
+    """Implements `ports.WeightFacts` with lookups at the model and checkpoint services."""
+
+    def __init__(self, lookups: GrpcLookups) -> None:
+        self._lookups = lookups
+
+    async def base_of_adapter(self, adapter_id: str) -> str:
+        return adapter_pb2.Adapter.FromString(await self._lookups.adapter(adapter_id)).base_model
+
+    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
+        return checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(checkpoint_path)).base_model
+
+    async def unpin(self, adapter_id: str, version: int) -> None:
+        await self._lookups.unpin(adapter_id, version)
+
+    def version_of(self, result: bytes) -> int:
+        return training_service_pb2.ExecuteResponse.FromString(result).result.publish.version

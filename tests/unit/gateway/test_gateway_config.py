@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.config import GatewayConfig
+from services.gateway.config import GatewayConfig, QuotasConfig
+from services.gateway.quotas.open import default_quota
+from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,11 @@ def test_model_services_are_told_apart_by_name() -> None:
     assert three.upstreams.model_addresses() == {'model': 'host:1', 'model-2': 'host:2', 'model-3': 'host:3'}
     several = GatewayConfig.model_validate({'upstreams': {'models': ['host:2'], 'data': 'host:4'}})
     assert several.upstreams.addresses() == {'model': 'host:2', 'data': 'host:4'}
+
+
+@pytest.mark.parametrize('weight', [MIN_WEIGHT, MAX_WEIGHT])
+def test_default_weight_has_the_bounds_of_a_quota(weight: float) -> None:
+    """The default weight accepts the smallest and the largest weight of a quota, and nothing beyond."""
+    assert default_quota(QuotasConfig(weight=weight)).weight == weight
+    with pytest.raises(ValidationError):
+        QuotasConfig(weight=weight * 1.01 if weight == MAX_WEIGHT else weight * 0.99)
