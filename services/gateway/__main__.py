@@ -8,14 +8,8 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow_catalogue import FollowCatalogue
-from services.gateway.catalogue.get_run import GetRun
-from services.gateway.catalogue.grpc_feeds import GrpcCheckpointFeed
-from services.gateway.catalogue.limited_checkpoints import LimitedCheckpoints
-from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
-from services.gateway.catalogue.list_runs import ListRuns
-from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from services.gateway.catalogue.wiring import change_checkpoints
+from services.gateway.catalogue.grpc import LimitedCheckpoints
+from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.wiring import make_exports
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
@@ -78,6 +72,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         upstreams = await open_upstreams(config, database, stack, clock=clock)
         models = tuple(upstreams.models.values())
         quotas = await stack.enter_async_context(open_quotas(config, database, models, clock=clock))
+        catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, sampler_facts = await open_fleet(config, stack, clock=clock)
         sampling, gate = open_sampling(config, fleet, channels, quotas=quotas)
         exports = make_exports(config, database, upstreams.channels, clock=clock)
@@ -95,7 +90,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
             quotas=QuotaServicer(quotas),
             sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
-            catalogue=_catalogue_servicer(config, database, upstreams, quotas=quotas, clock=clock),
+            catalogue=UsageServicer(quotas, catalogue.runs, catalogue.checkpoints),
             exports=exports.servicer,
             fleet=FleetServicer(open_replicas(config, fleet)),
         )
@@ -108,13 +103,13 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         server.on_drain(futures.verbs.begin_stop)
         chat = FleetSamplers(sampling, fleet, describe=sampler_facts.describe)
         routes = [
-            *open_openai(config, chat, SqlRunStore(database), clock=clock),
+            *open_openai(config, chat, catalogue.runs, clock=clock),
             *open_tinker(
                 config, database, sessions=sessions, futures=futures, upstreams=upstreams, samplers=sampler_facts
             ),
             *open_tinker_catalogue(
                 database,
-                _limited_checkpoints(config, upstreams, quotas),
+                catalogue=catalogue,
                 accounts=accounts,
                 sessions=sessions,
                 lookups=upstreams.lookups,
@@ -125,7 +120,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         jobs = (
             session_job(config, database, models=models, versions=futures.handles, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
-            *_catalogue_jobs(database, upstreams, clock=clock),
+            *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
             *exports.jobs,
@@ -157,20 +152,7 @@ def _server(
     return server
 
 
-def _catalogue_servicer(
-    config: GatewayConfig, database: Database, upstreams: Upstreams, *, quotas: Quotas, clock: Clock
-) -> UsageServicer:
-    runs = SqlRunStore(database)
-    return UsageServicer(
-        quotas=quotas,
-        get_run=GetRun(runs),
-        list_runs=ListRuns(runs),
-        list_run_checkpoints=ListRunCheckpoints(SqlCheckpointStore(database)),
-        change_checkpoints=change_checkpoints(config, database, upstreams.channels, clock=clock),
-    )
-
-
-def _limited_checkpoints(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:
+def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:
     return LimitedCheckpoints(
         upstreams.channels.get('checkpoint'),
         internal_token=config.internal_token,
@@ -182,13 +164,6 @@ def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> Lim
     if upstreams.calls is None:
         return None
     return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
-
-
-def _catalogue_jobs(database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
-    if (channel := upstreams.internal.get('checkpoint')) is None:
-        return []
-    checkpoints, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)
-    return [FollowCatalogue('checkpoints', feed=checkpoints, shelf=store, clock=clock).__call__]
 
 
 @asynccontextmanager

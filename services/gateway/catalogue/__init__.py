@@ -1,3 +1,3 @@
-"""Runs and checkpoints as tenants see them, followed from the model and checkpoint services."""
+"""Catalogue of runs and checkpoints: a copy of entries that the model and checkpoint services own."""
 
 __all__: list[str] = []

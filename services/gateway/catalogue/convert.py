@@ -56,6 +56,29 @@ def query_of(request: messages.ListRunsRequest | messages.ListRunCheckpointsRequ
     return (type(request).__name__, tenant_id, fingerprint_of(filters))
 
 
+def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str) -> Checkpoint:
+    """Return a tenant's checkpoint, as the checkpoint service reports it."""
+    expires = message.HasField('expire_time')
+    return Checkpoint(
+        checkpoint_id=message.checkpoint_id,
+        tenant_id=tenant_id,
+        run_id=message.adapter_id,
+        name=message.name,
+        path=message.path,
+        base_model=message.base_model,
+        is_optimizer_included=message.is_optimizer_included,
+        size_bytes=message.size_bytes,
+        step_count=message.step_count,
+        digest=message.digest,
+        folder=message.folder,
+        create_time=message.create_time.ToDatetime(tzinfo=UTC),
+        expire_time=message.expire_time.ToDatetime(tzinfo=UTC) if expires else None,
+        is_public=message.is_public,
+        user_metadata=dict(message.user_metadata),
+        lora_rank=message.lora_rank,
+    )
+
+
 def run_to_proto(run: Run) -> messages.Run:
     """Return the message of a run."""
     return messages.Run(

@@ -1,7 +1,7 @@
-"""The catalogue's copies of what other services own, where they come from, and where changes go."""
+"""Feeds of entries that other services own, and stores for the catalogue's copies."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol, TypeVar
 
 from services.gateway.catalogue.rules import CatalogueEvent, Checkpoint, CheckpointFilter, EntryKey, Run, RunFilter
@@ -11,65 +11,49 @@ Entry = TypeVar('Entry')
 Entry_contra = TypeVar('Entry_contra', contravariant=True)
 
 
-class Shelf(Protocol[Entry_contra]):
-    """The catalogue's copy of entries that another service owns."""
+class EntryStore(Protocol[Entry_contra]):
+    """Stores copies of entries that another service owns."""
 
     async def save(self, entry: Entry_contra) -> None:
-        """Keep the entry as it is now; it is there, whatever was marked before."""
+        """Store the current content of an entry, which exists even if it was marked as deleted before."""
         ...
 
-    async def mark_gone(self, key: EntryKey, *, moment: datetime) -> None:
-        """Mark one entry as gone; an unknown one is no error."""
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
+        """Mark one entry as deleted; an unknown key is no error."""
         ...
 
-    async def mark_absent_gone(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        """Mark every entry as gone whose key is not in `present`."""
+    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
+        """Mark every entry as deleted whose key is not in `present`."""
         ...
 
 
-class RunStore(Shelf[Run], Protocol):
-    """Keeps runs. A run that is gone stays listed, inactive."""
+class RunStore(EntryStore[Run], Protocol):
+    """Stores runs. Deleted runs stay listed as inactive."""
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
         """Return the tenant's run, or None."""
         ...
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
-        """Return one item more than the page where there are as many, newest first."""
+        """Return a page and one extra item if there is a next page, newest first."""
         ...
 
 
-class CheckpointStore(Shelf[Checkpoint], Protocol):
-    """Keeps checkpoints. One that is gone is listed no more; its row stays."""
+class CheckpointStore(EntryStore[Checkpoint], Protocol):
+    """Stores checkpoints. Deleted checkpoints are not listed, but their rows stay."""
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
-        """Return one item more than the page where there are as many, newest first."""
-        ...
-
-
-class CheckpointKeeper(Protocol):
-    """Changes checkpoints of the current caller where they are kept. Every verb raises that service's own error."""
-
-    async def delete(self, path: str) -> None:
-        """Delete one."""
-        ...
-
-    async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
-        """Have one deleted after `ttl` from now, or kept, and return it."""
-        ...
-
-    async def set_public(self, path: str, *, is_public: bool) -> Checkpoint:
-        """Let every tenant read one, or its owner alone, and return it."""
+        """Return a page and one extra item if there is a next page, newest first."""
         ...
 
 
 class Feed(Protocol[Entry]):
-    """Entries of another service, as they change."""
+    """Stream of another service's entries and their changes."""
 
     def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Entry]]:
-        """Return the events after `resume_token`; empty: a whole snapshot, `Synced`, then changes.
+        """Yield the events after `resume_token`; an empty token yields a snapshot, `SnapshotComplete`, then changes.
 
         Raises:
-            DomainError: while iterating: the service cannot be reached, or does not know the token any more.
+            DomainError: while iterating, the service is unreachable or no longer accepts the token.
         """
         ...

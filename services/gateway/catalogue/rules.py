@@ -1,7 +1,7 @@
-"""What the catalogue lists, and the events by which it learns of it.
+"""Runs, checkpoints, filters for lists of them, and the events of the feeds that the catalogue copies.
 
-The truth about a run is in the model service, that about a checkpoint in the checkpoint
-service. The catalogue is a copy that outlives both, so rows are marked, never removed.
+The model services own runs, and the checkpoint service owns checkpoints. The catalogue's copy outlives both, so entries
+are marked as deleted but never removed.
 """
 
 from collections.abc import Mapping
@@ -12,36 +12,36 @@ from typing import Generic, TypeVar
 Entry = TypeVar('Entry')
 
 EntryKey = tuple[str, str]
-"""Tenant and id of an entry: callers choose ids, so two tenants may have the same."""
+"""Tenant and id of an entry; callers choose ids, so that two tenants may have the same id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A training run: an adapter, as last heard."""
+    """Training run: an adapter as its model service last reported it."""
 
     run_id: str
-    """The adapter's id."""
+    """Id of the adapter."""
     tenant_id: str
     base_model: str
     lora_rank: int
     step_count: int
-    """Optimizer steps applied."""
+    """Number of optimizer steps applied."""
     version: int
     """Newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     is_active: bool
-    """Whether it can be trained on now."""
+    """Whether the adapter still exists at its model service."""
     create_time: datetime
     """UTC."""
     update_time: datetime
     """UTC."""
     session_id: str = ''
-    """The session it was made in; empty: none was named."""
+    """Session that created the run; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A durable, named version of a run."""
+    """Durable, named version of a run."""
 
     checkpoint_id: str
     """`<run>/weights/<name>`."""
@@ -55,31 +55,31 @@ class Checkpoint:
     size_bytes: int
     step_count: int
     digest: str
-    """blake3 of its state, hexadecimal."""
+    """blake3 of the state, hexadecimal."""
     folder: str
-    """The peft folder, where the store is a local disk."""
+    """PEFT folder if the checkpoint service stores on a local disk, else empty."""
     create_time: datetime
     """UTC."""
     expire_time: datetime | None = None
-    """When it is deleted; None: kept."""
+    """Time of deletion; None for a checkpoint without expiry."""
     is_public: bool = False
-    """Whether every tenant may read it."""
+    """Whether every tenant may read the checkpoint."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The owner's labels."""
+    """Labels of the owner."""
     lora_rank: int = 0
-    """0: not known, or it holds the base model's own weights."""
+    """Rank; 0 if it is unknown or the checkpoint has full weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadOrder:
-    """An adapter made elsewhere, on its way in."""
+class UploadRequest:
+    """Request to upload an adapter that was trained elsewhere."""
 
     upload_id: str
-    """Chosen by the client; what was cut goes on under it."""
+    """Id that the client chooses; an interrupted upload resumes under the same id."""
     name: str
     base_model: str
     size_bytes: int
-    """Of the archive."""
+    """Size of the archive."""
 
 
 @dataclass(frozen=True)
@@ -88,41 +88,41 @@ class ArchivePart:
 
     data: bytes
     size_bytes: int
-    """Of the whole archive."""
+    """Size of the complete archive."""
     digest: str
-    """blake3 of the whole archive, hexadecimal."""
+    """blake3 of the complete archive, hexadecimal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """Which runs are listed. What is None or empty leaves out none."""
+    """Filter for runs; None and empty fields match every run."""
 
     base_model: str | None = None
     session_id: str | None = None
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels that all of them have."""
+    """Labels that a run must have."""
     is_active: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFilter:
-    """Which checkpoints are listed. What is None or empty leaves out none."""
+    """Filter for checkpoints; None and empty fields match every checkpoint."""
 
     run_id: str | None = None
     base_model: str | None = None
     is_optimizer_included: bool | None = None
     is_public: bool | None = None
     begin_time: datetime | None = None
-    """The first moment that they may be of."""
+    """Earliest creation time, inclusive."""
     end_time: datetime | None = None
-    """The first moment that is too late."""
+    """Latest creation time, exclusive."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels that all of them have."""
+    """Labels that a checkpoint must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen(Generic[Entry]):
-    """The entry exists, and looks like this now."""
+class EntryChanged(Generic[Entry]):
+    """An entry exists and has this content now."""
 
     key: EntryKey
     entry: Entry
@@ -130,19 +130,19 @@ class Seen(Generic[Entry]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
-    """The entry exists no more."""
+class EntryDeleted:
+    """An entry was deleted."""
 
     key: EntryKey
     resume_token: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synced:
-    """The snapshot is complete; what follows are changes."""
+class SnapshotComplete:
+    """All entries were reported; changes follow."""
 
     resume_token: str
 
 
-CatalogueEvent = Seen[Entry] | Gone | Synced
-"""What a feed tells."""
+CatalogueEvent = EntryChanged[Entry] | EntryDeleted | SnapshotComplete
+"""Event of a feed."""

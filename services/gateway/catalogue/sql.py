@@ -1,8 +1,9 @@
-"""The catalogue's copies of runs and checkpoints in SQL. Rows are marked, never removed."""
+"""Tables and stores of runs and checkpoints. Rows are marked as deleted, never removed."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
+import structlog
 from sqlalchemy import ColumnElement, Index, false, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -19,6 +20,8 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
+
+_log = structlog.get_logger('catalogue')
 
 
 class RunRow(Base):
@@ -68,29 +71,26 @@ class CheckpointRow(Base):
 
 
 class SqlRunStore:
-    """Keeps runs. A run that is gone stays listed, inactive."""
+    """Implements `RunStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
     async def save(self, entry: Run) -> None:
-        """Keep the run as it is now."""
         row = as_row(entry)
         async with self._database.write() as connection:
             insert = insert_into(connection, RunRow).values(row)
             await connection.execute(insert.on_conflict_do_update(index_elements=['tenant_id', 'run_id'], set_=row))
 
-    async def mark_gone(self, key: EntryKey, *, moment: datetime) -> None:
-        """Mark one run inactive; an unknown one is no error."""
-        is_it = _is_run(key) & RunRow.is_active
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
+        is_active_run = _is_run(key) & RunRow.is_active
         async with self._database.write() as connection:
-            await connection.execute(update(RunRow).where(is_it).values(is_active=False, update_time=moment))
+            await connection.execute(update(RunRow).where(is_active_run).values(is_active=False, update_time=moment))
 
-    async def mark_absent_gone(
+    async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
-        """Mark every run inactive whose key is not in `present`, of `base_models` alone unless it is None."""
+        """Mark active runs as inactive whose keys are not in `present`, for all or only some base models."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))
@@ -101,13 +101,11 @@ class SqlRunStore:
                 await connection.execute(statement.values(is_active=False, update_time=moment))
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
-        """Return the tenant's run, or None."""
-        is_it = (RunRow.tenant_id == tenant_id) & (RunRow.run_id == run_id)
+        query = select_values(RunRow, Run).where(_is_run((tenant_id, run_id)))
         async with self._database.read() as connection:
-            return await fetch_one(connection, select_values(RunRow, Run).where(is_it), Run)
+            return await fetch_one(connection, query, Run)
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
-        """Return one item more than the page where there are as many, newest first."""
         query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id)
         for condition in _run_conditions(wanted, self._database.dialect):
             query = query.where(condition)
@@ -116,15 +114,41 @@ class SqlRunStore:
             return await fetch_all(connection, query, Run)
 
 
+class SqlServiceRuns:
+    """Implements `EntryStore` for the runs of one of several model services.
+
+    A run that is absent from the service's snapshot counts as deleted only if its base model belongs to the service.
+    """
+
+    def __init__(
+        self, store: SqlRunStore, service: str, base_models_of: Callable[[str], Awaitable[Collection[str] | None]]
+    ) -> None:
+        """Use `store`; `base_models_of` returns the base models of a service, or None while they are unknown."""
+        self._store = store
+        self._service = service
+        self._base_models_of = base_models_of
+
+    async def save(self, entry: Run) -> None:
+        await self._store.save(entry)
+
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
+        await self._store.mark_deleted(key, moment=moment)
+
+    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
+        base_models = await self._base_models_of(self._service)
+        if base_models is None:
+            _log.warning('absent runs stay active, base models unknown', service=self._service)
+            return
+        await self._store.mark_absent_deleted(present, moment=moment, base_models=base_models)
+
+
 class SqlCheckpointStore:
-    """Keeps checkpoints. One that is gone is listed no more; its row stays."""
+    """Implements `CheckpointStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
     async def save(self, entry: Checkpoint) -> None:
-        """Keep the checkpoint as it is now; it is there, whatever was marked before."""
         row = {**as_row(entry), 'delete_time': None}
         async with self._database.write() as connection:
             insert = insert_into(connection, CheckpointRow).values(row)
@@ -132,26 +156,23 @@ class SqlCheckpointStore:
                 insert.on_conflict_do_update(index_elements=['tenant_id', 'checkpoint_id'], set_=row)
             )
 
-    async def mark_gone(self, key: EntryKey, *, moment: datetime) -> None:
-        """Mark one checkpoint as gone; an unknown one is no error."""
-        is_it = _is_checkpoint(key) & CheckpointRow.delete_time.is_(None)
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
+        is_existing = _is_checkpoint(key) & CheckpointRow.delete_time.is_(None)
         async with self._database.write() as connection:
-            await connection.execute(update(CheckpointRow).where(is_it).values(delete_time=moment))
+            await connection.execute(update(CheckpointRow).where(is_existing).values(delete_time=moment))
 
-    async def mark_absent_gone(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        """Mark every checkpoint as gone whose key is not in `present`."""
-        is_there = CheckpointRow.delete_time.is_(None)
+    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
+        is_existing = CheckpointRow.delete_time.is_(None)
         async with self._database.write() as connection:
-            query = select(CheckpointRow.tenant_id, CheckpointRow.checkpoint_id).where(is_there)
-            kept = await connection.execute(query)
-            for key in {(row.tenant_id, row.checkpoint_id) for row in kept} - set(present):
+            query = select(CheckpointRow.tenant_id, CheckpointRow.checkpoint_id).where(is_existing)
+            existing = await connection.execute(query)
+            for key in {(row.tenant_id, row.checkpoint_id) for row in existing} - set(present):
                 statement = update(CheckpointRow).where(_is_checkpoint(key))
                 await connection.execute(statement.values(delete_time=moment))
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
-        """Return one item more than the page where there are as many, newest first."""
-        is_there = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-        query = select_values(CheckpointRow, Checkpoint).where(is_there)
+        is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
+        query = select_values(CheckpointRow, Checkpoint).where(is_existing)
         for condition in _checkpoint_conditions(wanted, self._database.dialect):
             query = query.where(condition)
         query = newest_first(query, page, time=CheckpointRow.create_time, item_id=CheckpointRow.checkpoint_id)

@@ -10,7 +10,7 @@ from typing import IO
 
 from blake3 import blake3
 
-from services.gateway.catalogue.grpc_checkpoints import GrpcCheckpoints
+from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.errors import CheckpointChanged
 from services.gateway.exports.ports import ReportBytes
 from services.kit.errors import DigestMismatch

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.grpc_checkpoints import GrpcCheckpoints
+from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.archives import CheckpointArchives
 from services.gateway.exports.cancel_export import CancelExport

@@ -6,10 +6,9 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow_catalogue import FollowCatalogue
-from services.gateway.catalogue.grpc_feeds import GrpcRunFeed
-from services.gateway.catalogue.service_runs import SqlServiceRuns
-from services.gateway.catalogue.sql import SqlRunStore
+from services.gateway.catalogue.follow import FeedFollower
+from services.gateway.catalogue.grpc import GrpcRunFeed
+from services.gateway.catalogue.sql import SqlRunStore, SqlServiceRuns
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
 from services.gateway.fleet.jobs import ExpireLeases, FollowStatic
@@ -58,11 +57,14 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
             name: SqlRunStore(database) for name in upstreams.internal_models
         }
     else:
-        stores = {name: SqlServiceRuns(database, name, routes.base_models_of) for name in upstreams.internal_models}
+        stores = {
+            name: SqlServiceRuns(SqlRunStore(database), name, routes.base_models_of)
+            for name in upstreams.internal_models
+        }
     jobs: list[Job] = [
-        FollowCatalogue(
-            'runs' if name == MODEL else f'runs of {name}', feed=GrpcRunFeed(channel), shelf=stores[name], clock=clock
-        ).__call__
+        FeedFollower(
+            'runs' if name == MODEL else f'runs of {name}', feed=GrpcRunFeed(channel), store=stores[name], clock=clock
+        ).run
         for name, channel in upstreams.internal_models.items()
     ]
     if isinstance(routes, SeveralModels):

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.catalogue.get_run import GetRun
-from services.gateway.catalogue.list_runs import ListRuns
 from services.gateway.catalogue.rules import Run, RunFilter
+from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import RunNotFound
 from services.gateway.openai.samplers import FleetSamplers
 from services.gateway.paging import Page
@@ -44,11 +43,10 @@ class ResolvedModel:
 class ModelResolver:
     """Finds and lists models for a caller: base models, runs, versions of runs, and checkpoints."""
 
-    def __init__(self, samplers: FleetSamplers, *, get_run: GetRun, list_runs: ListRuns, started_at: datetime) -> None:
+    def __init__(self, samplers: FleetSamplers, *, runs: Runs, started_at: datetime) -> None:
         """Resolve names; `started_at` is the reported creation time of base models."""
         self._samplers = samplers
-        self._get_run = get_run
-        self._list_runs = list_runs
+        self._runs = runs
         self._started_at = started_at
 
     async def find(self, caller: Caller, name: str) -> ResolvedModel:
@@ -63,7 +61,7 @@ class ModelResolver:
             return ResolvedModel(base_model=name)
         for run_id, adapter in _candidates(name):
             try:
-                run = await self._get_run(caller, run_id)
+                run = await self._runs.get(caller, run_id)
             except RunNotFound:
                 continue
             return ResolvedModel(base_model=run.base_model, adapter=adapter, run=run)
@@ -76,7 +74,7 @@ class ModelResolver:
             _model(info.base_model, created=created, owned_by='twinkle', max_model_len=info.context_tokens)
             for info in await self._samplers.base_models()
         ]
-        return models + [_run_model(run, run.run_id) for run in await self._runs(caller)]
+        return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
 
     async def show(self, caller: Caller, name: str) -> dict[str, Any]:
         """Return one model.
@@ -93,11 +91,11 @@ class ModelResolver:
         context_tokens = infos[name].context_tokens if name in infos else 0
         return _model(name, created=created, owned_by='twinkle', max_model_len=context_tokens)
 
-    async def _runs(self, caller: Caller) -> Sequence[Run]:
+    async def _listed_runs(self, caller: Caller) -> Sequence[Run]:
         runs: list[Run] = []
         page = Page(size=_PAGE_SIZE)
         while len(runs) < MAX_LISTED_RUNS:
-            listing = await self._list_runs(caller, page, RunFilter())
+            listing = await self._runs.list(caller, page, RunFilter())
             runs += listing.items
             if listing.next_cursor is None:
                 break

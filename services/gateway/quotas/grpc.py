@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.gateway.catalogue.rules import CatalogueEvent, Gone, Seen, Synced
+from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDeleted, SnapshotComplete
 from services.gateway.quotas.rules import Reading
 from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
@@ -19,7 +19,7 @@ class GrpcMeterFeed:
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
     async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
-        """Yield the events after `resume_token`; an empty token yields a snapshot, `Synced`, then changes.
+        """Yield the events after `resume_token`; an empty token yields a snapshot, `SnapshotComplete`, then changes.
 
         Raises:
             DomainError: the service is unreachable, or the token has expired.
@@ -45,10 +45,12 @@ def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent
                 trained_token_count=message.adapter.trained_token_count,
                 operation_count=message.adapter.sequence_number,
             )
-            return Seen(key=(reading.tenant_id, reading.run_id), entry=reading, resume_token=message.resume_token)
+            return EntryChanged(
+                key=(reading.tenant_id, reading.run_id), entry=reading, resume_token=message.resume_token
+            )
         case 'deletion':
-            return Gone(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
+            return EntryDeleted(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
         case 'is_synced':
-            return Synced(resume_token=message.resume_token)
+            return SnapshotComplete(resume_token=message.resume_token)
         case None:
             return None

@@ -71,12 +71,12 @@ class UsageMeter:
         if before != entry:
             self._last_readings[key] = self._readings[key] = entry
 
-    async def mark_gone(self, key: EntryKey, *, moment: datetime) -> None:
+    async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
         """Drop the last reading of a deleted run; its usage stays recorded."""
         del moment
         self._last_readings.pop(key, None)
 
-    async def mark_absent_gone(self, present: Collection[EntryKey], *, moment: datetime) -> None:
+    async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
         """Do nothing, because each of several model services reports its own runs only."""
         del present, moment
 

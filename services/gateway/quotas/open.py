@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow_catalogue import FollowCatalogue
+from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.quotas.grpc import GrpcMeterFeed
@@ -60,7 +60,7 @@ def quota_jobs(
         lambda: quotas.table.keep_on(interval=options.refresh),
         lambda: quotas.meter.keep_on(interval=options.usage_interval),
         *(
-            FollowCatalogue(f'meters of {name}', feed=GrpcMeterFeed(channel), shelf=quotas.meter, clock=clock).__call__
+            FeedFollower(f'meters of {name}', feed=GrpcMeterFeed(channel), store=quotas.meter, clock=clock).run
             for name, channel in models.items()
         ),
     ]

@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 
+from services.gateway.catalogue.checkpoints import Checkpoints
+from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.keys.convert import tenant_id_from_proto
 from services.gateway.quotas.convert import period_from_proto, quota_from_proto, quota_to_proto, usages_to_proto
@@ -41,10 +43,10 @@ class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
 
 
 class UsageServicer(CatalogueServicer):
-    """The catalogue's servicer with GetUsage, which belongs to the same contract but is answered by quotas."""
+    """Implements `CatalogueService` with `GetUsage`, which quotas answer."""
 
-    def __init__(self, *, quotas: Quotas, **verbs: Any) -> None:
-        super().__init__(**verbs)
+    def __init__(self, quotas: Quotas, runs: Runs, checkpoints: Checkpoints) -> None:
+        super().__init__(runs, checkpoints)
         self._quotas = quotas
 
     async def GetUsage(

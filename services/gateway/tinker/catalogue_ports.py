@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from datetime import timedelta
 from typing import Protocol
 
-from services.gateway.catalogue.rules import ArchivePart, Checkpoint, Run, UploadOrder
+from services.gateway.catalogue.rules import ArchivePart, Checkpoint, Run, UploadRequest
 from services.gateway.paging import Counted, Slice
 from services.gateway.sessions.rules import Session
 
@@ -63,8 +63,8 @@ class Keeper(Protocol):
 class Uploads(Protocol):
     """Takes archives of peft folders on behalf of the current caller."""
 
-    async def upload(self, order: UploadOrder, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        """Return the checkpoint that an archive became, of which `pieces` are the bytes from `offset` on.
+    async def upload(self, request: UploadRequest, parts: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
+        """Return the checkpoint that an archive became, of which `parts` are the bytes from `offset` on.
 
         Raises:
             StreamOutOfOrder: not all of it has come; its `offset` says how much has.

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from services.gateway.catalogue.change_checkpoints import ChangeCheckpoints
-from services.gateway.catalogue.copy_checkpoint import CopyCheckpoint
+from services.gateway.catalogue.checkpoints import Checkpoints
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import text, whole
 from services.gateway.tinker.bodies import read_body
@@ -39,10 +38,9 @@ class CopyOrder:
 class CheckpointRoutes:
     """Serves them."""
 
-    def __init__(self, change: ChangeCheckpoints, copy: CopyCheckpoint, *, find_session: FindSession) -> None:
-        """Change with `change`, copy with `copy`, into sessions that `find_session` finds."""
-        self._change = change
-        self._copy_checkpoint = copy
+    def __init__(self, checkpoints: Checkpoints, *, find_session: FindSession) -> None:
+        """Change and copy with `checkpoints`, into sessions that `find_session` finds."""
+        self._checkpoints = checkpoints
         self._find_session = find_session
 
     def routes(self) -> list[Route]:
@@ -56,7 +54,7 @@ class CheckpointRoutes:
         ]
 
     async def _delete(self, call: HttpCall) -> Response:
-        await self._change.delete(path_of(call).native)
+        await self._checkpoints.delete(current_caller(), path_of(call).native)
         return JsonResponse({'type': 'delete_checkpoint'})
 
     async def _publish(self, call: HttpCall) -> Response:
@@ -66,13 +64,13 @@ class CheckpointRoutes:
         return await self._set_public(call, is_public=False)
 
     async def _set_public(self, call: HttpCall, *, is_public: bool) -> Response:
-        await self._change.set_public(path_of(call).native, is_public=is_public)
+        await self._checkpoints.set_public(path_of(call).native, is_public=is_public)
         return JsonResponse({'public': is_public})
 
     async def _set_ttl(self, call: HttpCall) -> Response:
         path = path_of(call)
         ttl = await read_body(call, lambda body: _ttl_of(Fields(body)))
-        await self._change.set_ttl(path.native, ttl)
+        await self._checkpoints.set_ttl(path.native, ttl)
         return JsonResponse({'type': 'set_checkpoint_ttl'})
 
     async def _copy(self, call: HttpCall) -> Response:
@@ -81,7 +79,7 @@ class CheckpointRoutes:
         if order.session_id:
             await self._find_session(order.session_id)
             run_id = model_id_of(order.session_id, order.model_seq_id)
-        copy = await self._copy_checkpoint(
+        copy = await self._checkpoints.copy(
             current_caller(),
             order.source.native,
             name=order.source.native_name,

@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from services.gateway.catalogue.change_checkpoints import ChangeCheckpoints
-from services.gateway.catalogue.copy_checkpoint import CopyCheckpoint
-from services.gateway.catalogue.get_run import GetRun
-from services.gateway.catalogue.grpc_checkpoints import GrpcCheckpoints
-from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from services.gateway.catalogue.open import Catalogue
+from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.upstreams import GrpcLookups, ServiceFacts, Upstreams
@@ -90,8 +87,8 @@ def open_tinker(
 
 def open_tinker_catalogue(
     database: Database,
-    checkpoints: GrpcCheckpoints,
     *,
+    catalogue: Catalogue,
     accounts: Accounts,
     sessions: Sessions,
     lookups: GrpcLookups,
@@ -101,7 +98,7 @@ def open_tinker_catalogue(
 
     Args:
         database: Database of sessions, runs and checkpoints.
-        checkpoints: Client of the checkpoint service.
+        catalogue: Runs and checkpoints.
         accounts: Tenants, projects and keys.
         sessions: Sessions of clients.
         lookups: Client for single adapters and checkpoints.
@@ -109,7 +106,6 @@ def open_tinker_catalogue(
     """
     handles, browser = SqlHandleStore(database), SqlBrowser(database)
     find_session = _finder(sessions)
-    change = ChangeCheckpoints(checkpoints, SqlCheckpointStore(database), caller=current_caller, clock=clock)
 
     async def sampler_ids(session_id: str) -> Sequence[str]:
         found = await handles.list_of_session(current_caller().tenant_id, session_id)
@@ -118,8 +114,8 @@ def open_tinker_catalogue(
     # All gateways with the same pepper share the signing key, which no API key equals.
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
-        RunRoutes(browser, checkpoints, get_run=GetRun(SqlRunStore(database)), lookups=lookups),
-        CheckpointRoutes(change, CopyCheckpoint(checkpoints), find_session=find_session),
+        RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=lookups),
+        CheckpointRoutes(catalogue.checkpoints, find_session=find_session),
         SessionListRoutes(
             browser,
             SqlSessionStore(database),
@@ -127,8 +123,8 @@ def open_tinker_catalogue(
             find_session=find_session,
             sampler_ids=sampler_ids,
         ),
-        ArchiveRoutes(checkpoints, links),
-        UploadRoutes(checkpoints),
+        ArchiveRoutes(catalogue.client, links),
+        UploadRoutes(catalogue.client),
         AccountRoutes(browser, revoke=accounts.keys.revoke),
     )
     return list(chain.from_iterable(part.routes() for part in parts))

@@ -2,8 +2,8 @@
 
 from datetime import UTC
 
-from services.gateway.catalogue.get_run import GetRun
 from services.gateway.catalogue.rules import Run
+from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import RunNotFound
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.catalogue_answers import checkpoint_to_json, cursor_to_json, run_to_json
@@ -19,19 +19,19 @@ from twinkle.api.model.v1 import adapter_pb2
 class RunRoutes:
     """Serves them."""
 
-    def __init__(self, browser: Browser, keeper: Keeper, *, get_run: GetRun, lookups: Lookups) -> None:
+    def __init__(self, browser: Browser, keeper: Keeper, *, runs: Runs, lookups: Lookups) -> None:
         """Read lists of `browser`, and single runs.
 
         Args:
             browser: reads the catalogue.
             keeper: knows the checkpoints of one run a moment before the catalogue does.
-            get_run: reads one run of the catalogue.
+            runs: reads one run of the catalogue.
             lookups: knows a new model a moment before the catalogue does.
         """
         self._lookups = lookups
         self._browser = browser
         self._keeper = keeper
-        self._get_run = get_run
+        self._runs = runs
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -73,7 +73,7 @@ class RunRoutes:
             RunNotFound: it has none of that id.
         """
         try:
-            return await self._get_run(current_caller(), run_id)
+            return await self._runs.get(current_caller(), run_id)
         except RunNotFound as error:
             try:
                 adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(run_id))

@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from services.gateway.catalogue.rules import UploadOrder
+from services.gateway.catalogue.rules import UploadRequest
 from services.gateway.http.body import ClientGone, Pace, arriving
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.catalogue_answers import checkpoint_to_json
@@ -47,7 +47,7 @@ class UploadRoutes:
         name = parse_name(call.path_values['name'], 'name')
         kind = parse_kind(query.get('kind', WeightsKind.TRAINING), 'kind')
         part = _part_of(call)
-        order = UploadOrder(
+        order = UploadRequest(
             # One that is not named is told by its name: the same name goes on with the same upload.
             upload_id=query.get('upload_id') or f'http-{name}',
             name=WeightsPath('', kind, name).native_name,

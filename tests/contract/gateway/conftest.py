@@ -1,4 +1,4 @@
-"""The implementations of the gateway's stores: in memory, SQLite, and PostgreSQL where there is one."""
+"""Implementations of the gateway's stores: in memory, SQLite, and PostgreSQL if it is installed."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from services.gateway.store.database import Database
 
 @dataclass(frozen=True)
 class Stores:
-    """All stores of one implementation, sharing what they must share."""
+    """All stores of one implementation, over one database."""
 
     tenants: TenantStore
     projects: ProjectStore
@@ -37,7 +37,7 @@ class Stores:
 
 @pytest.fixture(params=['sqlite', 'postgres'])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database without any table."""
+    """URL of an empty database."""
     if request.param == 'postgres':
         return request.getfixturevalue('postgres_database')
     return f'sqlite:///{tmp_path / "gateway.db"}'
@@ -45,7 +45,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Return empty stores."""
+    """Yield empty stores."""
     if request.param == 'memory':
         yield Stores(
             tenants=MemoryTenantStore(),

@@ -1,4 +1,4 @@
-"""Lists of runs and checkpoints leave out what is not wanted, in every store."""
+"""Filters of lists of runs and checkpoints, in every store."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ CHECKPOINT = Checkpoint(
     create_time=START,
 )
 NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']
-"""Of labels: whatever is in them, they mean themselves."""
+"""Label names with characters that are special in SQL or JSON."""
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']
         (RunFilter(user_metadata={'team': 'red'}, session_id='se-1'), set()),
     ],
 )
-async def test_runs_are_listed_by_what_is_wanted(stores: Any, wanted: RunFilter, found: set[str]) -> None:
-    """Each wish leaves out what does not fit it, and nothing else."""
+async def test_filter_selects_runs(stores: Any, wanted: RunFilter, found: set[str]) -> None:
+    """A filter returns exactly the runs that match all of its fields."""
     changes: list[dict[str, Any]] = [
         {'session_id': 'se-1'},
         {'session_id': 'se-1', 'is_active': False, 'user_metadata': {'team': 'blue'}},
@@ -82,8 +82,8 @@ async def test_runs_are_listed_by_what_is_wanted(stores: Any, wanted: RunFilter,
         (CheckpointFilter(user_metadata={'note': 'best'}, is_public=True), set()),
     ],
 )
-async def test_checkpoints_are_listed_by_what_is_wanted(stores: Any, wanted: CheckpointFilter, found: set[str]) -> None:
-    """Each wish leaves out what does not fit it, and nothing else."""
+async def test_filter_selects_checkpoints(stores: Any, wanted: CheckpointFilter, found: set[str]) -> None:
+    """A filter returns exactly the checkpoints that match all of its fields."""
     changes: list[dict[str, Any]] = [
         {},
         {'is_public': True, 'create_time': START + timedelta(hours=1)},

@@ -1,4 +1,4 @@
-"""One suite over every implementation of the gateway's stores."""
+"""Contract tests of the gateway's stores, for every implementation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,14 +67,14 @@ CHECKPOINT = Checkpoint(
 
 @pytest.fixture
 async def owned(stores: Any) -> Any:
-    """Stores that know two tenants."""
+    """Stores with the tenants alice and bob."""
     for tenant in (ALICE, BOB):
         await stores.tenants.add_if_absent(tenant)
     return stores
 
 
 async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
-    """Two tenants have projects of one id; a second one of the same tenant changes nothing."""
+    """Two tenants can use the same project id, and adding a project again changes nothing."""
     mine = Project(tenant_id='alice', project_id='rl', display_name='Mine', create_time=START)
     other = replace(mine, tenant_id='bob', display_name='Other')
     assert await owned.projects.add_if_absent(mine) == mine
@@ -85,10 +85,10 @@ async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
     assert await owned.projects.list_newest('bob', ALL) == [other]
 
 
-async def test_replaced_key_and_its_heir_are_kept_together(owned: Any) -> None:
-    """Both are changed or neither: what `succeed` raises leaves the key as it was."""
+async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) -> None:
+    """Both keys of a rotation are stored, or none if `rotate` raises an error."""
     await owned.keys.add(KEY, digest=b'a' * 32)
-    heir = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
+    successor = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
     retired = replace(KEY, retire_time=START + timedelta(hours=1))
 
     def refuse(key: ApiKey) -> Rotation:
@@ -98,30 +98,30 @@ async def test_replaced_key_and_its_heir_are_kept_together(owned: Any) -> None:
         await owned.keys.replace('key-1', refuse, digest=b'b' * 32)
     assert await owned.keys.find(b'a' * 32) == KEY
     assert await owned.keys.find(b'b' * 32) is None
-    rotation = Rotation(retired=retired, successor=heir)
+    rotation = Rotation(retired=retired, successor=successor)
     assert await owned.keys.replace('key-1', lambda _: rotation, digest=b'b' * 32) == rotation
     assert await owned.keys.find(b'a' * 32) == retired
-    assert await owned.keys.find(b'b' * 32) == heir
+    assert await owned.keys.find(b'b' * 32) == successor
     assert await owned.keys.replace('key-9', refuse, digest=b'c' * 32) is None
 
 
-async def test_tenant_stays_as_it_was_first_made(stores: Any) -> None:
-    """A second tenant of the same id changes nothing and the first is returned."""
+async def test_existing_tenant_is_not_replaced(stores: Any) -> None:
+    """Adding a tenant of an existing id returns the existing tenant unchanged."""
     assert await stores.tenants.add_if_absent(ALICE) == ALICE
     assert await stores.tenants.add_if_absent(replace(ALICE, display_name='Other')) == ALICE
     assert await stores.tenants.get('alice') == ALICE
     assert await stores.tenants.get('nobody') is None
 
 
-async def test_key_is_found_by_its_digest_alone(owned: Any) -> None:
-    """Every field of a key comes back, by the exact digest only."""
+async def test_key_is_found_by_its_exact_digest(owned: Any) -> None:
+    """A key is returned with all fields for its own digest, and for no other digest."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     assert await owned.keys.find(b'1' * 32) == KEY
     assert await owned.keys.find(b'2' * 32) is None
 
 
 async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
-    """The same digest again keeps the key that was there, revoked or not."""
+    """Adding a key with an existing digest keeps the existing key, even if it is revoked."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     await owned.keys.revoke('key-1', moment=START)
     await owned.keys.add(replace(KEY, display_name='again'), digest=b'1' * 32)
@@ -129,15 +129,15 @@ async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
 
 
 async def test_key_revoked_twice_keeps_the_first_moment(owned: Any) -> None:
-    """Revoking again changes nothing; an unknown key is None."""
+    """Revoking a key again keeps its revoke time, and revoking an unknown key returns None."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     assert (await owned.keys.revoke('key-1', moment=START)).revoke_time == START
     assert (await owned.keys.revoke('key-1', moment=START + timedelta(hours=1))).revoke_time == START
     assert await owned.keys.revoke('key-9', moment=START) is None
 
 
-async def test_session_of_same_request_is_kept(owned: Any) -> None:
-    """One request id of one tenant makes one session; another tenant may use the same one."""
+async def test_session_of_the_same_request_is_not_replaced(owned: Any) -> None:
+    """A request id creates one session within a tenant, and two tenants can use the same request id."""
     assert await owned.sessions.add_if_absent(SESSION) == SESSION
     assert await owned.sessions.add_if_absent(replace(SESSION, session_id='ses-2')) == SESSION
     foreign = replace(SESSION, session_id='ses-3', tenant_id='bob')
@@ -145,15 +145,15 @@ async def test_session_of_same_request_is_kept(owned: Any) -> None:
 
 
 async def test_session_of_another_tenant_is_absent(owned: Any) -> None:
-    """Neither reading nor changing reaches another tenant's session."""
+    """A session of another tenant can be neither read nor changed."""
     await owned.sessions.add_if_absent(SESSION)
     assert await owned.sessions.get('bob', 'ses-1') is None
     assert await owned.sessions.change('bob', 'ses-1', lambda found: found.finished(FinishReason.FAILED)) is None
     assert await owned.sessions.get('alice', 'ses-1') == SESSION
 
 
-async def test_session_change_is_kept_and_a_refused_one_is_not(owned: Any) -> None:
-    """What `change` returns is kept; what it raises comes out and leaves the session alone."""
+async def test_refused_change_of_a_session_is_not_stored(owned: Any) -> None:
+    """The result of `change` is stored; an error that it raises reaches the caller and leaves the session unchanged."""
     await owned.sessions.add_if_absent(SESSION)
     finished = await owned.sessions.change('alice', 'ses-1', lambda found: found.finished(FinishReason.FAILED))
     assert finished == await owned.sessions.get('alice', 'ses-1')
@@ -164,7 +164,7 @@ async def test_session_change_is_kept_and_a_refused_one_is_not(owned: Any) -> No
 
 
 async def test_only_silent_active_sessions_expire(owned: Any) -> None:
-    """The sweep marks active sessions last heard before the moment, and nothing else."""
+    """Only active sessions without a heartbeat since the given time are marked as expired."""
     fresh = replace(SESSION, session_id='ses-2', request_id='rq-2', heartbeat_time=START + timedelta(hours=1))
     ended = replace(SESSION, session_id='ses-3', request_id='rq-3', state=SessionState.FINISHED)
     for session in (SESSION, fresh, ended):
@@ -178,8 +178,8 @@ async def test_only_silent_active_sessions_expire(owned: Any) -> None:
     }
 
 
-async def test_ended_sessions_are_found_until_they_are_settled(owned: Any) -> None:
-    """Those silent longest come first, page after page; what was saved is kept with a session."""
+async def test_ended_sessions_are_listed_until_they_are_settled(owned: Any) -> None:
+    """Unsettled sessions are listed page by page, the longest silent first, until they are settled."""
     for number in range(5):
         session = replace(SESSION, session_id=f'ses-{number}', request_id=f'rq-{number}')
         await owned.sessions.add_if_absent(replace(session, heartbeat_time=START + timedelta(minutes=number // 2)))
@@ -202,8 +202,8 @@ async def test_ended_sessions_are_found_until_they_are_settled(owned: Any) -> No
     assert left == ['ses-0', 'ses-1', 'ses-2', 'ses-3', 'ses-4']
 
 
-async def test_run_is_kept_as_last_heard(stores: Any) -> None:
-    """Saving again replaces every field, and large counters come back whole."""
+async def test_run_is_replaced_by_its_last_report(stores: Any) -> None:
+    """Saving a run again replaces all fields, and counters above 32 bits are preserved."""
     await stores.runs.save(RUN)
     assert await stores.runs.get('alice', 'ad-1') == RUN
     later = replace(RUN, step_count=9, user_metadata={}, update_time=START + timedelta(seconds=1))
@@ -212,26 +212,26 @@ async def test_run_is_kept_as_last_heard(stores: Any) -> None:
     assert await stores.runs.get('bob', 'ad-1') is None
 
 
-async def test_run_that_is_gone_stays_listed(stores: Any) -> None:
-    """A deleted run is inactive from that moment; marking it again changes nothing."""
+async def test_deleted_run_stays_listed(stores: Any) -> None:
+    """A deleted run is listed as inactive, and marking it again keeps its update time."""
     await stores.runs.save(RUN)
     for hours in (1, 2):
-        await stores.runs.mark_gone(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
-    await stores.runs.mark_gone(('alice', 'unknown'), moment=START)
+        await stores.runs.mark_deleted(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
+    await stores.runs.mark_deleted(('alice', 'unknown'), moment=START)
     gone = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
     assert await stores.runs.list_newest('alice', ALL, RunFilter()) == [gone]
 
 
-async def test_two_tenants_entries_of_one_id_are_two(stores: Any) -> None:
-    """Ids are chosen by callers: nobody's entry replaces another's, and each is marked for its own tenant."""
+async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
+    """Entries of two tenants with the same id are stored and marked as deleted independently."""
     theirs, other = replace(RUN, tenant_id='bob', step_count=99), replace(CHECKPOINT, tenant_id='bob', size_bytes=1)
     for run in (RUN, theirs):
         await stores.runs.save(run)
     for checkpoint in (CHECKPOINT, other):
         await stores.checkpoints.save(checkpoint)
     assert (await stores.runs.get('alice', 'ad-1'), await stores.runs.get('bob', 'ad-1')) == (RUN, theirs)
-    await stores.runs.mark_gone(('bob', 'ad-1'), moment=START)
-    await stores.checkpoints.mark_gone(('bob', CHECKPOINT.checkpoint_id), moment=START)
+    await stores.runs.mark_deleted(('bob', 'ad-1'), moment=START)
+    await stores.checkpoints.mark_deleted(('bob', CHECKPOINT.checkpoint_id), moment=START)
     assert (
         await stores.runs.get('alice', 'ad-1'),
         await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()),
@@ -239,23 +239,23 @@ async def test_two_tenants_entries_of_one_id_are_two(stores: Any) -> None:
         RUN,
         [CHECKPOINT],
     )
-    await stores.runs.mark_absent_gone({('bob', 'ad-1')}, moment=START)
-    await stores.checkpoints.mark_absent_gone({('bob', CHECKPOINT.checkpoint_id)}, moment=START)
+    await stores.runs.mark_absent_deleted({('bob', 'ad-1')}, moment=START)
+    await stores.checkpoints.mark_absent_deleted({('bob', CHECKPOINT.checkpoint_id)}, moment=START)
     assert not (await stores.runs.get('alice', 'ad-1')).is_active
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
 
 
 async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
-    """What a snapshot does not hold is inactive; what it holds is untouched."""
+    """Runs that are absent from a snapshot become inactive, and the others stay unchanged."""
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2'))
-    await stores.runs.mark_absent_gone({('alice', 'ad-2')}, moment=START)
+    await stores.runs.mark_absent_deleted({('alice', 'ad-2')}, moment=START)
     activity = {run.run_id: run.is_active for run in await stores.runs.list_newest('alice', ALL, RunFilter())}
     assert activity == {'ad-1': False, 'ad-2': True}
 
 
 async def test_runs_are_listed_by_base_model(stores: Any) -> None:
-    """The filter keeps runs of one base model; no filter keeps all of the tenant's."""
+    """A filter returns the runs of one base model, and an empty filter returns all runs of the tenant."""
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2', base_model='large'))
     await stores.runs.save(replace(RUN, run_id='ad-3', tenant_id='bob'))
@@ -265,10 +265,10 @@ async def test_runs_are_listed_by_base_model(stores: Any) -> None:
     assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, RunFilter())} == {'ad-1', 'ad-2'}
 
 
-async def test_checkpoint_that_is_gone_is_not_listed_until_it_is_back(stores: Any) -> None:
-    """A deleted checkpoint leaves the list; the same one saved again is in it, every field as told."""
+async def test_deleted_checkpoint_is_not_listed_until_it_is_saved_again(stores: Any) -> None:
+    """A deleted checkpoint is not listed, and is listed with all fields after it is saved again."""
     await stores.checkpoints.save(CHECKPOINT)
-    await stores.checkpoints.mark_gone(('alice', CHECKPOINT.checkpoint_id), moment=START)
+    await stores.checkpoints.mark_deleted(('alice', CHECKPOINT.checkpoint_id), moment=START)
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
     await stores.checkpoints.save(CHECKPOINT)
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-1')) == [CHECKPOINT]
@@ -276,12 +276,12 @@ async def test_checkpoint_that_is_gone_is_not_listed_until_it_is_back(stores: An
     assert await stores.checkpoints.list_newest('bob', ALL, CheckpointFilter()) == []
 
 
-async def test_checkpoints_absent_from_a_snapshot_are_gone(stores: Any) -> None:
-    """What a snapshot does not hold leaves the list."""
+async def test_checkpoints_absent_from_a_snapshot_are_not_listed(stores: Any) -> None:
+    """Checkpoints that are absent from a snapshot are not listed."""
     other = replace(CHECKPOINT, checkpoint_id='ad-1/weights/second', name='second', expire_time=None)
     for checkpoint in (CHECKPOINT, other):
         await stores.checkpoints.save(checkpoint)
-    await stores.checkpoints.mark_absent_gone({('alice', other.checkpoint_id)}, moment=START)
+    await stores.checkpoints.mark_absent_deleted({('alice', other.checkpoint_id)}, moment=START)
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == [other]
 
 
@@ -321,8 +321,8 @@ LISTS: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize('name', LISTS)
-async def test_pages_show_each_item_once_newest_first(stores: Any, name: str) -> None:
-    """Pages of two cover all items in order of time, then id, also where times are equal."""
+async def test_pages_contain_each_item_once_newest_first(stores: Any, name: str) -> None:
+    """Pages of two cover all items in order of creation time and id, also for equal times."""
     fill, list_newest, id_field = LISTS[name]
     if name in {'keys', 'sessions'}:
         await stores.tenants.add_if_absent(ALICE)

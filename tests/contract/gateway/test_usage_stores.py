@@ -161,7 +161,7 @@ async def test_stored_bytes_are_those_of_what_is_kept(database_url: str) -> None
     shelf, usage = SqlCheckpointStore(database), SqlUsageStore(database)
     for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:
         await shelf.save(_checkpoint(run, name, size))
-    await shelf.mark_absent_gone({_key(_checkpoint(run, 'a', 0)) for run in ('run-1', 'run-2')}, moment=START)
+    await shelf.mark_absent_deleted({_key(_checkpoint(run, 'a', 0)) for run in ('run-1', 'run-2')}, moment=START)
     await usage.record(batch(1, ('alice', 'run-2', Work(prompt_count=1))))
     assert await usage.stored_bytes('alice') == (1 << 40) + 7
     assert await usage.stored_bytes('bob') == 0

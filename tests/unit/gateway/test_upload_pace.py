@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.catalogue.rules import Checkpoint, UploadOrder
+from services.gateway.catalogue.rules import Checkpoint, UploadRequest
 from services.gateway.http.body import ClientGone
 from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.tinker.upload_routes import UploadRoutes
@@ -36,7 +36,7 @@ class Shelf:
         """Hold nothing."""
         self.held_bytes = 0
 
-    async def upload(self, order: UploadOrder, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
+    async def upload(self, order: UploadRequest, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
         """Return a checkpoint of all the bytes."""
         assert offset == 0
         async for piece in pieces:

@@ -1,0 +1,105 @@
+"""Operations on checkpoints.
+
+Changes are made at the checkpoint service and copied to the catalogue immediately, so that the caller sees them before
+the feed reports them.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.catalogue.ports import CheckpointStore
+from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
+from services.gateway.paging import Cursor, Listing, Page, list_page
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.ids import new_id
+
+_KEY_BYTES = 16
+
+
+class Checkpoints:
+    """Lists and changes the checkpoints of a caller, who must be the current caller of the context."""
+
+    def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
+        self._client = client
+        self._store = store
+        self._clock = clock
+        self._copies: set[asyncio.Task[Checkpoint]] = set()
+
+    async def list(self, caller: Caller, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
+        """Return one page of the caller's checkpoints that match `wanted`, newest first."""
+        found = await self._store.list_newest(caller.tenant_id, page, wanted)
+        return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.checkpoint_id))
+
+    async def delete(self, caller: Caller, path: str) -> None:
+        """Delete a checkpoint.
+
+        Raises:
+            CheckpointNotFound: the caller has no checkpoint at that path.
+        """
+        await self._client.delete(path)
+        # The part after the scheme is the checkpoint's id.
+        key = caller.tenant_id, path.partition('://')[2]
+        await self._store.mark_deleted(key, moment=self._clock.now())
+
+    async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
+        """Let a checkpoint expire after `ttl` from now; None removes the expiry.
+
+        Raises:
+            CheckpointNotFound: the caller has no checkpoint at that path.
+        """
+        return await self._saved(await self._client.set_ttl(path, ttl))
+
+    async def set_public(self, path: str, *, is_public: bool) -> Checkpoint:
+        """Make a checkpoint readable by every tenant, or by its own tenant only.
+
+        Raises:
+            CheckpointNotFound: the caller has no checkpoint at that path.
+            DomainError: ID_TAKEN, another tenant has a public checkpoint of that path.
+        """
+        return await self._saved(await self._client.set_public(path, is_public=is_public))
+
+    async def copy(
+        self, caller: Caller, path: str, *, name: str, run_id: str = '', key: str = '', ttl: timedelta | None
+    ) -> Checkpoint:
+        """Copy a checkpoint that the caller may read.
+
+        Concurrency: the copy continues when the caller is cancelled; a repeated request finds it.
+
+        Args:
+            caller: tenant that will own the copy.
+            path: path of the checkpoint.
+            name: name of the copy within its run.
+            run_id: run that the copy belongs to; empty creates a new run.
+            key: idempotency key of a request with a new run; empty for none.
+            ttl: lifetime of the copy; None for a copy without expiry.
+
+        Raises:
+            DomainError: an error of the checkpoint service.
+        """
+        run_id = run_id or (_run_of(caller.tenant_id, key) if key else new_id('cp'))
+        return await self._to_end(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
+
+    async def _saved(self, changed: Checkpoint) -> Checkpoint:
+        await self._store.save(changed)
+        return changed
+
+    async def _to_end(self, copy: Coroutine[Any, Any, Checkpoint]) -> Checkpoint:
+        task = asyncio.ensure_future(copy)
+        self._copies.add(task)
+        task.add_done_callback(self._end)
+        return await asyncio.shield(task)
+
+    def _end(self, task: asyncio.Task[Checkpoint]) -> None:
+        self._copies.discard(task)
+        if not task.cancelled():
+            # Marks the exception as retrieved: the caller may have been cancelled.
+            task.exception()
+
+
+def _run_of(tenant_id: str, key: str) -> str:
+    return f'cp-{hashlib.blake2s(f"{tenant_id} {key}".encode(), digest_size=_KEY_BYTES).hexdigest()}'

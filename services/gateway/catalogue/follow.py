@@ -1,0 +1,108 @@
+"""Keeps the catalogue's copy of another service's entries up to date.
+
+The copy starts with a snapshot, which changes follow. A broken stream resumes after its last event; if that fails, the
+next attempt takes a new snapshot, which makes up for all missed changes. Positions are not stored: every start
+of the gateway takes a snapshot.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Generic, Never, TypeVar
+
+import structlog
+
+from services.gateway.catalogue.ports import EntryStore, Feed
+from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDeleted, EntryKey, SnapshotComplete
+from services.kit.clock import Clock
+from services.kit.errors import DomainError
+
+Entry = TypeVar('Entry')
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+
+_log = structlog.get_logger('catalogue')
+
+
+class FeedFollower(Generic[Entry]):
+    """Copies the entries of a feed to a store.
+
+    Concurrency: one task calls `run`; several gateways may copy the same feed to one database.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        feed: Feed[Entry],
+        store: EntryStore[Entry],
+        clock: Clock,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Create a follower.
+
+        Args:
+            name: name of the feed in the log.
+            feed: source of the entries.
+            store: destination of the entries.
+            clock: source of deletion times.
+            pause: waits for a number of seconds before the next attempt.
+        """
+        self._name = name
+        self._feed = feed
+        self._store = store
+        self._clock = clock
+        self._pause = pause
+        self._token = ''
+        self._is_connected = False
+
+    async def run(self) -> Never:
+        """Follow the feed until cancelled."""
+        failures = 0
+        while True:
+            self._is_connected = False
+            try:
+                await self._follow()
+                _log.info('feed ended', feed=self._name)
+            except DomainError as error:
+                # Only the first failure of an outage is logged above the debug level.
+                write = _log.debug if failures else _log.info
+                write('feed failed', feed=self._name, reason=error.reason)
+            failures = 0 if self._is_connected else failures + 1
+            if not self._is_connected:
+                # A service that sent no event may not accept the token.
+                self._token = ''
+            limit = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
+            await self._pause(limit * random.uniform(0.5, 1.0))
+
+    async def _follow(self) -> None:
+        present: set[EntryKey] | None = None if self._token else set()
+        async for event in self._feed.follow(self._token):
+            if not self._is_connected:
+                self._is_connected = True
+                _log.info('feed connected', feed=self._name)
+            if present is None and not event.resume_token:
+                # An event without a token belongs to a new snapshot that the service began.
+                present = set()
+            present = await self._copy(event, present)
+            # An incomplete snapshot cannot be resumed.
+            self._token = event.resume_token if present is None else ''
+
+    async def _copy(self, event: CatalogueEvent[Entry], present: set[EntryKey] | None) -> set[EntryKey] | None:
+        """Apply one event; return the keys of the incomplete snapshot, or None after it is complete."""
+        match event:
+            case EntryChanged():
+                await self._store.save(event.entry)
+                if present is not None:
+                    present.add(event.key)
+                return present
+            case EntryDeleted():
+                await self._store.mark_deleted(event.key, moment=self._clock.now())
+                if present is not None:
+                    present.discard(event.key)
+                return present
+            case SnapshotComplete():
+                if present is not None:
+                    await self._store.mark_absent_deleted(present, moment=self._clock.now())
+                return None

@@ -1,0 +1,260 @@
+"""Clients of the checkpoint service, and the feeds of adapters and checkpoints that the catalogue copies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, timedelta
+from typing import Any
+
+import grpc
+
+from services.gateway.catalogue.convert import checkpoint_from_proto
+from services.gateway.catalogue.rules import (
+    ArchivePart,
+    CatalogueEvent,
+    Checkpoint,
+    EntryChanged,
+    EntryDeleted,
+    Run,
+    SnapshotComplete,
+    UploadRequest,
+)
+from services.kit.errors import DomainError, ServiceUnreachable, StreamOutOfOrder
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import duration_to_proto
+from services.kit.rpc.status import error_from_call
+from services.kit.weights.wire import chunk_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
+from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle.checkpoint_engine import StateChunk, chunk_checksum
+
+_TIMEOUT_SECONDS = 30.0
+_COPY_SECONDS = 600.0
+"""Timeout of a copy, which reads and writes a state of many gigabytes."""
+_PAGE_SIZE = 1000
+
+
+class GrpcCheckpoints:
+    """Calls the checkpoint service on behalf of the current caller. Every method raises the service's own errors."""
+
+    def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
+        """Use `channel`, one without credentials that the caller closes; None without a checkpoint service."""
+        self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
+        self._internal_token = internal_token
+
+    async def delete(self, path: str) -> None:
+        """Delete a checkpoint."""
+        request = messages.DeleteCheckpointRequest(checkpoint_path=path)
+        await self._call(self._need_stub().DeleteCheckpoint, request)
+
+    async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
+        """Let a checkpoint expire after `ttl` from now; None removes the expiry."""
+        request = messages.SetCheckpointTtlRequest(checkpoint_path=path, ttl=_ttl_to_proto(ttl))
+        return _checkpoint_of(await self._call(self._need_stub().SetCheckpointTtl, request))
+
+    async def set_public(self, path: str, *, is_public: bool) -> Checkpoint:
+        """Make a checkpoint readable by every tenant, or by its own tenant only."""
+        request = messages.SetCheckpointVisibilityRequest(checkpoint_path=path, is_public=is_public)
+        return _checkpoint_of(await self._call(self._need_stub().SetCheckpointVisibility, request, is_internal=True))
+
+    async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
+        """Copy a checkpoint that the caller may read; repeating the call returns the same copy."""
+        request = messages.CopyCheckpointRequest(
+            checkpoint_path=path, adapter_id=run_id, name=name, ttl=_ttl_to_proto(ttl)
+        )
+        copy = self._need_stub().CopyCheckpoint
+        return _checkpoint_of(await self._call(copy, request, is_internal=True, seconds=_COPY_SECONDS))
+
+    async def get(self, path: str) -> Checkpoint:
+        """Return a checkpoint that the caller may read."""
+        request = messages.GetCheckpointRequest(checkpoint_path=path)
+        return _checkpoint_of(await self._call(self._need_stub().GetCheckpoint, request))
+
+    async def list_of(self, run_id: str) -> Sequence[Checkpoint]:
+        """Return all checkpoints of a run, newest first; an empty list for a run of another tenant."""
+        found: list[Checkpoint] = []
+        token = ''
+        while True:
+            request = messages.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE, page_token=token)
+            page = await self._call(self._need_stub().ListCheckpoints, request)
+            found += [checkpoint_from_proto(item, tenant_id=current_caller().tenant_id) for item in page.checkpoints]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
+        """Yield the tar archive of a checkpoint from a byte offset on; at its end, yield one empty part."""
+        request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
+        call = self._need_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
+        try:
+            async for part in call:
+                yield ArchivePart(part.chunk.data, part.archive_size_bytes, part.archive_digest)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='checkpoint') from error
+        finally:
+            call.cancel()
+
+    async def upload(self, request: UploadRequest, parts: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
+        """Upload an archive, or resume it with the bytes from `offset` on; return the new checkpoint.
+
+        Raises:
+            StreamOutOfOrder: the archive is incomplete; `offset` of the error is the number of bytes received.
+        """
+        header = messages.CheckpointUploadHeader(
+            upload_id=request.upload_id, name=request.name, base_model=request.base_model, size_bytes=request.size_bytes
+        )
+        metadata = forwarded_metadata(self._internal_token)
+        try:
+            return _checkpoint_of(
+                await self._need_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _with_offset(error_from_call(error, service='checkpoint')) from error
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[Any]],
+        request: Any,
+        *,
+        is_internal: bool = False,
+        seconds: float = _TIMEOUT_SECONDS,
+    ) -> Any:
+        metadata = forwarded_metadata(self._internal_token, is_internal=is_internal)
+        try:
+            return await method(request, timeout=seconds, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='checkpoint') from error
+
+    def _need_stub(self) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
+        if self._stub is None:
+            raise ServiceUnreachable('checkpoint')
+        return self._stub
+
+
+class LimitedCheckpoints(GrpcCheckpoints):
+    """Calls the checkpoint service within the storage quotas of tenants, which copies and uploads must respect."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel | None, *, internal_token: str, check: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """Use `channel`; `check` raises QuotaExceeded for a tenant without free storage."""
+        super().__init__(channel, internal_token=internal_token)
+        self._check = check
+
+    async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
+        await self._check(current_caller().tenant_id)
+        return await super().copy(path, run_id=run_id, name=name, ttl=ttl)
+
+    async def upload(self, request: UploadRequest, parts: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
+        await self._check(current_caller().tenant_id)
+        return await super().upload(request, parts, offset=offset)
+
+
+class GrpcRunFeed:
+    """Follows the adapters of all tenants at a model service; each adapter is a run."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """Use `channel`, which carries the gateway's internal identity."""
+        self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+
+    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Run]]:
+        call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
+        try:
+            async for message in call:
+                if (event := _run_event(message)) is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='model') from error
+        finally:
+            call.cancel()
+
+
+class GrpcCheckpointFeed:
+    """Follows the checkpoints of all tenants at the checkpoint service."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """Use `channel`, which carries the gateway's internal identity."""
+        self._stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
+
+    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Checkpoint]]:
+        call = self._stub.WatchCheckpoints(messages.WatchCheckpointsRequest(resume_token=resume_token))
+        try:
+            async for message in call:
+                if (event := _checkpoint_event(message)) is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='checkpoint') from error
+        finally:
+            call.cancel()
+
+
+def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Run] | None:
+    """Return the event, or None for a kind that only newer services know."""
+    match message.WhichOneof('event'):
+        case 'adapter':
+            adapter = message.adapter
+            run = Run(
+                run_id=adapter.adapter_id,
+                tenant_id=message.tenant_id,
+                base_model=adapter.base_model,
+                lora_rank=adapter.lora_config.lora_rank,
+                step_count=adapter.step_count,
+                version=adapter.version,
+                user_metadata=dict(adapter.user_metadata),
+                is_active=True,
+                create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
+                update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
+                session_id=adapter.session_id,
+            )
+            return EntryChanged(key=(run.tenant_id, run.run_id), entry=run, resume_token=message.resume_token)
+        case 'deletion':
+            key = message.tenant_id, message.deletion.adapter_id
+            return EntryDeleted(key=key, resume_token=message.resume_token)
+        case 'is_synced':
+            return SnapshotComplete(resume_token=message.resume_token)
+        case None:
+            return None
+
+
+def _checkpoint_event(message: messages.WatchCheckpointsResponse) -> CatalogueEvent[Checkpoint] | None:
+    """Return the event, or None for a kind that only newer services know."""
+    match message.WhichOneof('event'):
+        case 'checkpoint':
+            checkpoint = checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
+            key = checkpoint.tenant_id, checkpoint.checkpoint_id
+            return EntryChanged(key=key, entry=checkpoint, resume_token=message.resume_token)
+        case 'deletion':
+            key = message.tenant_id, message.deletion.checkpoint_id
+            return EntryDeleted(key=key, resume_token=message.resume_token)
+        case 'is_synced':
+            return SnapshotComplete(resume_token=message.resume_token)
+        case None:
+            return None
+
+
+def _checkpoint_of(response: Any) -> Checkpoint:
+    return checkpoint_from_proto(response.checkpoint, tenant_id=current_caller().tenant_id)
+
+
+def _ttl_to_proto(ttl: timedelta | None) -> Any:
+    return None if ttl is None else duration_to_proto(ttl)
+
+
+def _with_offset(error: DomainError) -> DomainError:
+    """Return the error of an incomplete upload with its offset as a number, and any other error unchanged."""
+    facts = error.metadata()
+    offset = facts.get('offset', '')
+    if error.reason != StreamOutOfOrder.reason or not offset.isdecimal():
+        return error
+    return StreamOutOfOrder(facts.get('expected', ''), offset=int(offset))
+
+
+async def _upload(
+    header: messages.CheckpointUploadHeader, parts: AsyncIterator[bytes], offset: int
+) -> AsyncIterator[messages.UploadCheckpointRequest]:
+    yield messages.UploadCheckpointRequest(header=header)
+    async for data in parts:
+        yield messages.UploadCheckpointRequest(chunk=chunk_to_proto(StateChunk(offset, data, chunk_checksum(data))))
+        offset += len(data)

@@ -1,0 +1,47 @@
+"""Opens the catalogue over a database, and the background job that follows the checkpoint service."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from services.gateway.catalogue.checkpoints import Checkpoints
+from services.gateway.catalogue.follow import FeedFollower
+from services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
+from services.gateway.catalogue.runs import Runs
+from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from services.gateway.store.database import Database
+from services.kit.clock import Clock
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Runs and checkpoints of all tenants."""
+
+    runs: Runs
+    checkpoints: Checkpoints
+    client: GrpcCheckpoints
+    """Client of the checkpoint service."""
+
+
+def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock) -> Catalogue:
+    """Return the catalogue in `database`, which changes checkpoints through `client`."""
+    checkpoints = Checkpoints(client, SqlCheckpointStore(database), clock=clock)
+    return Catalogue(Runs(SqlRunStore(database)), checkpoints, client)
+
+
+def checkpoint_jobs(
+    database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
+) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
+    """Return the job that copies checkpoints to the catalogue; no job without a checkpoint service.
+
+    Args:
+        database: database of the catalogue.
+        channel: channel to the checkpoint service for the gateway's own calls; None without such a service.
+        clock: source of deletion times.
+    """
+    if channel is None:
+        return []
+    feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)
+    return [FeedFollower('checkpoints', feed=feed, store=store, clock=clock).run]

@@ -1,0 +1,130 @@
+"""Following a feed: snapshots, changes, broken streams and pauses."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
+from services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
+from services.gateway.catalogue.rules import EntryChanged, EntryDeleted, Run, RunFilter, SnapshotComplete
+from services.gateway.paging import Page
+from services.kit.clock import FakeClock
+from services.kit.errors import InvalidField, ServiceUnreachable
+
+START = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+class Stop(Exception):
+    """Ends the follower of a test."""
+
+
+def changed(run_id: str, token: str) -> EntryChanged[Run]:
+    """Return the event of an active run."""
+    run = Run(
+        run_id=run_id,
+        tenant_id='alice',
+        base_model='tiny',
+        lora_rank=8,
+        step_count=0,
+        version=0,
+        is_active=True,
+        create_time=START,
+        update_time=START,
+    )
+    return EntryChanged(key=('alice', run_id), entry=run, resume_token=token)
+
+
+async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
+    """Follow the feed until all scripts have run; return the length of each pause in seconds."""
+    pauses: list[float] = []
+    scripts = feed.remaining
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == scripts:
+            raise Stop
+
+    follower = FeedFollower('runs', feed=feed, store=runs, clock=FakeClock(), pause=pause)
+    with pytest.raises(Stop):
+        await follower.run()
+    return pauses
+
+
+async def activity(runs: MemoryRunStore) -> dict[str, bool]:
+    """Return whether each run of alice is active, by its id."""
+    listed = await runs.list_newest('alice', Page(size=100), RunFilter())
+    return {run.run_id: run.is_active for run in listed}
+
+
+async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
+    """A stored run that is absent from a complete snapshot becomes inactive but is not removed."""
+    runs = MemoryRunStore()
+    await runs.save(changed('old', '').entry)
+    await follow(ScriptedFeed([changed('a', '1'), changed('b', '2'), SnapshotComplete(resume_token='3')]), runs)
+    assert await activity(runs) == {'old': False, 'a': True, 'b': True}
+
+
+async def test_incomplete_snapshot_is_restarted() -> None:
+    """A stream that breaks during its snapshot deactivates no run, and the next one starts from the beginning."""
+    runs = MemoryRunStore()
+    await runs.save(changed('old', '').entry)
+    feed = ScriptedFeed([changed('a', '1'), ServiceUnreachable('model')], [])
+    await follow(feed, runs)
+    assert feed.tokens == ['', '']
+    assert await activity(runs) == {'old': True, 'a': True}
+
+
+async def test_broken_stream_resumes_after_the_last_event() -> None:
+    """The stream that follows a complete snapshot resumes at the token of the last event."""
+    runs = MemoryRunStore()
+    feed = ScriptedFeed(
+        [SnapshotComplete(resume_token='1'), changed('a', '2'), ServiceUnreachable('model')],
+        [EntryDeleted(key=('alice', 'a'), resume_token='3')],
+    )
+    await follow(feed, runs)
+    assert feed.tokens == ['', '2']
+    assert await activity(runs) == {'a': False}
+
+
+async def test_end_of_a_resumed_snapshot_deactivates_nothing() -> None:
+    """A `SnapshotComplete` event in a resumed stream is not treated as an empty snapshot."""
+    runs = MemoryRunStore()
+    feed = ScriptedFeed(
+        [changed('a', '1'), SnapshotComplete(resume_token='2')], [SnapshotComplete(resume_token='3'), changed('b', '4')]
+    )
+    await follow(feed, runs)
+    assert await activity(runs) == {'a': True, 'b': True}
+
+
+async def test_second_snapshot_within_a_stream_is_recognized() -> None:
+    """Events without a token start a new snapshot within a stream, and runs absent from it become inactive."""
+    runs = MemoryRunStore()
+    snapshot = [changed('b', ''), SnapshotComplete(resume_token='9')]
+    await follow(ScriptedFeed([changed('a', ''), SnapshotComplete(resume_token='1'), *snapshot]), runs)
+    assert await activity(runs) == {'a': False, 'b': True}
+    feed = ScriptedFeed([SnapshotComplete(resume_token='1'), changed('c', '2')], snapshot)
+    await follow(feed, runs)
+    assert feed.tokens == ['', '2']
+    assert await activity(runs) == {'a': False, 'b': True, 'c': False}
+
+
+@pytest.mark.parametrize('error', [ServiceUnreachable('model'), InvalidField('resume_token', 'is too old')])
+async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception) -> None:
+    """A service that was unreachable or refuses the token is asked for a snapshot."""
+    runs = MemoryRunStore()
+    feed = ScriptedFeed(
+        [changed('old', '6'), SnapshotComplete(resume_token='7')], [error], [SnapshotComplete(resume_token='1')]
+    )
+    await follow(feed, runs)
+    assert feed.tokens == ['', '7', '']
+    assert await activity(runs) == {'old': False}
+
+
+async def test_pauses_are_bounded_and_reset_after_a_success() -> None:
+    """Pauses between failed attempts grow up to a bound, and are short again after a success."""
+    unreachable = [ServiceUnreachable('model')]
+    feed = ScriptedFeed(*[unreachable] * 12, [SnapshotComplete(resume_token='1')])
+    pauses = await follow(feed, MemoryRunStore())
+    assert max(pauses) <= LONGEST_PAUSE_SECONDS
+    assert min(pauses[8:12]) >= LONGEST_PAUSE_SECONDS / 2
+    assert pauses[-1] <= 0.2

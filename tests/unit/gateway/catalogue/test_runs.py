@@ -1,0 +1,14 @@
+"""Operations on runs, over the store in memory."""
+
+import pytest
+
+from fixtures.gateway_stores import MemoryRunStore
+from services.gateway.catalogue.runs import Runs
+from services.gateway.errors import RunNotFound
+from services.kit.caller import Caller
+
+
+async def test_unknown_run_is_not_found() -> None:
+    """Reading a run that the caller does not have raises RunNotFound."""
+    with pytest.raises(RunNotFound):
+        await Runs(MemoryRunStore()).get(Caller(tenant_id='bob'), 'ad-1')
