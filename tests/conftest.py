@@ -1,4 +1,4 @@
-"""Fixtures every tier may use; what only one room needs lives beside its tests."""
+"""Fixtures for every tier; fixtures of a single package are in its test folder."""
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def postgres() -> Iterator[str]:
-    """URL of a PostgreSQL database for these tests alone; without a server it fails in CI, else skips."""
+    """URL of a PostgreSQL database for tests; without a server, tests fail in CI and are skipped elsewhere."""
     if url := os.environ.get('TWINKLE_TEST_POSTGRES_URL'):
         yield url
         return
@@ -47,27 +47,27 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_database(postgres: str) -> str:
-    """URL of a PostgreSQL database without any table."""
+    """URL of a PostgreSQL database without tables."""
     empty_database(postgres)
     return postgres
 
 
 _STARTING_VLLM = ('contract/sampler', 'integration/sampler')
 _START_SECONDS = 300
-"""The first test on vLLM has its start counted in, which takes minutes where others compute, too."""
+"""Timeout that includes the start of vLLM, which takes minutes on a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of rooms that start vLLM the time for it; which of them is the first, nobody knows."""
-    rooms = tuple(Path(__file__).parent / room for room in _STARTING_VLLM)
+    """Raise the timeout of tests in folders that start vLLM, because any of them may run first."""
+    folders = tuple(Path(__file__).parent / folder for folder in _STARTING_VLLM)
     for item in items:
-        is_starting = any(item.path.is_relative_to(room) for room in rooms)
+        is_starting = any(item.path.is_relative_to(folder) for folder in folders)
         if is_starting and item.get_closest_marker('timeout') is None:
             item.add_marker(pytest.mark.timeout(_START_SECONDS))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show what tests measured on the way; nothing is asserted of it."""
+    """Print the values that tests recorded as properties."""
     for report in terminalreporter.getreports('passed'):
         if report.when == 'call' and report.user_properties:
             measured = ', '.join(f'{name} {value}' for name, value in report.user_properties)

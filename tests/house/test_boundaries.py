@@ -1,4 +1,4 @@
-"""Only the boundaries catch everything, and nothing is named that only one machine has."""
+"""Only boundaries catch all exceptions, services connect in one place, and no file names a path of one machine."""
 
 import ast
 import re
@@ -6,13 +6,13 @@ import re
 from fixtures.source_tree import ROOT, modules, tracked_files
 
 BLIND_ALLOWED = re.compile(r'^(services/kit/rpc/|services/[a-z]+/backends/)')
-"""Where an unknown error becomes a fact: the wire, and the edge of a foreign library."""
+"""Modules that may turn unknown errors into domain errors: the wire, and the edges of libraries."""
 MACHINE_PATHS = re.compile(r'(?<![\w.])/(?:work|root|home/\w+|opt/pypi|opt/wheels)/')
-"""Absolute paths that mean something on one machine only."""
+"""Absolute paths that exist on one machine only."""
 
 
 def test_only_boundaries_catch_everything() -> None:
-    """Who catches everything outside kit/rpc and the backends raises it again after cleaning up."""
+    """Code outside kit/rpc and the backends that catches all exceptions raises them again after cleaning up."""
     offenders = [
         f'{module.path}:{node.lineno}'
         for module in modules('services/', 'sdk/')
@@ -24,7 +24,7 @@ def test_only_boundaries_catch_everything() -> None:
 
 
 def test_services_connect_and_listen_in_one_place() -> None:
-    """Channels and ports are made where TLS is seen to, so that no connection is left out of it."""
+    """Channels and ports are created only in the two modules that configure TLS."""
     makers = {'insecure_channel', 'secure_channel', 'add_insecure_port', 'add_secure_port'}
     places = {
         module.path
@@ -36,7 +36,7 @@ def test_services_connect_and_listen_in_one_place() -> None:
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
-    """No tracked text names a home, a working folder or a local package mirror."""
+    """No tracked text contains a home folder, a working folder or a local package mirror."""
     offenders: list[str] = []
     for path in tracked_files():
         content = (ROOT / path).read_bytes()

@@ -1,4 +1,4 @@
-"""Every recipe of the cookbook keeps the conventions of its README."""
+"""Every recipe of the cookbook follows the conventions of its README."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,7 @@ RECIPES = {
 
 
 def settings_of(module: Module) -> dict[str, str]:
-    """Return the class of each setting that is made at the top of a module."""
+    """Return the class of each setting defined at the top of a module."""
     return {
         target.id: node.value.func.id
         for node in module.tree.body
@@ -27,19 +27,19 @@ def settings_of(module: Module) -> dict[str, str]:
 
 
 def test_the_recipes_are_found() -> None:
-    """The rule by which recipes are told from what they share finds the first of them."""
+    """The rule that separates recipes from shared modules finds known recipes."""
     assert {'four_tenants', 'pretraining', 'sft_self_cognition'} <= set(RECIPES)
 
 
 @pytest.mark.parametrize('name', RECIPES)
 def test_a_recipe_has_both_settings(name: str) -> None:
-    """One for a CPU and one for a GPU, of the same class, and a docstring for `--help`."""
+    """A recipe has a CPU and a GPU setting of the same class, and a docstring for `--help`."""
     assert settings_of(RECIPES[name]) == {'CPU': 'Setting', 'GPU': 'Setting'}
     assert ast.get_docstring(RECIPES[name].tree)
 
 
 @pytest.mark.parametrize('name', RECIPES)
 def test_a_recipe_is_tested_and_told_of(name: str) -> None:
-    """It has a test of its own name, and a line in the README."""
+    """A recipe has a test module with its name, and a line in the README."""
     assert (ROOT / 'tests' / 'e2e' / 'recipes' / f'test_{name}.py').is_file()
     assert f'| [{name}]({name}.py) |' in (ROOT / FOLDER / 'README.md').read_text()

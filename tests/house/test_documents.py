@@ -1,4 +1,4 @@
-"""Documents point at things that exist, and shipped configurations load."""
+"""Links in documents resolve, and shipped configurations load."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ LINK = re.compile(r'\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.MULTILINE | re.DOTALL)
 MARKDOWN = [path for path in tracked_files() if path.endswith('.md')]
 CONFIGS = [path for path in tracked_files() if re.fullmatch(r'deploy/config/\w+\.yaml', path)]
-"""Each is named after the service it configures."""
+"""Shipped configurations, each named after its service."""
 
 
 @pytest.mark.parametrize('path', MARKDOWN)
@@ -26,7 +26,7 @@ def test_every_link_resolves(path: str) -> None:
 
 @pytest.mark.parametrize('path', CONFIGS)
 def test_every_configuration_loads(path: str) -> None:
-    """Each file of deploy/config is what its service accepts, field by field."""
+    """Each file of deploy/config is a valid configuration of its service."""
     service = Path(path).stem
     module = importlib.import_module(f'services.{service}.config')
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]

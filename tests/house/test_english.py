@@ -1,4 +1,4 @@
-"""Prose reads like the documentation of a well-known library: no private idiom, and docstrings that say something."""
+"""Wording: no private idiom, docstrings that add information, and short commit subjects."""
 
 import ast
 import subprocess
@@ -22,13 +22,13 @@ PENDING: tuple[str, ...] = (
     'CONTRIBUTING.md',
     'README.md',
 )
-"""Folders and files whose wording has not been revised yet. This list only shrinks."""
+"""Folders and files with old wording. This list only shrinks."""
 NOT_OURS = ('/third_party/',)
 RULES = {'tests/fixtures/prose.py', 'tests/fixtures/imperatives.txt'}
 """Files that quote the phrases they forbid."""
 SUBJECT_LENGTH = 72
 FIRST_CHECKED_COMMIT = '2adb4dd'
-"""Subjects up to this commit were written before the rule."""
+"""Subjects up to this commit are older than the rule."""
 
 
 def test_prose_has_no_private_idiom() -> None:
@@ -59,7 +59,7 @@ def test_prose_has_no_private_idiom() -> None:
     ],
 )
 def test_each_rule_finds_its_phrase(path: str, text: str, rule: str) -> None:
-    """Every rule of the wording check reports the example that it was made for."""
+    """Every rule of the wording check reports its example."""
     assert rule in {finding.rule for finding in findings_in(path, text)}
 
 
@@ -105,7 +105,7 @@ def test_every_verb_of_a_protocol_is_documented() -> None:
 
 
 def test_commit_subjects_are_short() -> None:
-    """Every commit since the rule has a subject of at most 72 characters, and starts with its package in brackets."""
+    """Every commit subject since the rule has at most 72 characters and starts with its package in brackets."""
     known = subprocess.run(
         ['git', 'merge-base', '--is-ancestor', FIRST_CHECKED_COMMIT, 'HEAD'], cwd=ROOT, check=False, capture_output=True
     )

@@ -1,4 +1,4 @@
-"""The error table: each domain error has a reason of the contract, with the code and metadata written there."""
+"""The error table: each domain error has a reason of the contract, with the documented code and metadata."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ from services.kit.rpc.status import error_from_status, status_from_error
 
 CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
 NOT_RAISED_YET: set[str] = set()
-"""Reasons that are in the contract for later issues; this set may only shrink."""
+"""Reasons of the contract that no class uses yet; this set only shrinks."""
 
 for _module in modules('services/'):
     if re.fullmatch(r'services\.\w+(\.domain)?\.errors(\.\w+)?', _module.name):
@@ -25,14 +25,14 @@ ERRORS = all_error_classes()
 
 
 def test_contract_and_classes_name_the_same_reasons() -> None:
-    """Every reason of the contract has a class that says it, and no class says another."""
+    """Every reason of the contract has a class, and every class has a reason of the contract."""
     assert {error.reason for error in ERRORS} | NOT_RAISED_YET == set(_contract())
     assert {error.reason for error in ERRORS} & NOT_RAISED_YET == set()
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
 def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
-    """The status code and the metadata keys are those of the comment beside the reason."""
+    """The status code and the metadata keys of a class are those that the contract documents."""
     comment = _contract()[error.reason]
     instance = _example(error)
     assert comment.startswith(error.code.name)
@@ -40,14 +40,14 @@ def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
 
 
 def test_bytes_are_not_told_as_requests() -> None:
-    """Both refusals have one reason; the names in the metadata say what is counted."""
+    """Two errors share one reason and differ in the metadata that names the counted quantity."""
     assert QueueFull(1, 2).metadata() == {'queueLength': '1', 'queueLimit': '2'}
     assert BytesFull(1, 2).metadata() == {'bytesInFlight': '1', 'bytesLimit': '2'}
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
 def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> None:
-    """Pickling keeps the class, the sentence and the facts."""
+    """Pickling preserves the class, the message and the attributes."""
     instance = _example(error)
     copy = pickle.loads(pickle.dumps(instance))
     assert type(copy) is error
@@ -58,7 +58,7 @@ def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> No
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
 def test_error_survives_the_wire(error: type[DomainError]) -> None:
-    """Code, reason, metadata, fields and retry time come back from a status as they went in."""
+    """Converting an error to a status and back preserves code, reason, metadata, fields and retry time."""
     instance = _example(error)
     back = error_from_status(status_from_error(instance))
     assert (back.code, back.reason, str(back)) == (instance.code, instance.reason, str(instance))
@@ -114,7 +114,7 @@ def test_disposition_of_one_error_can_be_replaced() -> None:
 
 
 def test_quotas_have_names_that_programs_can_use() -> None:
-    """They are in the metadata, in snake_case, as the fields that set them."""
+    """Quota names in the metadata are the snake_case names of the fields that set them."""
     calls = [
         call
         for module in modules('services/')
@@ -129,7 +129,7 @@ def test_quotas_have_names_that_programs_can_use() -> None:
 
 
 def _contract() -> dict[str, str]:
-    """Return reason to its comment, joined to one line."""
+    """Return the comment of each reason, joined to one line."""
     found = re.findall(r'((?:^ *//.*\n)+) *ERROR_REASON_(\w+) = [1-9]', CONTRACT.read_text(), re.MULTILINE)
     return {reason: ' '.join(re.findall(r'// ?(.*)', comment)) for comment, reason in found}
 

@@ -1,4 +1,4 @@
-"""Each extra of the distribution names what its service imports, so each service installs alone."""
+"""Each extra of the distribution lists the imports of its service, so that services install separately."""
 
 import importlib.metadata
 import re
@@ -25,14 +25,14 @@ PARTS = {
     'twinkle_client': '',
     'twinkle.data_format': '',
 }
-"""Package to the extra that it needs; empty: the bare distribution."""
+"""Extra that each package needs; empty for the base distribution."""
 TORCH = {'torch', 'transformers', 'peft', 'vllm'}
 LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 's3']
 
 
 @pytest.mark.parametrize('package', PARTS)
 def test_extra_names_every_import(package: str) -> None:
-    """Every library that the package or anything below it imports is named by its extra or the base."""
+    """Every library that a package imports is listed by its extra or by the base distribution."""
     declared = _declared(PARTS[package])
     owners = importlib.metadata.packages_distributions()
     missing = {
@@ -45,7 +45,7 @@ def test_extra_names_every_import(package: str) -> None:
 
 @pytest.mark.parametrize('extra', LIGHT_EXTRAS)
 def test_light_extras_bring_no_torch(extra: str) -> None:
-    """Following every requirement of the extra, as installed here, never reaches torch."""
+    """The installed requirements of the extra do not include torch, directly or indirectly."""
     seen: set[str] = set()
     waiting = _declared(extra)
     while waiting:
@@ -70,7 +70,7 @@ def _graph() -> grimp.ImportGraph:
 
 
 def _libraries(package: str) -> set[str]:
-    """Return the foreign top-level packages reached from `package`, packages' own `__init__` included."""
+    """Return the third-party packages that `package` imports, directly or through our modules."""
     graph = _graph()
     if package not in graph.modules:
         raise LookupError(f'{package} does not exist')
@@ -86,7 +86,7 @@ def _libraries(package: str) -> set[str]:
 
 
 def _declared(extra: str) -> set[str]:
-    """Return the canonical names that the distribution asks for with `extra`, own extras unfolded."""
+    """Return the canonical names that the distribution requires with `extra`, nested extras resolved."""
     lines = PROJECT['dependencies'] + (PROJECT['optional-dependencies'][extra] if extra else [])
     names: set[str] = set()
     for requirement in map(Requirement, lines):

@@ -5,9 +5,9 @@ import ast
 from fixtures.source_tree import body_lines, functions, imported_names, modules
 
 SERVICER_LINES = 8
-"""Lines of body that converting, delegating and converting back may take."""
+"""Most lines of an RPC method: convert, delegate, convert back."""
 ENVIRONMENT = {'chdir', 'delenv', 'setenv', 'syspath_prepend'}
-"""What a test may change through pytest's monkeypatch: the environment, never our code."""
+"""Methods of pytest's monkeypatch that tests may use: they change the environment and no code."""
 
 
 def test_servicers_convert_delegate_and_convert() -> None:
@@ -26,7 +26,7 @@ def test_servicers_convert_delegate_and_convert() -> None:
 
 
 def test_tests_do_not_sleep() -> None:
-    """A test waits for a fact, never for a time; `asyncio.sleep(0)` yields to the loop and is no wait."""
+    """Tests wait for conditions and do not sleep; `asyncio.sleep(0)` only yields to the loop."""
     offenders = [
         f'{module.path}:{node.lineno}'
         for module in modules('tests/')
@@ -39,7 +39,7 @@ def test_tests_do_not_sleep() -> None:
 
 
 def test_tests_do_not_patch() -> None:
-    """Tests give fakes through constructors; mocks and attribute patches are not used."""
+    """Tests pass fakes to constructors, and use no mocks and no attribute patches."""
     offenders = [
         f'{module.path}:{line}'
         for module in modules('tests/')

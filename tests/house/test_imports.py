@@ -1,4 +1,4 @@
-"""What may be loaded where: no torch in the light half, only the standard library in domains."""
+"""Imports at run time: no torch in light packages, and only the standard library in domains and rules."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import sys
 from fixtures.source_tree import imported_names, modules
 
 HEAVY = {'datasets', 'megatron', 'pandas', 'peft', 'ray', 'torch', 'transformers', 'vllm'}
-"""Libraries that a client, the gateway and their like must never load."""
+"""Libraries that light packages, such as the client and the gateway, never load."""
 TORCH_FREE = [
     'services.checkpoint.__main__',
     'services.data.__main__',
@@ -40,10 +40,10 @@ VALUES = (
     'services.kit.ids',
     'twinkle.data_format',
 )
-"""What a domain may know beside the standard library: values (arrays among them), never machines."""
+"""Packages that a domain may import beside the standard library: values and arrays."""
 
 GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.routing|\w+\.rules)')
-"""What the rules of a gateway feature may import beside that: root values and the rules of other features."""
+"""Modules that the rules of a gateway feature may import as well: root values and rules of other features."""
 
 PROBE = """
 import importlib, json, sys
@@ -59,7 +59,7 @@ print(json.dumps(found))
 
 
 def test_light_modules_load_no_heavy_library() -> None:
-    """A fresh interpreter that imports the light half of the project has loaded no heavy library."""
+    """Importing all light packages in a new interpreter loads no heavy library."""
     probe = subprocess.run(
         [sys.executable, '-c', PROBE, json.dumps(sorted(HEAVY)), json.dumps(TORCH_FREE)],
         check=False,
@@ -71,17 +71,17 @@ def test_light_modules_load_no_heavy_library() -> None:
 
 
 def test_domains_know_only_the_standard_library() -> None:
-    """A domain imports itself, the standard library and values."""
+    """Domains and rules import only each other, the standard library and values."""
     offenders: list[str] = []
     for module in modules('services/'):
-        room = '.'.join(module.name.split('.')[:3])
-        if not room.endswith('.domain') and not module.name.endswith('.rules'):
+        package = '.'.join(module.name.split('.')[:3])
+        if not package.endswith('.domain') and not module.name.endswith('.rules'):
             continue
         offenders += [
             f'{module.path}:{line}: {name}'
             for line, name in imported_names(module.tree)
             if name.split('.')[0] not in sys.stdlib_module_names
-            and not name.startswith((room, *VALUES))
+            and not name.startswith((package, *VALUES))
             and not GATEWAY_RULES.fullmatch(name)
         ]
     assert offenders == []

@@ -1,4 +1,4 @@
-"""The layers around every call stand in the one order that maps, logs, counts and traces every refusal."""
+"""The interceptors run in an order that maps, logs, counts and traces every refusal."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ ORDER = [
 
 
 def test_layers_stand_in_the_agreed_order() -> None:
-    """What refuses (credentials, size, deadline) is inside what maps, logs, counts and traces."""
+    """Interceptors that refuse calls run inside those that map, log, count and trace them."""
     layers = server_layers(
         cast(Any, None), is_supported=lambda method: True, default_timeouts={}, message_limit_bytes=1
     )

@@ -1,4 +1,4 @@
-"""Packages say what they offer, modules say what they hold, and rooms have names that mean something."""
+"""Packages list their names, modules have docstrings, and no package has a meaningless name."""
 
 import ast
 import importlib.util
@@ -8,26 +8,26 @@ import pytest
 
 from fixtures.source_tree import modules, tracked_files
 
-FORBIDDEN_ROOMS = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
-"""Names that tell a stranger nothing."""
+FORBIDDEN_NAMES = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
+"""Names that do not describe their contents."""
 TYPED_BY_USERS = {'sdk/python/twinkle/server/common.py', 'sdk/python/twinkle/server/tinker/common.py'}
-"""Modules that programs of users import by such a name; each says where its contents are, and holds nothing more."""
-TORCH_ROOMS = ('loss', 'metric', 'model', 'module', 'nn', 'processor', 'sampler')
-"""Rooms of the library that load torch for seconds; their lists are read from the source alone."""
+"""Modules that user programs import by such a name; each only re-exports its contents."""
+TORCH_PACKAGES = ('loss', 'metric', 'model', 'module', 'nn', 'processor', 'sampler')
+"""Packages of the library that load torch; their name lists are checked by source only."""
 PACKAGES = [module for module in modules('sdk/python/', 'services/') if module.is_package]
 LIGHT_PACKAGES = [
     module.name
     for module in PACKAGES
-    if '.backends' not in module.name and not module.name.startswith(tuple(f'twinkle.{room}' for room in TORCH_ROOMS))
+    if '.backends' not in module.name and not module.name.startswith(tuple(f'twinkle.{package}' for package in TORCH_PACKAGES))
 ]
 
 
-def test_no_room_is_called_nothing() -> None:
+def test_no_file_has_a_meaningless_name() -> None:
     """No file, folder or contract is named utils, helpers, common or misc."""
     offenders = [
         path
         for path in sorted({*tracked_files()} - TYPED_BY_USERS)
-        if FORBIDDEN_ROOMS & {Path(part).stem.lower() for part in Path(path).parts}
+        if FORBIDDEN_NAMES & {Path(part).stem.lower() for part in Path(path).parts}
     ]
     assert offenders == []
 
@@ -45,7 +45,7 @@ def test_every_public_package_lists_its_names() -> None:
 
 @pytest.mark.parametrize('package', LIGHT_PACKAGES)
 def test_listed_names_resolve(package: str) -> None:
-    """Every name in `__all__` can be had from the package, and none is listed twice."""
+    """Every name in `__all__` is importable and listed once."""
     module = importlib.import_module(package)
     names = list(module.__all__)
     assert len(names) == len(set(names))

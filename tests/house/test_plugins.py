@@ -1,4 +1,4 @@
-"""Services whose components strangers choose begin by keeping the plugins of others out."""
+"""Services whose components callers choose disable foreign plugins at start."""
 
 import ast
 
@@ -9,7 +9,7 @@ from fixtures.source_tree import ROOT
 
 @pytest.mark.parametrize('program', ['data/__main__.py', 'model/__main__.py', 'model/replay.py', 'sampler/__main__.py'])
 def test_service_begins_by_keeping_plugins_out(program: str) -> None:
-    """Before its configuration is read, and so before any process of its own is started, which inherits it."""
+    """A service disables foreign plugins before it reads its configuration or starts child processes."""
     tree = ast.parse((ROOT / 'services' / program).read_text())
     (main,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == 'main']
     first = next(node for node in main.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))

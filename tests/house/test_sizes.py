@@ -1,4 +1,4 @@
-"""Functions and files stay small; what may not is on one list that only shrinks."""
+"""Functions and files stay small; exceptions are on one list that only shrinks."""
 
 import ast
 import tomllib
@@ -8,18 +8,18 @@ from pathlib import Path
 from fixtures.source_tree import ROOT, Module, body_lines, functions, modules, tracked_files
 
 LIMITS = {'lines': 40, 'parameters': 6, 'nesting': 3}
-"""What one function may have: lines of its body, parameters, and depth of nested blocks."""
+"""Limits of a function: lines of the body, parameters, and depth of nested blocks."""
 FILE_LINES = 400
 PROTO_LINES = 300
 EXCEPTIONS = tomllib.loads((Path(__file__).parent / 'exceptions.toml').read_text())
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
-"""What makes a reader hold one more condition in the head; `with` opens a scope and asks nothing."""
+"""Blocks that add a condition or a loop; `with` does not count."""
 
 
 def test_functions_stay_small() -> None:
-    """No function is larger than the limits or its named exception, and no exception is wider than its function."""
+    """No function exceeds the limits or its listed exception, and no exception allows more than is used."""
     allowed = {
         (entry['path'], entry['name'], kind): entry[kind]
         for entry in EXCEPTIONS.get('function', [])
@@ -31,14 +31,14 @@ def test_functions_stay_small() -> None:
 
 
 def test_files_stay_small() -> None:
-    """No source file is longer than the limit or its named exception, and no exception is wider than its file."""
+    """No source file exceeds the limit or its listed exception, and no exception allows more than is used."""
     allowed = {entry['path']: entry['lines'] for entry in EXCEPTIONS.get('file', [])}
     actual = {path: lines for path, lines, limit in _file_lengths() if lines > limit}
     assert actual == allowed
 
 
 def test_every_exception_has_a_reason() -> None:
-    """Nobody is excused without a word."""
+    """Every exception from the limits states a reason."""
     entries = [*EXCEPTIONS.get('file', []), *EXCEPTIONS.get('function', [])]
     assert [entry for entry in entries if not entry.get('reason', '').strip()] == []
 

@@ -17,7 +17,7 @@ SMALL_SHARE = 0.15
 PENDING_SMALL = {'data', 'gateway'}
 """Services whose small modules are still to be merged. This set only shrinks."""
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
-"""Names of classes that only carry parameters from one constructor to the next."""
+"""Names of classes that only pass parameters between constructors."""
 PENDING_BAGS = {'gateway'}
 PENDING_HOMONYMS = {'data', 'gateway', 'kit'}
 GATEWAY_FILES = 300
@@ -27,7 +27,7 @@ GATEWAY_LINES = 25_500
 
 @pytest.mark.parametrize('service', sorted(set(SERVICES) - PENDING_SMALL))
 def test_few_modules_are_small(service: str) -> None:
-    """At most 15 % of a service's modules have fewer than 40 lines; packages' `__init__` modules do not count."""
+    """A service has at most 15 % of its modules below 40 lines; `__init__` modules do not count."""
     lengths = {
         module.path: len(module.text.splitlines())
         for module in modules(f'services/{service}/')

@@ -39,7 +39,7 @@ def quota_from_proto(message: Any, field: str) -> Quota:
 
 
 def quota_to_proto(quota: Quota) -> quota_service_pb2.Quota:
-    """Convert a quota; limits that are None stay unset."""
+    """Convert a quota; limits without a value stay unset."""
     return quota_service_pb2.Quota(**vars(quota))
 
 

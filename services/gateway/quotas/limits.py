@@ -24,7 +24,7 @@ _log = structlog.get_logger('quotas')
 
 
 class QuotaTable:
-    """In-memory copy of all quotas. Changes made through another gateway appear after the next `read()`.
+    """Quotas of all tenants in memory. Changes made through another gateway appear after the next `read()`.
 
     Args:
         store: stores the quotas that administrators set.

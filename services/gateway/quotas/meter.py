@@ -77,7 +77,7 @@ class UsageMeter:
         self._last_readings.pop(key, None)
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        """Do nothing, because each of several model services reports its own runs only."""
+        """Ignore absent runs, because each of several model services reports its own runs only."""
         del present, moment
 
     async def flush(self) -> None:

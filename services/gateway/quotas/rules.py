@@ -1,4 +1,4 @@
-"""Quotas of tenants, their use, and token buckets. A limit that is not set is None."""
+"""Quotas of tenants, their use, and token buckets. An unset limit has the value None."""
 
 from dataclasses import dataclass, fields
 from datetime import datetime
