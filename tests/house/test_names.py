@@ -18,7 +18,8 @@ PACKAGES = [module for module in modules('sdk/python/', 'services/') if module.i
 LIGHT_PACKAGES = [
     module.name
     for module in PACKAGES
-    if '.backends' not in module.name and not module.name.startswith(tuple(f'twinkle.{package}' for package in TORCH_PACKAGES))
+    if '.backends' not in module.name
+    and not module.name.startswith(tuple(f'twinkle.{package}' for package in TORCH_PACKAGES))
 ]
 
 

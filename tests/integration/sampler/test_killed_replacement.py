@@ -258,6 +258,7 @@ async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
             assert max(abs(one - other) for one, other in zip(mine, its, strict=True)) > FAR
 
 
+@pytest.mark.slow
 async def test_killed_in_a_replacement_it_comes_back_with_a_whole_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
     oracle = Oracle(tiny_llama_dir)
