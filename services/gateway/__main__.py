@@ -18,10 +18,10 @@ from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
 from services.gateway.forwarding.open import open_forwarding
 from services.gateway.forwarding.server_info import MergedServerInfoServicer
-from services.gateway.futures.grpc_trainer import GrpcTrainer
+from services.gateway.futures.futures import Futures
+from services.gateway.futures.grpc import GrpcTrainer
 from services.gateway.futures.limits import LimitedTrainer
-from services.gateway.futures.verbs import FutureVerbs
-from services.gateway.futures.wiring import FutureSampling, open_futures
+from services.gateway.futures.open import FutureService, open_futures, open_handles
 from services.gateway.http.open import open_http
 from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
@@ -56,7 +56,7 @@ class Gateway:
     server: RpcServer
     jobs: tuple[Job, ...]
     """Background tasks that run beside the server until it stops."""
-    futures: FutureVerbs
+    futures: Futures
     http: HttpServer | None = None
     """The HTTP APIs; None if they are not served."""
 
@@ -74,18 +74,14 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         quotas = await stack.enter_async_context(open_quotas(config, database, models, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, sampler_facts = await open_fleet(config, stack, clock=clock)
-        sampling, gate = open_sampling(config, fleet, channels, quotas=quotas)
+        sampling = open_sampling(config, fleet, channels, quotas=quotas)
         exports = make_exports(config, database, upstreams.channels, clock=clock)
-        futures = await stack.enter_async_context(
-            open_futures(
-                config,
-                database,
-                trainer=_trainer(config, upstreams, quotas),
-                sampling=FutureSampling(verbs=sampling, gate=gate, weights=GrpcWeightFacts(upstreams.lookups)),
-                quotas=quotas,
-                clock=clock,
-            )
+        trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
+        futures, future_jobs = await stack.enter_async_context(
+            open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         )
+        handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
+        work = FutureService(futures, handles)
         endpoints = make_endpoints(
             keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
             quotas=QuotaServicer(quotas),
@@ -100,13 +96,11 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         facts = [*upstreams.model_facts, sampler_facts, upstreams.facts['data'], upstreams.facts['checkpoint']]
         server = _server(config, accounts, endpoints, handlers=handlers, facts=facts)
         server.on_drain(fleet.close)
-        server.on_drain(futures.verbs.begin_stop)
+        server.on_drain(futures.begin_stop)
         chat = FleetSamplers(sampling, fleet, describe=sampler_facts.describe)
         routes = [
             *open_openai(config, chat, catalogue.runs, clock=clock),
-            *open_tinker(
-                config, database, sessions=sessions, futures=futures, upstreams=upstreams, samplers=sampler_facts
-            ),
+            *open_tinker(config, database, sessions=sessions, work=work, upstreams=upstreams, samplers=sampler_facts),
             *open_tinker_catalogue(
                 database,
                 catalogue=catalogue,
@@ -118,15 +112,15 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
         jobs = (
-            session_job(config, database, models=models, versions=futures.handles, clock=clock),
+            session_job(config, database, models=models, versions=handles, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
             *exports.jobs,
-            *futures.jobs,
+            *future_jobs,
         )
-        yield Gateway(server, jobs, futures.verbs, http)
+        yield Gateway(server, jobs, futures, http)
 
 
 def _server(

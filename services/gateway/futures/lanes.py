@@ -1,145 +1,244 @@
-"""All lanes that something happens in: what comes is put in its place, and gaps are given up in time.
+"""Lanes: futures that run one after the other, in the order of their positions.
 
-Where several gateways share a database, a lane is one gateway's only while something waits or runs in it, so one that
-falls idle is forgotten at once, and where it goes on is read anew. Before a gap is given up, it is read again.
+`Lane` is the rule for one lane; it decides, and never waits. `Lanes` keeps the lanes in use and gives up gaps in time.
 """
 
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from services.gateway.futures.lane import Lane, Place
-from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.ports import FutureStore
+from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future
 
-_REMEMBERED = 1000
-"""Idle lanes in memory before the longest idle are forgotten."""
+_MAX_IDLE = 1000
+"""Lanes in memory before the idle ones are dropped."""
 _IDLE_SECONDS = 600.0
-"""How long a lane is idle at least before it is forgotten; far longer than its end takes to read."""
+"""Shortest time that a lane is idle before it is dropped; much longer than its last write takes to be readable."""
 
 _Key = tuple[str, str]
 
 
-class Turns(Protocol):
-    """Hears what is to become of futures."""
+class Admission(Enum):
+    """Decision on a future that arrived in a lane."""
 
-    def begin(self, future: Future) -> None:
-        """Carry a future out whose turn it is; `end` it when it is settled."""
+    QUEUED = auto()
+    """It waits for its turn."""
+    KNOWN = auto()
+    """It arrived before."""
+    PASSED = auto()
+    """Its position is taken or was given up."""
+
+
+class Lane:
+    """Futures of one lane. One future runs at a time and ends before the next starts.
+
+    Times are seconds on the caller's clock.
+    """
+
+    def __init__(self, next_position: int = 0, *, now: float) -> None:
+        """Create a lane that starts at `next_position`; all earlier positions are finished or were given up."""
+        self.next_position = next_position
+        self._waiting: dict[int, Future] = {}
+        self._arrival_times: dict[int, float] = {}
+        self._running: str | None = None
+        self._idle_since = now
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a future started and did not end."""
+        return self._running is not None
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of futures that wait for their turn."""
+        return len(self._waiting)
+
+    def idle_since(self) -> float | None:
+        """Return the time since which nothing runs or waits; None where something does."""
+        return None if self._running is not None or self._waiting else self._idle_since
+
+    def add(self, future: Future, *, now: float) -> Admission:
+        """Add a future that arrived, in any order."""
+        waiting = self._waiting.get(future.position)
+        if future.future_id in (self._running, waiting.future_id if waiting else None):
+            return Admission.KNOWN
+        # Two futures at one position are different requests; the first one keeps the position.
+        if future.position < self.next_position + self.is_running or waiting is not None:
+            return Admission.PASSED
+        self._waiting[future.position] = future
+        self._arrival_times[future.position] = now
+        return Admission.QUEUED
+
+    def start(self) -> Future | None:
+        """Return the future that runs from now on; None where one is running or the next position is missing."""
+        if self._running is not None or self.next_position not in self._waiting:
+            return None
+        future = self._take(self.next_position)
+        self._running = future.future_id
+        return future
+
+    def end(self, *, now: float) -> None:
+        """Advance to the next position after the running future was settled."""
+        self._running = None
+        self.next_position += 1
+        self._idle_since = now
+
+    def skip_to(self, position: int) -> list[Future]:
+        """Advance an idle lane to at least `position`; return the waiting futures that this passes."""
+        self.next_position = max(self.next_position, position)
+        passed = [waiting for waiting in sorted(self._waiting) if waiting < self.next_position]
+        return [self._take(waiting) for waiting in passed]
+
+    def gap_ends(self, patience: float) -> float | None:
+        """Return the time at which to give up a missing position; None where none is missing.
+
+        Args:
+            patience: Seconds that the first waiting future waits, from its arrival or from when the lane fell idle.
+        """
+        if self._running is not None or not self._waiting or self.next_position in self._waiting:
+            return None
+        return max(self._arrival_times[min(self._waiting)], self._idle_since) + patience
+
+    def give_up(self) -> list[Future]:
+        """Return, in order, the futures that directly follow the gap, which must fail; `end` them together.
+
+        They were submitted to run after the missing one, and would have another effect without it.
+        """
+        position = min(self._waiting)
+        failed: list[Future] = []
+        while position in self._waiting:
+            failed.append(self._take(position))
+            position += 1
+        self._running = failed[-1].future_id
+        self.next_position = failed[-1].position
+        return failed
+
+    def _take(self, position: int) -> Future:
+        del self._arrival_times[position]
+        return self._waiting.pop(position)
+
+
+class LaneListener(Protocol):
+    """Acts on the decisions of lanes."""
+
+    def start(self, future: Future) -> None:
+        """Run a future whose turn it is; call `Lanes.end` when it is settled."""
         ...
 
-    def give_up(self, futures: list[Future], missing: int) -> None:
-        """Fail futures, because of the position they waited for; `end` the last when all are settled."""
+    def fail_after_gap(self, futures: list[Future], missing: int) -> None:
+        """Fail futures because of the missing position; call `Lanes.end` for the last when all are settled."""
         ...
 
-    def passed(self, future: Future) -> None:
-        """Fail a future whose lane went on without it."""
+    def fail_passed(self, future: Future) -> None:
+        """Fail a future whose lane advanced without it."""
         ...
 
 
 class Lanes:
-    """Lanes by tenant and name. For one event loop."""
+    """Lanes by tenant and name.
+
+    A lane belongs to one gateway only while something waits or runs in it. Where several gateways share a database,
+    an idle lane is therefore dropped at once and its position is read again later, and before a gap is given up.
+
+    Concurrency: one event loop.
+    """
 
     def __init__(
-        self,
-        store: FutureStore,
-        persistence: Persistence,
-        *,
-        patience: timedelta,
-        is_shared: bool,
-        turns: Turns,
+        self, store: FutureStore, retry: Retry, *, patience: timedelta, is_shared: bool, listener: LaneListener
     ) -> None:
-        """Begin without any.
+        """Create lanes.
 
         Args:
-            store: knows where lanes go on.
-            persistence: reads it again where it does not answer.
-            patience: how long the first future in waiting waits for an earlier position, while nothing runs.
-            is_shared: whether other gateways may carry futures of the same lanes out.
-            turns: hears what is to become of futures.
+            store: Stores the positions that lanes reached.
+            retry: Repeats reads of the store.
+            patience: Longest wait of a future for an earlier position, while nothing runs.
+            is_shared: Whether other gateways may run futures of the same lanes.
+            listener: Acts on decisions.
         """
         self._store = store
-        self._persistence = persistence
+        self._retry = retry
         self._patience = patience.total_seconds()
         self._is_shared = is_shared
-        self._turns = turns
+        self._listener = listener
         self._lanes: dict[_Key, Lane] = {}
         self._opening: WeakValueDictionary[_Key, asyncio.Lock] = WeakValueDictionary()
         self._timers: dict[_Key, asyncio.TimerHandle] = {}
-        self._looking: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
 
-    async def add(self, future: Future) -> Place:
-        """Put a future in its place; it begins when it is its turn."""
+    async def add(self, future: Future) -> Admission:
+        """Add a future to its lane, which starts it when it is its turn."""
         key = _key_of(future)
         opening = self._opening.setdefault(key, asyncio.Lock())
         async with opening:
             lane = self._lanes.get(key) or await self._open(key)
-        place = lane.add(future, now=_now())
-        self._go_on(key, lane)
-        return place
+        admission = lane.add(future, now=_now())
+        self._advance(key, lane)
+        return admission
 
     def end(self, future: Future) -> None:
-        """Go on after a future that is settled."""
+        """Advance a lane after a future was settled."""
         key = _key_of(future)
         lane = self._lanes[key]
         lane.end(now=_now())
-        self._go_on(key, lane)
+        self._advance(key, lane)
 
-    def look_again(self) -> None:
-        """Read again where those lanes go on that wait for a position."""
+    def check_gaps(self) -> None:
+        """Read the positions of the lanes that wait for one."""
         for key in list(self._timers):
-            self._look_at(key)
+            self._check_later(key)
 
     def close(self) -> None:
-        """Give up no more gaps."""
+        """Stop giving up gaps."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for task in self._looking:
+        for task in self._checks:
             task.cancel()
 
     async def _open(self, key: _Key) -> Lane:
-        next_position = await self._persistence.insist(partial(self._store.next_position, *key))
-        if len(self._lanes) > _REMEMBERED:
-            self._forget_idle()
+        next_position = await self._retry.call(partial(self._store.next_position, *key))
+        if len(self._lanes) > _MAX_IDLE:
+            self._drop_idle()
         lane = self._lanes[key] = Lane(next_position, now=_now())
         return lane
 
-    def _go_on(self, key: _Key, lane: Lane) -> None:
-        if (future := lane.begin()) is not None:
-            self._turns.begin(future)
+    def _advance(self, key: _Key, lane: Lane) -> None:
+        if (future := lane.start()) is not None:
+            self._listener.start(future)
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if (end := lane.gap_ends(self._patience)) is not None:
-            self._timers[key] = asyncio.get_running_loop().call_at(end, self._look_at, key)
+            self._timers[key] = asyncio.get_running_loop().call_at(end, self._check_later, key)
         elif self._is_shared and lane.idle_since() is not None:
             del self._lanes[key]
 
-    def _look_at(self, key: _Key) -> None:
-        task = asyncio.create_task(self._look(key, self._lanes[key]))
-        self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
+    def _check_later(self, key: _Key) -> None:
+        task = asyncio.create_task(self._check(key, self._lanes[key]))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
 
-    async def _look(self, key: _Key, lane: Lane) -> None:
-        """Skip what was finished elsewhere, and give a gap up whose time has come."""
-        next_position = await self._persistence.insist(partial(self._store.next_position, *key))
+    async def _check(self, key: _Key, lane: Lane) -> None:
+        """Skip the positions that other gateways finished, and give up a gap whose time has come."""
+        next_position = await self._retry.call(partial(self._store.next_position, *key))
         if self._lanes.get(key) is not lane or lane.is_running:
             return
         for passed in lane.skip_to(next_position):
-            self._turns.passed(passed)
+            self._listener.fail_passed(passed)
         end = lane.gap_ends(self._patience)
         if end is None or end > _now():
-            self._go_on(key, lane)
+            self._advance(key, lane)
             return
         with suppress(KeyError):
             self._timers.pop(key).cancel()
         missing = lane.next_position
-        self._turns.give_up(lane.give_up(), missing)
+        self._listener.fail_after_gap(lane.give_up(), missing)
 
-    def _forget_idle(self) -> None:
+    def _drop_idle(self) -> None:
         limit = _now() - _IDLE_SECONDS
         idle = [key for key, lane in self._lanes.items() if (lane.idle_since() or limit) < limit]
         for key in idle:

@@ -1,77 +1,140 @@
-"""Futures within quotas: samples are counted when they are settled, so that each counts once however often it ran."""
+"""Limits of futures: how many may wait and how large they may be, quotas of sampling futures, quotas of training."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
-from services.gateway.futures.room import UNBOUNDED, Room
-from services.gateway.futures.rules import Bounds, Future, FutureState
-from services.gateway.futures.trainer_ports import Trainer
+from services.gateway.futures.ports import Trainer
+from services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
 from services.gateway.quotas.limits import TrainingLimits
 from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.requests import is_save, refused_creation, refused_save
 from services.gateway.quotas.rules import Work
 from services.gateway.sampling.limits import SamplingGate, work_of
 from services.gateway.sampling.rules import BatchRequest, PromptResult
+from services.kit.errors import BytesFull, QueueFull
 
-SAMPLE_KIND = 'sample'
-"""Kind of the futures that are samples."""
-_MOST_UNSETTLED = 1 << 16
-"""Samples whose work is remembered: far more than may run at a time."""
+UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
+_MAX_UNSETTLED = 1 << 16
+"""Sampling futures whose usage is remembered: many more than may run at a time."""
+
+
+@dataclass
+class _Entry:
+    """Unfinished future."""
+
+    size_bytes: int
+    holders: int = 1
+    """Number of `enter` calls without a `leave`."""
+
+
+class FutureCapacity:
+    """Unfinished futures and the bytes of their requests; requests beyond the bounds are refused.
+
+    A future counts once, until it left as often as it entered.
+    """
+
+    def __init__(self, bounds: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate | None = None) -> None:
+        """Create an empty capacity.
+
+        Args:
+            bounds: Number of futures.
+            sizes: Total bytes of their requests.
+            gate: Admits and counts futures that sample; None without quotas.
+        """
+        self._bounds = bounds
+        self._sizes = sizes
+        self._gate = gate
+        self._entries: dict[str, dict[str, _Entry]] = {}
+        self._bytes: dict[str, int] = {}
+        self._count = 0
+
+    def enter(self, future: Future, size_bytes: int = 0) -> None:
+        """Admit a new future; a future that entered before is never refused.
+
+        Raises:
+            QueueFull: The tenant or all tenants together have too many futures.
+            BytesFull: The tenant's or all tenants' requests are too large together.
+            QuotaExceeded: It samples, and its tenant may not sample now.
+        """
+        gate = self._gate_of(future)
+        if gate is not None:
+            gate.check(future.tenant_id, future.future_id)
+        entries = self._entries.get(future.tenant_id, {})
+        if future.future_id not in entries:
+            _check(len(entries), 1, self._count, self._bounds, QueueFull)
+            total = sum(self._bytes.values())
+            _check(self._bytes.get(future.tenant_id, 0), size_bytes, total, self._sizes, BytesFull)
+        self.enter_accepted(future, size_bytes)
+
+    def enter_accepted(self, future: Future, size_bytes: int = 0) -> None:
+        """Count a future that was accepted before, even beyond the bounds."""
+        gate = self._gate_of(future)
+        if gate is not None:
+            gate.enter(future.tenant_id, future.future_id)
+        entries = self._entries.setdefault(future.tenant_id, {})
+        known = entries.get(future.future_id)
+        if known is not None:
+            known.holders += 1
+            return
+        entries[future.future_id] = _Entry(size_bytes)
+        self._count += 1
+        self._bytes[future.tenant_id] = self._bytes.get(future.tenant_id, 0) + size_bytes
+
+    def leave(self, future: Future) -> None:
+        """Undo one `enter`; an unknown future is no error."""
+        gate = self._gate_of(future)
+        if gate is not None:
+            gate.leave(future.tenant_id, future.future_id)
+        entries = self._entries.get(future.tenant_id, {})
+        known = entries.get(future.future_id)
+        if known is None:
+            return
+        known.holders -= 1
+        if known.holders:
+            return
+        del entries[future.future_id]
+        self._count -= 1
+        self._bytes[future.tenant_id] -= known.size_bytes
+        if not entries:
+            del self._entries[future.tenant_id], self._bytes[future.tenant_id]
+
+    def size_bytes(self, future: Future) -> int:
+        """Return the size of the request of a future that entered; 0 for others."""
+        known = self._entries.get(future.tenant_id, {}).get(future.future_id)
+        return known.size_bytes if known else 0
+
+    def _gate_of(self, future: Future) -> SamplingGate | None:
+        return self._gate if future.kind == SAMPLE_KIND else None
+
+
+def _check(used: int, more: int, total: int, bounds: Bounds, refusal: type[QueueFull]) -> None:
+    if used + more > bounds.per_tenant:
+        raise refusal(queue_length=used, queue_limit=bounds.per_tenant)
+    if total + more > bounds.total:
+        raise refusal(queue_length=total, queue_limit=bounds.total)
 
 
 class SampleTally:
-    """What samples took that ran here and are not settled yet, and who is told once they are."""
+    """Usage of sampling futures that ran here, counted when they are settled, so that each counts once."""
 
     def __init__(self, meter: UsageMeter) -> None:
-        """Have `meter` count what is settled."""
         self._meter = meter
         self._works: OrderedDict[str, tuple[str, Work]] = OrderedDict()
-        """By future: the run, and what it took."""
+        """Run and usage, by the id of the future."""
 
-    def note(self, future: Future, order: BatchRequest, answer: PromptResult) -> None:
-        """Note what came of a future; what it came to before counts for nothing."""
-        self._works[future.future_id] = order.keys[0].run_id, work_of(answer)
-        if len(self._works) > _MOST_UNSETTLED:
+    def note(self, future: Future, request: BatchRequest, result: PromptResult) -> None:
+        """Record the usage of a future's last attempt; earlier attempts do not count."""
+        self._works[future.future_id] = request.keys[0].run_id, work_of(result)
+        if len(self._works) > _MAX_UNSETTLED:
             self._works.popitem(last=False)
 
-    def settled(self, future: Future, kept: Future) -> None:
-        """Count a future that was to be settled as `future` and is kept as `kept`: as another, it was not done here."""
+    def settled(self, future: Future, stored: Future) -> None:
+        """Count a future after an attempt to settle it, unless another gateway ran the stored one."""
         work = self._works.pop(future.future_id, None)
-        # The first attempt to settle it may have been kept, and only its answer lost: then the moment is another one.
-        is_done_here = kept.state is FutureState.DONE and kept.owner == future.owner
+        # A first attempt may have succeeded with its response lost, so the times of the two may differ.
+        is_done_here = stored.state is FutureState.DONE and stored.owner == future.owner
         if work is not None and is_done_here:
             self._meter.count(future.tenant_id, *work)
-
-
-class QuotaRoom(Room):
-    """A room that holds samples to their tenants' quotas, before anything of them is kept."""
-
-    def __init__(self, places: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate) -> None:
-        """Begin empty; `gate` admits samples and counts them."""
-        super().__init__(places, sizes=sizes)
-        self._gate = gate
-
-    def enter(self, future: Future, size_bytes: int = 0) -> None:
-        """Let a new future in; one that is in already is never refused.
-
-        Raises:
-            QueueFull, BytesFull: as `Room`.
-            QuotaExceeded: it is a sample, and its tenant may not sample now; with the time to try again.
-        """
-        if future.kind == SAMPLE_KIND:
-            self._gate.check(future.tenant_id, future.future_id)
-        super().enter(future, size_bytes)
-
-    def enter_anyway(self, future: Future, size_bytes: int = 0) -> None:
-        """Let a future in that was accepted before this process began."""
-        super().enter_anyway(future, size_bytes)
-        if future.kind == SAMPLE_KIND:
-            self._gate.enter(future.tenant_id, future.future_id)
-
-    def leave(self, future: Future) -> None:
-        """Let a future out, for one of those who hold it."""
-        super().leave(future)
-        if future.kind == SAMPLE_KIND:
-            self._gate.leave(future.tenant_id, future.future_id)
 
 
 class LimitedTrainer:

@@ -1,63 +1,113 @@
-"""Puts together what several gateways on one database share futures by."""
+"""Several gateways on one database: this gateway's lease, and the futures of gateways that stopped."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+import asyncio
+from contextlib import aclosing, suppress
+from datetime import timedelta
+from typing import Never
 
-from services.gateway.config import GatewayConfig
-from services.gateway.futures.follow_peers import FollowPeers
-from services.gateway.futures.news import PayloadsNotShared
-from services.gateway.futures.payload_files import PayloadFiles
-from services.gateway.futures.peer_ports import Peers
-from services.gateway.futures.persistence import Persistence
+import structlog
+
+from services.gateway.futures.futures import Futures
+from services.gateway.futures.retry import Retry
+from services.gateway.futures.rules import NotificationKind
 from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.futures.verbs import FutureVerbs
-from services.gateway.store.database import Database
+from services.kit.errors import DomainError
 
-_BEATS = 10
-"""In a lease."""
-_SILENT_BEATS = 3
-"""After which one whose connection is gone has died."""
+_STABLE_SECONDS = 60.0
+"""A notification connection that lasted this long resets the back-off."""
+_POLL_HEARTBEATS = 10
+"""Heartbeats between polls for missed work, in case a notification was lost."""
 
-
-async def make_peers(config: GatewayConfig, database: Database, payloads: PayloadFiles) -> Peers | None:
-    """Return the other gateways on the database; None where it can have but this one."""
-    url = config.database_address()
-    if not url.startswith('postgresql'):
-        return None
-    lease = config.futures.lease
-    return SqlPeers(
-        database,
-        url,
-        payload_store_id=await payloads.store_id(),
-        silence=lease * _SILENT_BEATS / _BEATS,
-        lease=lease,
-    )
+_log = structlog.get_logger('peers')
 
 
-@asynccontextmanager
-async def sharing(
-    config: GatewayConfig, peers: Peers | None, verbs: FutureVerbs
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, Any]]]:
-    """Have a place among the gateways during the block, and yield the job that keeps it and carries on with futures.
+class GatewayLease:
+    """Joins the gateways, renews the lease, rejoins after losing it, and adopts futures of stopped gateways.
 
-    Raises:
-        SystemExit: another gateway on the database keeps payloads elsewhere; the message names the setting.
+    Concurrency: one task runs `run`, between `join` and `leave`.
     """
-    if peers is None:
-        yield verbs.resume
-        return
-    follow = FollowPeers(peers, verbs, Persistence(), beat=config.futures.lease / _BEATS)
-    try:
-        await follow.join()
-    except PayloadsNotShared as error:
-        text = (
-            f'futures.payload_dir: another gateway on this database keeps payloads in another folder than '
-            f'{config.payload_folder()}; give all of them the same one, such as a network mount'
-        )
-        raise SystemExit(f'{config.service}: {text}') from error
-    try:
-        yield follow.__call__
-    finally:
-        await verbs.close()
-        await follow.leave()
+
+    def __init__(self, peers: SqlPeers, futures: Futures, retry: Retry, *, heartbeat: timedelta) -> None:
+        """Create a lease that is not held.
+
+        Args:
+            peers: The gateways on the database.
+            futures: Runs the futures that this gateway owns.
+            retry: Waits between attempts.
+            heartbeat: Interval of renewals.
+        """
+        self._peers = peers
+        self._futures = futures
+        self._back_off = retry.back_off
+        self._heartbeat_seconds = heartbeat.total_seconds()
+        self._gateway_id = ''
+        self._listening: asyncio.Task[Never] | None = None
+
+    async def join(self) -> None:
+        """Acquire the lease; from now on futures can be accepted.
+
+        Raises:
+            PayloadsNotShared: Another gateway stores payloads in another folder.
+            ServiceUnreachable: The database does not answer.
+        """
+        self._gateway_id = await self._peers.join()
+        await self._futures.restart_as(self._gateway_id)
+
+    async def leave(self) -> None:
+        """Release the lease, so that other gateways adopt the rest at once. Without a database it lapses."""
+        with suppress(DomainError):
+            await self._peers.leave(self._gateway_id)
+
+    async def run(self) -> Never:
+        """Renew the lease and handle notifications until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            heartbeats, failures = 0, 0
+            while True:
+                if self._listening is None or self._listening.done():
+                    self._listening = tasks.create_task(self._listen(self._gateway_id))
+                try:
+                    await self._heartbeat(is_poll=heartbeats % _POLL_HEARTBEATS == 0)
+                    failures = 0
+                except DomainError as error:
+                    _log.info('gateway lease not renewed; retrying', reason=error.reason)
+                    await self._back_off(failures)
+                    failures += 1
+                heartbeats += 1
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._futures.is_disowned.wait(), self._heartbeat_seconds)
+
+    async def _heartbeat(self, *, is_poll: bool) -> None:
+        is_renewed = not self._futures.is_disowned.is_set() and await self._peers.renew(self._gateway_id)
+        if not is_renewed:
+            await self._rejoin()
+        if await self._peers.adopt(self._gateway_id) or is_poll or not is_renewed:
+            await self._futures.resume()
+
+    async def _rejoin(self) -> None:
+        """Join under a new id: other gateways run the former futures, or this one adopts them."""
+        _log.warning('gateway lease lost; rejoining', gateway=self._gateway_id)
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        # If only a future was lost, the lease may still exist.
+        await self._peers.leave(self._gateway_id)
+        await self.join()
+
+    async def _listen(self, gateway_id: str) -> Never:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            start = loop.time()
+            try:
+                await self._handle_all(gateway_id)
+            except DomainError as error:
+                _log.info('notification connection failed; retrying', reason=error.reason)
+            failures = 0 if loop.time() - start > _STABLE_SECONDS else failures + 1
+            await self._back_off(failures)
+
+    async def _handle_all(self, gateway_id: str) -> None:
+        async with aclosing(self._peers.listen(gateway_id)) as notifications:
+            async for notification in notifications:
+                if notification.kind is NotificationKind.LEFT and await self._peers.adopt(gateway_id):
+                    await self._futures.resume()
+                await self._futures.handle(notification)

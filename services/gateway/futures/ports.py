@@ -1,23 +1,22 @@
-"""Futures: what keeps them, what carries them out, and their verbs."""
+"""Ports of futures: their stores, their executors, and the model service."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.futures.rules import Future, FutureRequest
+from services.gateway.futures.rules import Future
 
 
 class FutureStore(Protocol):
-    """Keeps futures."""
+    """Stores futures. Every method raises ServiceUnreachable where the store does not answer."""
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Keep the future, or leave the one of that id as it is; return what is kept.
+        """Store the future unless one of that id is stored; return the stored one.
 
-        It returns the very object that it was given where it is new and has the owner that it names. A new one of a
-        lane in which others wait gets their owner.
+        A new future is returned as the same object, unless its lane has another owner, which then owns it too.
 
         Raises:
-            ServiceUnreachable: the owner it names has lost its place, or the store does not answer.
+            ServiceUnreachable: The gateway that the future names as its owner lost its lease.
         """
         ...
 
@@ -26,31 +25,31 @@ class FutureStore(Protocol):
         ...
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        """Keep what the service behind is to know a future by, where `instead_of` is kept; return what is kept.
+        """Store the number of a future if the stored one is `instead_of`; return the stored one.
 
         Raises:
-            FutureTaken: it has another owner by now.
+            FutureTaken: Another gateway owns the future.
         """
         ...
 
     async def settle(self, future: Future) -> Future:
-        """Keep a finished future, unless it is finished already or has another owner; return what is kept."""
+        """Store a finished future, unless it is finished already or has another owner; return the stored one."""
         ...
 
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
-        """Return an owner's that are not finished, by lane and position; those of no lane as they came."""
+        """Return an owner's unfinished futures, by lane and position; without a lane, in the order of arrival."""
         ...
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
-        """Return the position after the last finished one of a lane; 0 where there is none."""
+        """Return the position after the last finished future of a lane; 0 without one."""
         ...
 
     async def list_finished(self, *, finished_before: datetime, limit: int) -> Sequence[Future]:
-        """Return some that finished before then and are not expired."""
+        """Return some futures that finished before a time and are not expired."""
         ...
 
     async def list_ended(self, tenant_id: str, topic: str, *, since: datetime | None, limit: int) -> Sequence[Future]:
-        """Return a topic's futures that finished at `since` or later, expired ones left out, in that order."""
+        """Return a topic's unexpired futures that finished at `since` or later, in that order."""
         ...
 
     async def expire(self, future_ids: Collection[str]) -> None:
@@ -58,106 +57,79 @@ class FutureStore(Protocol):
         ...
 
     async def drop_expired(self, *, finished_before: datetime) -> int:
-        """Forget expired futures that finished before then, but the last of each lane; return how many."""
+        """Delete expired futures that finished before a time, except the last of each lane; return their number."""
         ...
 
     async def find_known(self, future_ids: Collection[str]) -> Collection[str]:
-        """Return those of the ids whose futures are kept and not expired."""
+        """Return the ids whose futures are stored and not expired."""
         ...
 
 
 class PayloadStore(Protocol):
-    """Keeps requests and results outside the database, by name. What was kept survives a kill at any moment.
+    """Stores requests and results outside the database, by name. Stored data survives a kill at any moment.
 
-    Every verb raises ServiceUnreachable where the disk refuses.
+    Every method raises ServiceUnreachable where the disk fails.
     """
 
     async def put(self, name: str, data: bytes) -> None:
-        """Keep `data`; the same name again replaces it."""
+        """Store `data`, replacing data of the same name."""
         ...
 
     async def get(self, name: str) -> bytes | None:
-        """Return what is kept under the name, or None."""
+        """Return the stored data, or None."""
         ...
 
     async def size(self, name: str) -> int:
-        """Return how many bytes `get` would return; 0 where that is None."""
+        """Return the number of bytes that `get` would return; 0 where it would return None."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Forget it; one that is not there is no error."""
+        """Delete the data; an absent name is no error."""
         ...
 
     async def list_old(self, *, kept_before: datetime) -> Sequence[str]:
-        """Return the names of what was kept before then."""
+        """Return the names of data that was stored before a time."""
         ...
 
 
 class Executor(Protocol):
-    """Carries out one kind of future, exactly once however often it is called with the same future."""
+    """Runs one kind of futures, each exactly once however often it is called with the same future."""
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        """Return the result. It runs as the future's tenant.
+        """Run a future on behalf of its tenant and return the result.
 
         Raises:
-            DomainError: it failed for good. What passes, such as a service that restarts, is waited for here.
+            DomainError: It failed permanently. Executors wait for transient failures to pass, such as a restart.
         """
         ...
 
     async def stop(self, future: Future) -> bool:
-        """Say whether its call may be cut off; where it may not, end what runs if that can be done."""
+        """Return whether the call may be cancelled; otherwise stop the work itself where that is possible."""
         ...
 
 
-class Futures(Protocol):
-    """The verbs of futures, as the APIs use them."""
+class Trainer(Protocol):
+    """Calls the model service on behalf of a tenant, with serialized requests and responses of the contract.
 
-    async def submit(self, order: FutureRequest) -> Future:
-        """Accept a request of the current caller, durably; the same key again returns the same future.
+    Every method raises the service's error as a DomainError, or ServiceUnreachable.
+    """
 
-        Raises:
-            RequestIdReused: the key was used for something else.
-            QueueFull: the tenant has too many that wait, or all have.
-            ServiceUnreachable: it could not be made durable.
-        """
+    async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
+        """Create an adapter, once for each request id, and return the response."""
         ...
 
-    async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return the caller's future when it is finished, or as it is when the time is up.
-
-        Raises:
-            FutureNotFound: there is none.
-            FutureExpired: there is none any more.
-        """
+    async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
+        """Delete an adapter, and return the response."""
         ...
 
-    async def payload(self, future: Future) -> bytes:
-        """Return what was asked, of a future that is not finished.
-
-        Raises:
-            FutureExpired: it is finished; what is needed afterwards belongs into its note.
-        """
+    async def last_number(self, tenant_id: str, adapter_id: str) -> int:
+        """Return the number of an adapter's last operation; 0 before the first."""
         ...
 
-    async def result(self, future: Future) -> bytes:
-        """Return the result of a future that is done.
-
-        Raises:
-            DomainError: why it failed.
-            FutureExpired: it is no longer kept.
-        """
+    async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
+        """Run an operation under a number and return the response; a repeated number returns the recorded response."""
         ...
 
-    async def result_bytes(self, future: Future) -> int:
-        """Return how many bytes the result of a future has; 0 where there is none."""
-        ...
-
-    async def cancel(self, future_id: str) -> None:
-        """Stop a future where that can be done; one that is finished stays as it is.
-
-        One of a lane is passed over when its turn comes.
-
-        Raises:
-            FutureNotFound, FutureExpired: as `wait`.
-        """
+    async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
+        """Cancel an operation that is still queued at the service; other operations are not affected."""
         ...

@@ -1,4 +1,4 @@
-"""Queue of the futures that may start: tenants share slots by weight, and each base model has slots of its own.
+"""Queue of the futures that may start: tenants share slots by weight, and each base model has separate slots.
 
 A base model that is busy or unavailable therefore leaves the others their slots. Pure: it decides, and never waits.
 """

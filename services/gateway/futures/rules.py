@@ -1,7 +1,7 @@
-"""Futures: requests that were accepted and answered with an id, and whose outcome is fetched later.
+"""Futures: accepted requests with an id, whose outcome is fetched later, and notifications about them.
 
-A future is durable before its id is told. Those of one lane are carried out strictly in the order of
-their positions, whatever order they came in (`domain.lane`); those of no lane run as they come.
+A future is durable before its id is returned. Futures of one lane run strictly in the order of their positions,
+independent of the order of arrival (see `lanes`); futures without a lane run as they arrive.
 """
 
 import hashlib
@@ -13,6 +13,8 @@ from services.kit.errors import DomainError, RequestIdReused
 
 NOTE_LENGTH = 4096
 """Most characters of a note."""
+SAMPLE_KIND = 'sample'
+"""Kind of the futures that sample; their payload is an `executors.SampleTask`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,53 +26,57 @@ class Bounds:
 
 
 class FutureTaken(Exception):
-    """Another gateway carries the future out now: this one was taken for dead. What it does to it has no effect."""
+    """Another gateway owns the future now, because this gateway's lease lapsed. Changes made here have no effect."""
+
+
+class PayloadsNotShared(Exception):
+    """Another gateway on the database stores payloads in another folder: neither can read the other's requests."""
 
 
 class FutureState(StrEnum):
-    """How far a future is."""
+    """State of a future."""
 
     WAITING = 'waiting'
-    """Accepted: it waits for its turn, or is being carried out."""
+    """Accepted: queued or running."""
     DONE = 'done'
     FAILED = 'failed'
     EXPIRED = 'expired'
-    """It was finished so long ago that its result is no longer kept."""
+    """Finished so long ago that its result is deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FutureRequest:
-    """What is asked to be carried out."""
+    """Request for work that runs as a future."""
 
     kind: str
-    """Names who carries it out, such as 'execute'."""
+    """Name of the executor, such as 'execute'."""
     key: str
-    """Tells it from every other one of the tenant: a repeat with the same key is the same future."""
+    """Unique among the tenant's futures: a repeated request with the same key is the same future."""
     payload: bytes
-    """The request, opaque here; kept outside the database until the future is finished. Serialise it so that the
-    same request always has the same bytes."""
+    """Serialized request; opaque here, and stored outside the database until the future is finished. Equal requests
+    must have equal bytes."""
     session_id: str
-    """The session that asked; empty for none."""
+    """Session that sent the request; empty for none."""
     lane: str = ''
-    """What it takes its turn in, such as an adapter's id; empty: it runs at once."""
+    """Name of the queue in which the future keeps its position, such as an adapter's id; empty: no order."""
     position: int = 0
     """Counts from 0 without gaps within the lane; without a lane it means nothing."""
     note: str = ''
-    """What the API needs to tell the outcome, at most `NOTE_LENGTH` characters; kept as long as the future."""
+    """Facts that the API needs to answer for the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
     is_note_free: bool = False
-    """Whether a repeat may come with another note; that of the first is kept."""
+    """Whether a repeated request may have another note; the first note is stored."""
     topic: str = ''
-    """What its end is told under to whoever follows many futures at once; empty: nobody does."""
+    """Name under which clients follow the ends of many futures at once; empty for none."""
     base_model: str = ''
-    """The base model that carries it out, among whose futures it waits for a place; empty: none, or not known."""
+    """Base model that runs it, which has its own slots; empty for none or an unknown one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Future:
-    """An accepted request."""
+    """Accepted request."""
 
     future_id: str
-    """Derived from tenant and key, so that a repeat finds it: see `future_id_of`."""
+    """Derived from tenant and key, so that a repeated request finds it: see `future_id_of`."""
     tenant_id: str
     session_id: str
     kind: str
@@ -79,74 +85,74 @@ class Future:
     position: int
     note: str
     fingerprint: str
-    """Digest of what was asked."""
+    """Digest of the request."""
     state: FutureState
     create_time: datetime
     """UTC."""
     number: int | None = None
-    """What the service behind knows it by, such as an operation's sequence number; None before it was sent."""
+    """Number of the request at the service that runs it, such as an operation's sequence number; None if not sent."""
     finish_time: datetime | None = None
-    """UTC; None while it waits."""
+    """UTC; None before the future is finished."""
     error: DomainError | None = None
-    """Why it failed."""
+    """Error of a failed future."""
     topic: str = ''
-    """As in the order."""
+    """See `FutureRequest`."""
     base_model: str = ''
-    """As in the order."""
+    """See `FutureRequest`."""
 
     owner: str = ''
-    """The gateway that carries it out, of several on one database; empty: there is but one."""
+    """Gateway that runs it, of several on one database; empty where there is only one."""
 
     @classmethod
-    def accepted(cls, order: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
-        """Return the future of an order that was just accepted."""
+    def accepted(cls, request: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
+        """Return the future of a request that was just accepted."""
         return cls(
-            future_id=future_id_of(tenant_id, order.key),
+            future_id=future_id_of(tenant_id, request.key),
             tenant_id=tenant_id,
-            session_id=order.session_id,
-            kind=order.kind,
-            key=order.key,
-            lane=order.lane,
-            position=order.position,
-            note=order.note,
-            fingerprint=fingerprint_of(order),
+            session_id=request.session_id,
+            kind=request.kind,
+            key=request.key,
+            lane=request.lane,
+            position=request.position,
+            note=request.note,
+            fingerprint=fingerprint_of(request),
             state=FutureState.WAITING,
             create_time=moment,
-            topic=order.topic,
-            base_model=order.base_model,
+            topic=request.topic,
+            base_model=request.base_model,
         )
 
     @property
     def is_finished(self) -> bool:
-        """Whether its outcome is known, or was."""
+        """Whether it is done, failed or expired."""
         return self.state is not FutureState.WAITING
 
     @property
     def payload_name(self) -> str:
-        """What its request is kept under. One of other content has another, so that it replaces nothing."""
+        """Name of the stored request. It depends on the content, so that another request overwrites nothing."""
         return f'{self.future_id}-{self.fingerprint[:16]}.request'
 
     @property
     def result_name(self) -> str:
-        """What its result is kept under. A gateway that lost the future to another one replaces nothing of that's."""
+        """Name of the stored result. It depends on the owner, so that a former owner overwrites nothing."""
         if not self.owner:
             return f'{self.future_id}.result'
         mark = hashlib.blake2s(f'{self.future_id}{self.owner}'.encode(), digest_size=8).hexdigest()
         return f'{self.future_id}-{mark}.result'
 
     def done(self, *, moment: datetime) -> 'Future':
-        """Return it with its result kept."""
+        """Return the future as done; its result is stored separately."""
         return replace(self, state=FutureState.DONE, finish_time=moment)
 
     def failed(self, error: DomainError, *, moment: datetime) -> 'Future':
-        """Return it with why it failed."""
+        """Return the future as failed."""
         return replace(self, state=FutureState.FAILED, finish_time=moment, error=error)
 
     def check_repeat(self, fingerprint: str) -> None:
-        """Check that a repeat asks for the same.
+        """Check that a repeated request is equal to the first one.
 
         Raises:
-            RequestIdReused: it does not.
+            RequestIdReused: It differs.
         """
         if fingerprint != self.fingerprint:
             raise RequestIdReused(self.key)
@@ -157,17 +163,50 @@ def future_id_of(tenant_id: str, key: str) -> str:
     return 'fu-' + hashlib.blake2s(f'{tenant_id}\0{key}'.encode(), digest_size=20).hexdigest()
 
 
-def fingerprint_of(order: FutureRequest) -> str:
-    """Return a digest of all that an order asks for."""
+def fingerprint_of(request: FutureRequest) -> str:
+    """Return a digest of a request, for the comparison of repeated requests."""
     digest = hashlib.blake2b(digest_size=20)
-    note = '' if order.is_note_free else order.note
-    head = (order.kind, order.key, order.lane, str(order.position), note)
+    note = '' if request.is_note_free else request.note
+    head = (request.kind, request.key, request.lane, str(request.position), note)
     digest.update('\0'.join(head).encode())
     digest.update(b'\0')
-    digest.update(order.payload)
+    digest.update(request.payload)
     return digest.hexdigest()
 
 
 def future_id_of_name(name: str) -> str:
-    """Return the future that a payload or a result of that name belongs to."""
+    """Return the id of the future that a stored request or result belongs to."""
     return '-'.join(name.partition('.')[0].split('-')[:2])
+
+
+class NotificationKind(StrEnum):
+    """Event that a notification reports."""
+
+    ACCEPTED = 'accepted'
+    """A gateway accepted a future that another gateway owns."""
+    FINISHED = 'finished'
+    """A future is finished."""
+    CANCELLED = 'cancelled'
+    """The owner of a future should stop it."""
+    LEFT = 'left'
+    """A gateway stopped; others should adopt its futures."""
+    MISSED = 'missed'
+    """Notifications may have been lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notification:
+    """Message between the gateways on one database."""
+
+    kind: NotificationKind
+    owner: str = ''
+    """Gateway that owns the future."""
+    tenant_id: str = ''
+    future_id: str = ''
+    topic: str = ''
+    """Result of `topic_name` for the future's topic."""
+
+
+def topic_name(tenant_id: str, topic: str) -> str:
+    """Return a name for a tenant's topic that differs from the ids of futures."""
+    return 'topic-' + hashlib.blake2s(f'{tenant_id}\0{topic}'.encode(), digest_size=20).hexdigest()

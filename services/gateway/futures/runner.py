@@ -1,10 +1,10 @@
-"""Carries futures out: those of a lane one after the other, all others as there are places for them.
+"""Runs futures: those of a lane one after the other, all others as slots are free.
 
-What is in memory of a future that waits is its record; its request is read when its turn comes.
+A waiting future has only its record in memory; its request is read when it starts.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,257 +13,276 @@ from typing import Any
 
 import structlog
 
-from services.gateway.errors import PayloadLost, PositionMissing, PositionPassed
-from services.gateway.futures.lane import Place
-from services.gateway.futures.lanes import Lanes
+from services.gateway.errors import PositionMissing, PositionPassed
+from services.gateway.futures.lanes import Admission, Lanes
+from services.gateway.futures.limits import FutureCapacity
 from services.gateway.futures.ports import Executor
 from services.gateway.futures.queue import FutureQueue, never
+from services.gateway.futures.records import FutureRecords, Outcome
 from services.gateway.futures.rules import Bounds, Future, FutureTaken
-from services.gateway.futures.world import World
+from services.gateway.futures.waiters import Waiters
 from services.gateway.sampling.slots import equal_weight
+from services.kit.byte_gate import ByteGate
 from services.kit.errors import Cancelled, DomainError, Internal, NotSupportedHere
-from services.kit.failpoints import reach
 
 _log = structlog.get_logger('futures')
-
-Outcome = bytes | DomainError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerLimits:
-    """How much runs at a time of each base model, and how long a lane waits for what is missing."""
+    """Slots of each base model, memory, and waiting times."""
 
     lanes: Bounds
+    """Slots of futures in lanes."""
     unordered: Bounds
+    """Slots of futures without a lane."""
+    memory: ByteGate
+    """Bounds the requests of running futures in lanes."""
+    unordered_memory: ByteGate
+    """Bounds the requests of running futures without a lane: some wait for a version that a lane will publish, and
+    must not keep that lane out."""
     patience: timedelta
+    """Longest wait of a lane for a missing position."""
     weight_of: Callable[[str], float] = equal_weight
-    """Of a tenant, in both."""
+    """Returns a tenant's weight, for both kinds of slots."""
     is_held: Callable[[str], bool] = never
-    """Whether futures of a tenant's lanes begin later: they hold neither places nor memory until then."""
-    look: timedelta = timedelta(seconds=1)
-    """Between two looks whether tenants are still held."""
+    """Returns whether futures of a tenant's lanes wait; they use neither slots nor memory until then."""
+    poll: timedelta = timedelta(seconds=1)
+    """Interval of checks whether tenants are still held."""
 
 
 class Runner:
-    """Runs what it is given, once each, and settles it. For one event loop.
+    """Runs each added future once and settles it.
 
-    What runs when it is closed is not settled: it is run again from the beginning by the next process, and
-    executors see to it that nothing happens twice.
+    Futures that run when it is closed are not settled: the next process runs them again, and executors ensure that
+    nothing happens twice.
+
+    Concurrency: one event loop.
     """
 
-    def __init__(self, world: World, executors: Mapping[str, Executor], limits: RunnerLimits) -> None:
-        """Run with `executors`, by kind; others may be added to the mapping until the first future comes."""
-        self._world = world
-        self._executors = executors
-        self._limits = limits
-        self._insist = world.persistence.insist
-        self._lanes = Lanes(
-            world.store, world.persistence, patience=limits.patience, is_shared=world.peers is not None, turns=self
-        )
+    def __init__(
+        self,
+        records: FutureRecords,
+        capacity: FutureCapacity,
+        executors: dict[str, Executor],
+        limits: RunnerLimits,
+        *,
+        waiters: Waiters,
+        is_shared: bool,
+    ) -> None:
+        """Create a runner without futures.
+
+        Args:
+            records: Stores futures.
+            capacity: Counts unfinished futures.
+            executors: Executors by kind; more may be added until the first future arrives.
+            limits: Slots and memory.
+            waiters: Notified of finished futures.
+            is_shared: Whether other gateways share the database.
+        """
+        self.records = records
+        self.capacity = capacity
+        self.waiters = waiters
+        self.is_shared = is_shared
+        self.executors = executors
+        self.limits = limits
+        self._lanes = Lanes(records.store, records.retry, patience=limits.patience, is_shared=is_shared, listener=self)
         self._ordered = FutureQueue(limits.lanes, weight_of=limits.weight_of, is_held=limits.is_held)
         self._unordered = FutureQueue(limits.unordered, weight_of=limits.weight_of)
         self._known: dict[str, Future] = {}
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
         self._chores: set[asyncio.Task[None]] = set()
-        self._notes: dict[object, set[str]] = {}
-        self._next_look: asyncio.TimerHandle | None = None
+        self._end_logs: dict[object, set[str]] = {}
+        self._next_poll: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.has_lost = asyncio.Event()
-        """Set where another gateway carries out what this one should; it is of no use any more."""
+        self.is_disowned = asyncio.Event()
+        """Set when another gateway is found to own a future that runs here; this runner must be replaced."""
 
-    def anew(self) -> 'Runner':
-        """Return another one of the same kind, with nothing to do."""
-        return Runner(self._world, self._executors, self._limits)
+    def successor(self) -> 'Runner':
+        """Return an empty runner with the same configuration."""
+        return Runner(
+            self.records,
+            self.capacity,
+            self.executors,
+            self.limits,
+            waiters=self.waiters,
+            is_shared=self.is_shared,
+        )
 
     async def add(self, future: Future) -> None:
-        """Carry a future out that waits, when its turn comes. Again is no error."""
+        """Run a waiting future when its turn comes. Adding it again is no error."""
         if future.future_id in self._known or self._is_closed:
             return
         self._known[future.future_id] = future
-        self._world.room.enter_anyway(future)
+        self.capacity.enter_accepted(future)
         if not future.lane:
             self._unordered.add(future)
-        elif await self._lanes.add(future) is not Place.TAKEN:
-            self.passed(future)
-        self._begin_more()
+        elif await self._lanes.add(future) is not Admission.QUEUED:
+            self.fail_passed(future)
+        self._start_more()
 
     def find(self, future_id: str) -> Future | None:
-        """Return a future that waits or runs here, as it was accepted; None where it does not."""
+        """Return a future that waits or runs here, as it was accepted, or None."""
         return self._known.get(future_id)
 
     @contextmanager
-    def noting_ends(self) -> Iterator[set[str]]:
-        """Gather the ids of futures that end in this block: what is read in it may be older."""
-        note = object()
+    def recording_ends(self) -> Iterator[set[str]]:
+        """Collect the ids of futures that end during the block: rows read in it may be outdated."""
+        log = object()
         try:
-            yield self._notes.setdefault(note, set())
+            yield self._end_logs.setdefault(log, set())
         finally:
-            del self._notes[note]
+            del self._end_logs[log]
 
-    def note_end(self, future_id: str) -> None:
-        """Let those know who note ends that a future is finished."""
-        for note in self._notes.values():
-            note.add(future_id)
+    def record_end(self, future_id: str) -> None:
+        """Add a finished future to the open `recording_ends` blocks."""
+        for ended in self._end_logs.values():
+            ended.add(future_id)
 
-    def look_again(self) -> None:
-        """Read again where lanes go on that wait for a position."""
-        self._lanes.look_again()
+    def check_gaps(self) -> None:
+        """Read the positions of the lanes that wait for one."""
+        self._lanes.check_gaps()
 
     async def cancel(self, future_id: str) -> None:
-        """Stop a future where that can be done; one that is not here is no error."""
+        """Stop a future where that is possible; an unknown future is no error."""
         future = self._known.get(future_id)
         if future is None:
             return
         self._cancelled.add(future_id)
         task = self._running.get(future_id)
         if task is None and self._unordered.remove(future):
-            self._do(self._settle_apart(future, Cancelled()))
-        if task is not None and await self._executors[future.kind].stop(future):
+            self._spawn(self._settle_unstarted(future, Cancelled()))
+        if task is not None and await self.executors[future.kind].stop(future):
             task.cancel()
 
     async def close(self) -> None:
-        """Begin nothing more, leave what runs, and complete what is being settled."""
+        """Start nothing more, abandon running futures, and complete the settling ones."""
         self._is_closed = True
         self._lanes.close()
-        if self._next_look is not None:
-            self._next_look.cancel()
+        if self._next_poll is not None:
+            self._next_poll.cancel()
         for task in self._running.values():
             task.cancel()
-        # What cannot be settled soon, for want of a database, is settled by the next process.
+        # Without a database, the next process settles the rest.
         if self._chores:
             await asyncio.wait(self._chores, timeout=1)
         for chore in self._chores:
             chore.cancel()
         for future in self._known.values():
-            self._world.room.leave(future)
+            self.capacity.leave(future)
         self._known.clear()
 
-    # What becomes of those in lanes
+    # Implementation of `LaneListener`
 
-    def begin(self, future: Future) -> None:
-        """Carry a future out as soon as there is a place."""
+    def start(self, future: Future) -> None:
+        """Run a future as soon as a slot is free."""
         self._ordered.add(future)
-        self._begin_more()
+        self._start_more()
 
-    def passed(self, future: Future) -> None:
-        """Fail a future whose lane went on without it."""
-        self._do(self._settle_apart(future, PositionPassed(future.lane, future.position)))
+    def fail_passed(self, future: Future) -> None:
+        """Fail a future whose lane advanced without it."""
+        self._spawn(self._settle_unstarted(future, PositionPassed(future.lane, future.position)))
 
-    def give_up(self, futures: list[Future], missing: int) -> None:
-        """Fail futures that waited for a position which does not come."""
-        self._do(self._fail_behind_gap(futures, missing))
+    def fail_after_gap(self, futures: list[Future], missing: int) -> None:
+        """Fail futures that waited for a position that did not arrive."""
+        self._spawn(self._settle_after_gap(futures, missing))
 
-    # Beginning
+    # Start of futures
 
-    def _begin_more(self) -> None:
+    def _start_more(self) -> None:
         while not self._is_closed:
             future = self._ordered.take() or self._unordered.take()
             if future is None:
-                self._plan_look()
+                self._schedule_poll()
                 return
-            task = asyncio.create_task(self._carry_out(future), name=f'future-{future.future_id}')
+            task = asyncio.create_task(self._run(future), name=f'future-{future.future_id}')
             self._running[future.future_id] = task
             task.add_done_callback(partial(self._ended, future))
 
-    def _plan_look(self) -> None:
-        """See to it that those begin who are held now: nothing tells when they no longer are."""
-        if self._next_look is None and self._ordered.has_held:
-            self._next_look = asyncio.get_running_loop().call_later(self._limits.look.total_seconds(), self._look)
+    def _schedule_poll(self) -> None:
+        """Check again later if held tenants have futures waiting: no event reports that a tenant is free."""
+        if self._next_poll is None and self._ordered.has_held:
+            self._next_poll = asyncio.get_running_loop().call_later(self.limits.poll.total_seconds(), self._poll)
 
-    def _look(self) -> None:
-        self._next_look = None
-        self._begin_more()
+    def _poll(self) -> None:
+        self._next_poll = None
+        self._start_more()
 
-    async def _carry_out(self, future: Future) -> bytes:
+    async def _run(self, future: Future) -> bytes:
         if future.future_id in self._cancelled:
             raise Cancelled()
-        executor = self._executors.get(future.kind)
+        executor = self.executors.get(future.kind)
         if executor is None:
             raise NotSupportedHere(what=f'a future of kind {future.kind!r}', engine='gateway')
-        world = self._world
-        memory = (world.memory if future.lane else world.unordered_memory).hold(future.tenant_id)
+        gate = self.limits.memory if future.lane else self.limits.unordered_memory
+        memory = gate.hold(future.tenant_id)
         try:
-            await memory.grow(world.room.size_bytes(future))
-            payload = await self._insist(partial(world.payloads.get, future.payload_name))
-            if payload is None:
-                raise PayloadLost(future.future_id)
+            await memory.grow(self.capacity.size_bytes(future))
+            payload = await self.records.read_request(future)
             if future.future_id in self._cancelled:
                 raise Cancelled()
             return await executor(future, payload)
         finally:
             memory.release()
 
-    # Ending
+    # End of futures
 
     def _ended(self, future: Future, task: asyncio.Task[bytes]) -> None:
         if self._is_closed:
-            # It is left to the next process, also where it was just done: its outcome is on record elsewhere.
+            # The next process runs it, even if it just finished: the service that ran it has its result on record.
             if not task.cancelled():
                 task.exception()
             return
         del self._running[future.future_id]
         if not task.cancelled() and isinstance(task.exception(), FutureTaken):
-            self.has_lost.set()
+            self.is_disowned.set()
             return
-        self._do(self._settle_in_turn(future, _outcome_of(future, task)))
+        self._spawn(self._settle_started(future, _outcome_of(future, task)))
 
-    async def _settle_in_turn(self, future: Future, outcome: Outcome) -> None:
+    async def _settle_started(self, future: Future, outcome: Outcome) -> None:
         await self._settle(future, outcome)
         queue = self._ordered if future.lane else self._unordered
         queue.release(future)
         if future.lane:
             self._lanes.end(future)
-        self._begin_more()
-        await self._insist(partial(self._world.payloads.delete, future.payload_name))
+        self._start_more()
+        await self.records.delete_request(future)
 
-    async def _settle_apart(self, future: Future, outcome: Outcome) -> None:
-        """Settle a future that never had a place."""
+    async def _settle_unstarted(self, future: Future, outcome: Outcome) -> None:
+        """Settle a future that never had a slot."""
         await self._settle(future, outcome)
-        await self._insist(partial(self._world.payloads.delete, future.payload_name))
+        await self.records.delete_request(future)
 
-    async def _fail_behind_gap(self, futures: list[Future], missing: int) -> None:
-        # The last one first: after a kill in the middle, those before it have been passed, and fail as well.
+    async def _settle_after_gap(self, futures: list[Future], missing: int) -> None:
+        # Last one first: after a kill in between, the earlier ones have been passed, and fail as well.
         for future in reversed(futures):
-            await self._settle_apart(future, PositionMissing(future.lane, future.position, missing))
+            await self._settle_unstarted(future, PositionMissing(future.lane, future.position, missing))
         self._lanes.end(futures[-1])
-        self._begin_more()
+        self._start_more()
 
     async def _settle(self, future: Future, outcome: Outcome) -> None:
-        """Keep an outcome and tell it: the result before the row, so that a row that says DONE has one."""
-        if isinstance(outcome, bytes):
-            await self._insist(partial(self._world.payloads.put, future.result_name, outcome))
-            reach('future.result')
-        kept = await self._insist(partial(self._keep_outcome, future, outcome))
-        reach('future.settled')
-        if kept.owner != future.owner:
-            raise FutureTaken
-        self.note_end(future.future_id)
-        _log.debug('future finished', future=future.future_id, state=kept.state, kind=future.kind)
+        """Store an outcome and notify waiters."""
+        stored = await self.records.settle(future, outcome)
+        self.record_end(future.future_id)
+        _log.debug('future finished', future=future.future_id, state=stored.state, kind=future.kind)
         if self._known.pop(future.future_id, None) is not None:
-            self._world.room.leave(future)
+            self.capacity.leave(future)
         self._cancelled.discard(future.future_id)
-        self._world.bulletin.tell(kept)
+        self.waiters.notify(stored)
 
-    async def _keep_outcome(self, future: Future, outcome: Outcome) -> Future:
-        # Each attempt has its own moment: who follows a topic looks back but seconds for what it missed.
-        moment = self._world.clock.now()
-        is_done = isinstance(outcome, bytes)
-        finished = future.done(moment=moment) if is_done else future.failed(outcome, moment=moment)
-        return await self._world.store.settle(finished)
-
-    def _do(self, chore: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(chore)
         self._chores.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._chore_done)
 
-    def _done(self, chore: asyncio.Task[None]) -> None:
+    def _chore_done(self, chore: asyncio.Task[None]) -> None:
         self._chores.discard(chore)
         error = None if chore.cancelled() else chore.exception()
         if isinstance(error, FutureTaken):
-            self.has_lost.set()
+            self.is_disowned.set()
         elif error is not None:
-            _log.error('a future could not be settled', exc_info=error)
+            _log.error('future not settled', exc_info=error)
 
 
 def _outcome_of(future: Future, task: asyncio.Task[bytes]) -> Outcome:
@@ -274,5 +293,5 @@ def _outcome_of(future: Future, task: asyncio.Task[bytes]) -> Outcome:
         return task.result()
     if isinstance(error, DomainError):
         return error
-    _log.error('unforeseen error', future=future.future_id, kind=future.kind, exc_info=error)
+    _log.error('unexpected error', future=future.future_id, kind=future.kind, exc_info=error)
     return Internal(future.future_id)

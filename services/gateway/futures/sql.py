@@ -1,38 +1,95 @@
-"""Futures in SQL. Requests and results are not here: see `ports.PayloadStore`."""
+"""Futures in SQL: the tables, the store of futures, and the notifications of changes.
+
+Requests and results are not in the database; see `ports.PayloadStore`.
+"""
 
 import hashlib
+import json
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Index, String, delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Mapped, aliased, mapped_column
 
-from services.gateway.futures.news import News, NewsKind, topic_name
-from services.gateway.futures.rules import Future, FutureState, FutureTaken
-from services.gateway.futures.sql_peers import TAKEOVER_LOCK, WAITING, announce
-from services.gateway.futures.tables import FutureRow, GatewayRow
+from services.gateway.futures.rules import (
+    Future,
+    FutureState,
+    FutureTaken,
+    Notification,
+    NotificationKind,
+    topic_name,
+)
+from services.gateway.store.base import Base, EnumName, ErrorStatus
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
-from services.kit.errors import ServiceUnreachable
+from services.kit.errors import DomainError, ServiceUnreachable
 
+CHANNEL = 'twinkle_futures'
+"""PostgreSQL channel of the notifications."""
+TAKEOVER_LOCK = 0x7477696E6B6C66
+"""Advisory lock. Accepting a future holds it shared; a takeover holds it exclusively, so that no future is accepted
+for an owner that is losing its lease."""
+WAITING = text("futures.state = 'waiting'")
+"""Literal condition, so that the partial index of waiting futures applies."""
 _IDS_AT_ONCE = 500
-"""Databases bound how many parameters one statement has."""
+"""Ids per statement; databases limit the number of parameters."""
+_IS_WAITING = text("state = 'waiting'")
+
+
+class FutureRow(Base):
+    """Futures; their requests and results are payload files."""
+
+    __tablename__ = 'futures'
+    __table_args__ = (
+        Index('ix_futures_lane', 'tenant_id', 'lane', 'position'),
+        Index('ix_futures_state', 'state', 'finish_time'),
+        Index('ix_futures_topic', 'tenant_id', 'topic', 'finish_time'),
+        Index(
+            'ix_futures_waiting', 'tenant_id', 'lane', 'owner', postgresql_where=_IS_WAITING, sqlite_where=_IS_WAITING
+        ),
+    )
+    future_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str]
+    session_id: Mapped[str]
+    kind: Mapped[str]
+    key: Mapped[str]
+    lane: Mapped[str]
+    position: Mapped[int]
+    note: Mapped[str]
+    fingerprint: Mapped[str]
+    state: Mapped[FutureState] = mapped_column(EnumName(FutureState))
+    create_time: Mapped[datetime]
+    number: Mapped[int | None]
+    finish_time: Mapped[datetime | None]
+    error: Mapped[DomainError | None] = mapped_column(ErrorStatus)
+    topic: Mapped[str] = mapped_column(server_default='')
+    base_model: Mapped[str] = mapped_column(server_default='')
+    owner: Mapped[str] = mapped_column(String(64), server_default='')
+
+
+class GatewayRow(Base):
+    """Live gateways of a database that several gateways share."""
+
+    __tablename__ = 'gateways'
+    gateway_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    payload_store_id: Mapped[str] = mapped_column(String(64))
+    heartbeat_time: Mapped[datetime]
+    """Time of the last heartbeat, by the database's clock."""
 
 
 class SqlFutureStore:
-    """Keeps futures."""
+    """Implements `ports.FutureStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Keep the future, or leave the one of that id as it is; return what is kept.
+        """Store the future unless one of that id is stored; return the stored one.
 
         Raises:
-            ServiceUnreachable: the owner it names has lost its place, or the database does not answer.
+            ServiceUnreachable: The owner lost its lease, or the database does not answer.
         """
         async with self._database.write() as connection:
             owner = await _owner_of(connection, future) if future.owner else ''
@@ -41,9 +98,9 @@ class SqlFutureStore:
             if (await connection.execute(insert)).scalar_one_or_none() is not None:
                 if owner == future.owner:
                     return future
-                given = replace(future, owner=owner)
-                await _announce(connection, NewsKind.ACCEPTED, given)
-                return given
+                owned = replace(future, owner=owner)
+                await _announce(connection, NotificationKind.ACCEPTED, owned)
+                return owned
             is_it = FutureRow.future_id == future.future_id
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
 
@@ -54,10 +111,10 @@ class SqlFutureStore:
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future)
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        """Keep what the service behind is to know a future by, where `instead_of` is kept; return what is kept.
+        """Store the number of a future if the stored one is `instead_of`; return the stored one.
 
         Raises:
-            FutureTaken: it has another owner by now.
+            FutureTaken: Another gateway owns the future.
         """
         is_it = FutureRow.future_id == future.future_id
         is_mine = FutureRow.owner == future.owner
@@ -66,13 +123,13 @@ class SqlFutureStore:
             changed = await connection.execute(update(FutureRow).where(is_it & is_mine & is_free).values(number=number))
             if changed.rowcount:
                 return number
-            kept = (await connection.execute(select(FutureRow.number, FutureRow.owner).where(is_it))).one_or_none()
-            if kept is not None and kept.owner != future.owner:
+            stored = (await connection.execute(select(FutureRow.number, FutureRow.owner).where(is_it))).one_or_none()
+            if stored is not None and stored.owner != future.owner:
                 raise FutureTaken
-            return number if kept is None or kept.number is None else kept.number
+            return number if stored is None or stored.number is None else stored.number
 
     async def settle(self, future: Future) -> Future:
-        """Keep a finished future, unless it is finished already or has another owner; return what is kept."""
+        """Store a finished future, unless it is finished already or has another owner; return the stored one."""
         is_it = FutureRow.future_id == future.future_id
         is_mine = FutureRow.owner == future.owner
         outcome = {'state': future.state, 'finish_time': future.finish_time, 'error': future.error}
@@ -81,19 +138,19 @@ class SqlFutureStore:
             changed = await connection.execute(update(FutureRow).where(is_it & is_mine & is_waiting).values(outcome))
             if changed.rowcount:
                 if future.owner:
-                    await _announce(connection, NewsKind.FINISHED, future)
+                    await _announce(connection, NotificationKind.FINISHED, future)
                 return future
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
 
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
-        """Return an owner's that are not finished, by lane and position; those of no lane as they came."""
+        """Return an owner's unfinished futures, by lane and position; without a lane, in the order of arrival."""
         query = select_values(FutureRow, Future).where(WAITING & (FutureRow.owner == owner))
         query = query.order_by(FutureRow.lane, FutureRow.position, FutureRow.create_time, FutureRow.future_id)
         async with self._database.read() as connection:
             return await fetch_all(connection, query, Future)
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
-        """Return the position after the last finished one of a lane; 0 where there is none."""
+        """Return the position after the last finished future of a lane; 0 without one."""
         is_finished = (FutureRow.lane == lane) & (FutureRow.state != FutureState.WAITING)
         query = select(func.max(FutureRow.position)).where((FutureRow.tenant_id == tenant_id) & is_finished)
         async with self._database.read() as connection:
@@ -101,17 +158,17 @@ class SqlFutureStore:
             return 0 if last is None else last + 1
 
     async def list_finished(self, *, finished_before: datetime, limit: int) -> Sequence[Future]:
-        """Return some that finished before then and are not expired."""
-        is_over = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
-        query = select_values(FutureRow, Future).where(is_over & (FutureRow.finish_time < finished_before))
+        """Return some futures that finished before a time and are not expired."""
+        is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
+        query = select_values(FutureRow, Future).where(is_finished & (FutureRow.finish_time < finished_before))
         async with self._database.read() as connection:
             return await fetch_all(connection, query.limit(limit), Future)
 
     async def list_ended(self, tenant_id: str, topic: str, *, since: datetime | None, limit: int) -> Sequence[Future]:
-        """Return a topic's futures that finished at `since` or later, expired ones left out, in that order."""
+        """Return a topic's unexpired futures that finished at `since` or later, in that order."""
         is_one = (FutureRow.tenant_id == tenant_id) & (FutureRow.topic == topic)
-        is_over = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
-        query = select_values(FutureRow, Future).where(is_one & is_over)
+        is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
+        query = select_values(FutureRow, Future).where(is_one & is_finished)
         if since is not None:
             query = query.where(FutureRow.finish_time >= since)
         query = query.order_by(FutureRow.finish_time, FutureRow.future_id).limit(limit)
@@ -120,36 +177,36 @@ class SqlFutureStore:
 
     async def expire(self, future_ids: Collection[str]) -> None:
         """Mark finished futures as expired."""
-        for some in _parts(future_ids):
-            is_one = FutureRow.future_id.in_(some) & (FutureRow.state != FutureState.WAITING)
+        for chunk in _chunks(future_ids):
+            is_one = FutureRow.future_id.in_(chunk) & (FutureRow.state != FutureState.WAITING)
             async with self._database.write() as connection:
                 await connection.execute(update(FutureRow).where(is_one).values(state=FutureState.EXPIRED))
 
     async def drop_expired(self, *, finished_before: datetime) -> int:
-        """Forget expired futures that finished before then, but the last of each lane; return how many."""
+        """Delete expired futures that finished before a time, except the last of each lane; return their number."""
         later = aliased(FutureRow)
         is_same_lane = (later.tenant_id == FutureRow.tenant_id) & (later.lane == FutureRow.lane)
         is_later = (later.position > FutureRow.position) & (later.state != FutureState.WAITING)
         has_later = select(later.future_id).where(is_same_lane & is_later).exists()
-        is_over = (FutureRow.state == FutureState.EXPIRED) & (FutureRow.finish_time < finished_before)
+        is_finished = (FutureRow.state == FutureState.EXPIRED) & (FutureRow.finish_time < finished_before)
         async with self._database.write() as connection:
-            statement = delete(FutureRow).where(is_over & ((FutureRow.lane == '') | has_later))
+            statement = delete(FutureRow).where(is_finished & ((FutureRow.lane == '') | has_later))
             return (await connection.execute(statement)).rowcount
 
     async def find_known(self, future_ids: Collection[str]) -> Collection[str]:
-        """Return those of the ids whose futures are kept and not expired."""
+        """Return the ids whose futures are stored and not expired."""
         found: set[str] = set()
         async with self._database.read() as connection:
-            for some in _parts(future_ids):
-                is_one = FutureRow.future_id.in_(some) & (FutureRow.state != FutureState.EXPIRED)
+            for chunk in _chunks(future_ids):
+                is_one = FutureRow.future_id.in_(chunk) & (FutureRow.state != FutureState.EXPIRED)
                 found.update((await connection.execute(select(FutureRow.future_id).where(is_one))).scalars())
         return found
 
 
 async def _owner_of(connection: AsyncConnection, future: Future) -> str:
-    """Return who carries a new future out: who has the lane while something waits in it, else the one that it names.
+    """Return the owner of a new future: the owner of its lane while something waits there, else the one that it names.
 
-    From then on nobody else accepts a future of the lane, and no gateway loses its place, until the transaction ends.
+    Until the transaction ends, no other gateway accepts a future of the lane, and no gateway loses its lease.
     """
     is_postgres = connection.dialect.name == 'postgresql'
     if is_postgres:
@@ -159,31 +216,36 @@ async def _owner_of(connection: AsyncConnection, future: Future) -> str:
         await connection.execute(select(*locks))
     is_waiting = WAITING & (FutureRow.tenant_id == future.tenant_id) & (FutureRow.lane == future.lane)
     of_lane = select(FutureRow.owner).where(is_waiting & (FutureRow.lane != '')).limit(1)
-    is_there = select(GatewayRow.gateway_id).where(GatewayRow.gateway_id == future.owner).exists()
-    owner, has_place = (await connection.execute(select(of_lane.scalar_subquery(), is_there))).one()
-    if is_postgres and not has_place:
+    is_live = select(GatewayRow.gateway_id).where(GatewayRow.gateway_id == future.owner).exists()
+    owner, has_lease = (await connection.execute(select(of_lane.scalar_subquery(), is_live))).one()
+    if is_postgres and not has_lease:
         raise ServiceUnreachable('gateway')
     return owner or future.owner
 
 
-async def _announce(connection: AsyncConnection, kind: NewsKind, future: Future) -> None:
+async def announce(connection: AsyncConnection, notification: Notification) -> None:
+    """Notify all gateways when the transaction commits."""
+    await connection.execute(select(func.pg_notify(CHANNEL, json.dumps(asdict(notification)))))
+
+
+async def _announce(connection: AsyncConnection, kind: NotificationKind, future: Future) -> None:
     if connection.dialect.name == 'postgresql':
-        news = News(
+        notification = Notification(
             kind=kind,
             owner=future.owner,
             tenant_id=future.tenant_id,
             future_id=future.future_id,
             topic=topic_name(future.tenant_id, future.topic) if future.topic else '',
         )
-        await announce(connection, news)
+        await announce(connection, notification)
 
 
 def _lock_of(future: Future) -> int:
-    """Return the number of a lane's advisory lock."""
+    """Return the key of a lane's advisory lock."""
     digest = hashlib.blake2s(f'{future.tenant_id}\0{future.lane}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big', signed=True)
 
 
-def _parts(future_ids: Collection[str]) -> list[list[str]]:
+def _chunks(future_ids: Collection[str]) -> list[list[str]]:
     ids = list(future_ids)
     return [ids[begin : begin + _IDS_AT_ONCE] for begin in range(0, len(ids), _IDS_AT_ONCE)]

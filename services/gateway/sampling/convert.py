@@ -31,7 +31,7 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     message = wire.SampleRequest.FromString(raw)
     if message.continued:
         raise InvalidField('continued', 'is for services of this deployment; the gateway continues requests itself')
-    adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
+    adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
         request_id=text_from_proto(message.request_id, 'request_id', limit=MAX_ID_LENGTH),
@@ -54,7 +54,7 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     message = wire.SampleBatchRequest.FromString(raw)
     if not message.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
-    adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
+    adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     weight = sequence_count(message.params)
     blocks = (prompt_blocks(prompt, base_model=message.base_model, adapter=adapter) for prompt in message.prompts)
     return BatchRequest(
@@ -67,14 +67,14 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     )
 
 
-def batch_request_for_weights(raw: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchRequest:
+def batch_request_for_weights(raw: bytes, *, base_model: str, adapter: AdapterRequest | None) -> BatchRequest:
     """Return the request in a serialized SampleBatchRequest, with its weights replaced unless `base_model` is empty."""
     if not base_model:
         return batch_request_from_bytes(raw)
     message = wire.SampleBatchRequest.FromString(raw)
     message.base_model = base_model
-    if wish is not None:
-        message.adapter.CopyFrom(_wish_to_proto(wish))
+    if adapter is not None:
+        message.adapter.CopyFrom(_adapter_to_proto(adapter))
     return batch_request_from_bytes(message.SerializeToString())
 
 
@@ -88,7 +88,7 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
     message = wire.ComputeLogprobsRequest.FromString(raw)
     if not message.token_ids:
         raise InvalidField('token_ids', 'is empty; give at least one sequence')
-    adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
+    adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     name = adapter.adapter_id if adapter else ''
     return BatchRequest(
         message=raw,
@@ -113,7 +113,7 @@ def load_request_from_bytes(raw: bytes) -> RoutedRequest:
         DecodeError: The bytes are no such message.
     """
     message = wire.LoadAdapterRequest.FromString(raw)
-    key = RouteKey(base_model='', adapter=wish_from_proto(message.adapter))
+    key = RouteKey(base_model='', adapter=adapter_from_proto(message.adapter))
     return RoutedRequest(method='LoadAdapter', message=raw, key=key)
 
 
@@ -169,7 +169,7 @@ def is_version_open(message: sampling_pb2.AdapterRef) -> bool:
     return is_named and message.WhichOneof('version') in {None, 'at_least'}
 
 
-def wish_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:
+def adapter_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:
     """Return the weights that the reference names."""
     match message.WhichOneof('version'):
         case 'exact':
@@ -182,16 +182,16 @@ def wish_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:
             return AdapterRequest(adapter_id=message.adapter_id)
 
 
-def _wish_to_proto(wish: AdapterRequest) -> sampling_pb2.AdapterRef:
+def _adapter_to_proto(adapter: AdapterRequest) -> sampling_pb2.AdapterRef:
     message = sampling_pb2.AdapterRef(wait_timeout=duration_to_proto(_VERSION_WAIT))
-    if wish.is_checkpoint:
-        message.checkpoint_path = wish.adapter_id
+    if adapter.is_checkpoint:
+        message.checkpoint_path = adapter.adapter_id
         return message
-    message.adapter_id = wish.adapter_id
-    if wish.exact is not None:
-        message.exact = wish.exact
-    elif wish.at_least is not None:
-        message.at_least = wish.at_least
+    message.adapter_id = adapter.adapter_id
+    if adapter.exact is not None:
+        message.exact = adapter.exact
+    elif adapter.at_least is not None:
+        message.at_least = adapter.at_least
     return message
 
 

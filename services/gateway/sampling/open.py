@@ -12,8 +12,8 @@ from services.gateway.sampling.sampling import Sampling
 
 def open_sampling(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, quotas: Quotas
-) -> tuple[Sampling, SamplingGate]:
-    """Return the verbs of sampling, and the gate that also admits futures that sample.
+) -> Sampling:
+    """Return the verbs of sampling; their gate also admits futures that sample.
 
     Args:
         config: Configuration of the gateway.
@@ -31,4 +31,4 @@ def open_sampling(
     )
     gate = SamplingGate(quotas.table, quotas.rates, patience=config.quotas.patience)
     samplers = GrpcSamplerClient(channels, internal_token=config.internal_token)
-    return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter), gate
+    return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter)

@@ -207,7 +207,7 @@ class SamplingHandle:
         return bool(self.future_id) and self.version is None
 
     @property
-    def wish(self) -> AdapterRequest | None:
+    def adapter(self) -> AdapterRequest | None:
         """Weights to route to, once the version is known; None for the base model alone."""
         if self.checkpoint_path:
             return AdapterRequest(adapter_id=self.checkpoint_path, is_checkpoint=True)

@@ -58,7 +58,7 @@ class Sampling:
         self._dispatch = dispatch
         self._membership = dispatch.membership
         self._samplers = samplers
-        self._gate = gate
+        self.gate = gate
         self._meter = meter
         self._requests = RunningRequests()
         self._division = BatchDivision(dispatch, samplers)
@@ -73,7 +73,7 @@ class Sampling:
             SamplingIdTaken: A request of the caller with that id is running.
         """
         tenant_id, run_id = caller.tenant_id, request.key.run_id
-        async with self._gate.admitted(tenant_id, deadline=deadline):
+        async with self.gate.admitted(tenant_id, deadline=deadline):
             require_scope(caller, 'sample')
             with self._requests.running(tenant_id, request.request_id) as running:
                 attempt = Attempt(key=request.key, tenant_id=tenant_id, deadline=deadline)
@@ -94,7 +94,7 @@ class Sampling:
             SamplingIdTaken: A request of the caller with that id is running.
         """
         async with (
-            self._gate.admitted(caller.tenant_id, deadline=deadline),
+            self.gate.admitted(caller.tenant_id, deadline=deadline),
             aclosing(self.complete(caller, request, deadline=deadline)) as results,
         ):
             async for result in results:
@@ -119,7 +119,7 @@ class Sampling:
         Raises:
             QuotaExceeded: The tenant may not sample now.
         """
-        async with self._gate.admitted(caller.tenant_id, deadline=deadline):
+        async with self.gate.admitted(caller.tenant_id, deadline=deadline):
             require_scope(caller, 'sample')
             attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)
             scores = await BatchScoring(self._division, request).scores(attempt)

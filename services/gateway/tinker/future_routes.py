@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from services.gateway.futures.ports import Futures
+from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureState
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import read_body, wants_protobuf

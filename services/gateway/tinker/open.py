@@ -8,7 +8,7 @@ from services.gateway.catalogue.sql import SqlRunStore
 from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.upstreams import GrpcLookups, ServiceFacts, Upstreams
-from services.gateway.futures.wiring import OpenFutures
+from services.gateway.futures.open import FutureService
 from services.gateway.http.call import Route
 from services.gateway.keys.open import Accounts
 from services.gateway.sampling.sql import SqlHandleStore
@@ -47,7 +47,7 @@ def open_tinker(
     database: Database,
     *,
     sessions: Sessions,
-    futures: OpenFutures,
+    work: FutureService,
     upstreams: Upstreams,
     samplers: ServiceFacts,
 ) -> list[Route]:
@@ -57,13 +57,13 @@ def open_tinker(
         config: Configuration of the gateway.
         database: Database of runs.
         sessions: Sessions of clients.
-        futures: Run the requests that clients submit.
+        work: Futures that run the requests of clients, and their sampling handles.
         upstreams: Services behind the gateway.
         samplers: Base models and limits that the samplers report.
     """
-    lookups = upstreams.lookups
-    known = KnownModels(futures.verbs, lookups, find_session=_finder(sessions))
-    operations = Operations(futures.verbs, known)
+    lookups, futures, handles = upstreams.lookups, work.futures, work.handles
+    known = KnownModels(futures, lookups, find_session=_finder(sessions))
+    operations = Operations(futures, known)
     base_models = BaseModels((*upstreams.model_facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
     parts = (
@@ -74,13 +74,13 @@ def open_tinker(
         ),
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
         TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
-        WeightsRoutes(operations, HandleSaves(futures.handles, known)),
+        WeightsRoutes(operations, HandleSaves(handles, known)),
         FutureRoutes(
-            futures.verbs,
-            {**training_answers(), **sampling_answers(futures.handles)},
+            futures,
+            {**training_answers(), **sampling_answers(handles)},
             is_rate_limited=futures.is_rate_limited,
         ),
-        SamplingRoutes(futures.verbs, futures.handles, known, samplers=BaseModels((samplers,)), follow=futures.follow),
+        SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))
 

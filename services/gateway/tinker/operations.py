@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from services.gateway.futures.ports import Futures
-from services.gateway.futures.refuse import REFUSED, refusal_payload
+from services.gateway.futures.executors import REFUSED_KIND, refusal_payload
+from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.http.call import JsonResponse
 from services.gateway.http.fields import whole
@@ -95,7 +95,7 @@ class Operations:
         base_model = await self._runs.base_model_of(model_id)
         await self._runs.check_open_for(model_id)
         order = FutureRequest(
-            kind=REFUSED,
+            kind=REFUSED_KIND,
             key=f'{model_id}:{place}',
             payload=refusal_payload('request', text_of(error)),
             session_id=session_of(model_id),

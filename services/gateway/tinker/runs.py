@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
-from services.gateway.futures.ports import Futures
+from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import FutureState, future_id_of
 from services.gateway.sessions.rules import SessionState
 from services.gateway.tinker.notes import note_of

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.gateway.futures.follow_topic import FollowTopic
-from services.gateway.futures.ports import Futures
+from services.gateway.futures.executors import SampleTask
+from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState
-from services.gateway.futures.sample import SampleTask
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import items, number, text, whole
 from services.gateway.sampling.handles import SamplingHandles
@@ -50,7 +49,6 @@ class SamplingRoutes:
         runs: KnownModels,
         *,
         samplers: BaseModels,
-        follow: FollowTopic,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         """Submit requests to `futures`.
@@ -60,14 +58,12 @@ class SamplingRoutes:
             handles: know the weights.
             runs: know the sessions.
             samplers: know what can be sampled.
-            follow: tells the ends of requests.
             hold_seconds: how long a client is held that asks for these.
         """
         self._futures = futures
         self._handles = handles
         self._runs = runs
         self._samplers = samplers
-        self._follow = follow
         self._hold_seconds = hold_seconds
 
     def routes(self) -> list[Route]:
@@ -116,7 +112,7 @@ class SamplingRoutes:
         handle, clone, cursor, seconds = await read_body(call, _ends_wanted)
         await self._handles.get(handle)
         seconds = self._hold_seconds if seconds is None else min(seconds, self._hold_seconds)
-        ended, cursor = await self._follow(topic_of(handle, clone), cursor=cursor, seconds=seconds)
+        ended, cursor = await self._futures.topics.ended_after(topic_of(handle, clone), cursor=cursor, seconds=seconds)
         return JsonResponse({'completions': [_completion(future) for future in ended], 'cursor': cursor})
 
     async def _weights_of(self, ask: SampleAsk) -> SamplingHandle | None:

@@ -11,10 +11,9 @@ from sqlalchemy import insert
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from services.gateway.errors import PositionMissing
-from services.gateway.futures.payload_files import PayloadFiles
+from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.rules import Future, FutureRequest, FutureState, FutureTaken, future_id_of_name
-from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.futures.tables import GatewayRow
+from services.gateway.futures.sql import GatewayRow, SqlFutureStore
 from services.gateway.store.database import Database
 from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable
 

@@ -7,8 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fixtures.futures import Recorder, running_desk
-from services.gateway.futures.payload_files import PayloadFiles
+from fixtures.futures import Recorder, running_futures
+from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.rules import Bounds
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.store.database import Database
@@ -31,20 +31,20 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
 
 async def test_thousand_waiting_futures_are_small_and_starve_nobody(stores: tuple[Any, Any]) -> None:
     """Requests stay on the disk until their turn comes; another tenant's future is among the next to run."""
-    async with running_desk(Recorder(), stores=stores, unordered=Bounds(per_tenant=4, total=6)) as desk:
-        await desk.outcome(await desk.submit('first'))
-        desk.recorder.gate.clear()
+    async with running_futures(Recorder(), stores=stores, unordered=Bounds(per_tenant=4, total=6)) as gateway:
+        await gateway.outcome(await gateway.submit('first'))
+        gateway.recorder.gate.clear()
         before = psutil.Process().memory_info().rss
-        many = [await desk.submit(f'a{n}', payload=b'%d' % n * (PAYLOAD_BYTES // 4)) for n in range(COUNT)]
+        many = [await gateway.submit(f'a{n}', payload=b'%d' % n * (PAYLOAD_BYTES // 4)) for n in range(COUNT)]
         assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
-        desk.acting_as('bob')
-        other = await desk.submit('b0')
-        desk.recorder.gate.set()
-        assert await desk.outcome(other) == b'0b'
-        assert len(desk.recorder.begun) < 20
-        desk.acting_as('alice')
+        gateway.acting_as('bob')
+        other = await gateway.submit('b0')
+        gateway.recorder.gate.set()
+        assert await gateway.outcome(other) == b'0b'
+        assert len(gateway.recorder.started) < 20
+        gateway.acting_as('alice')
         for future in many:
-            await desk.outcome(future)
+            await gateway.outcome(future)
         assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
-        assert len(desk.recorder.begun) == COUNT + 2
-        assert desk.recorder.most['alice'] == 4
+        assert len(gateway.recorder.started) == COUNT + 2
+        assert gateway.recorder.peak['alice'] == 4

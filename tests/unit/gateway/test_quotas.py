@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.futures.limits import LimitedTrainer, QuotaRoom
-from services.gateway.futures.room import UNBOUNDED
+from services.gateway.futures.limits import FutureCapacity, LimitedTrainer
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
 from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
 from services.gateway.quotas.requests import refused_creation
@@ -138,7 +137,7 @@ async def test_a_quota_that_is_raised_counts_at_once() -> None:
 
 
 async def test_samples_at_a_time() -> None:
-    """One too many is refused with the time to try again; one that is over makes room, of each tenant for itself."""
+    """A request beyond the quota is refused with a retry time, for each tenant separately, until another one ends."""
     world = World(concurrent_samples=2)
     async with world.gate.admitted('alice', deadline=None), world.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
@@ -162,41 +161,41 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
 async def test_samples_of_futures_count_with_those_that_are_answered_at_once() -> None:
     """One that is in is never refused again, and one from before a restart is let in whatever the quota is."""
     world = World(concurrent_samples=2)
-    room = QuotaRoom(Bounds(per_tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate)
-    room.enter(future_of(0))
-    room.enter(future_of(0))
-    room.enter(future_of(1, kind='execute'))
+    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
+    capacity.enter(future_of(0))
+    capacity.enter(future_of(0))
+    capacity.enter(future_of(1, kind='execute'))
     async with world.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded):
-            room.enter(future_of(2))
-        room.enter_anyway(future_of(3))
-    room.leave(future_of(3))
-    room.leave(future_of(0))
+            capacity.enter(future_of(2))
+        capacity.enter_accepted(future_of(3))
+    capacity.leave(future_of(3))
+    capacity.leave(future_of(0))
     assert world.gate.count('alice') == 1
-    room.leave(future_of(0))
+    capacity.leave(future_of(0))
     assert world.gate.count('alice') == 0
-    room.enter(future_of(2))
+    capacity.enter(future_of(2))
 
 
 async def test_a_full_room_takes_no_place_of_a_quota() -> None:
     """A sample that is refused by the queue is not counted as one under way."""
     world = World(concurrent_samples=5)
-    room = QuotaRoom(Bounds(per_tenant=1, total=1), sizes=UNBOUNDED, gate=world.gate)
-    room.enter(future_of(0))
+    capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=world.gate)
+    capacity.enter(future_of(0))
     with pytest.raises(QueueFull):
-        room.enter(future_of(1))
+        capacity.enter(future_of(1))
     assert world.gate.count('alice') == 1
 
 
 async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
     """Their clients send them again: they are not kept meanwhile."""
     world = World(tokens_per_second=10)
-    room = QuotaRoom(Bounds(per_tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate)
+    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
     world.rates.charge('alice', 150)
     with pytest.raises(QuotaExceeded) as refused:
-        room.enter(future_of(0))
+        capacity.enter(future_of(0))
     assert refused.value.retry_after == timedelta(seconds=5)
-    room.enter(future_of(0, kind='execute'))
+    capacity.enter(future_of(0, kind='execute'))
 
 
 async def test_of_several_adapters_at_once_as_many_are_made_as_may_be() -> None:

@@ -169,7 +169,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
 async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
     """429 says that the same request may come again, and then it is taken."""
     sampling.gate.clear()
-    async with tinker_api(sampling=sampling, room=Bounds(per_tenant=1, total=1)) as api:
+    async with tinker_api(sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
         handle = await handle_of(api)
         first = await api.post('asample', body(handle, 0))
         assert (await api.post('asample', body(handle, 1))).status_code == 429

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.futures import BOUNDS, Recorder, running_desk
+from fixtures.futures import BOUNDS, Recorder, running_futures
 from services.gateway.futures.queue import MAX_QUEUES, FutureQueue
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
 
@@ -238,7 +238,7 @@ class _HalfAway(Recorder):
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
         if future.base_model == 'away':
-            self.begun.append(future.key)
+            self.started.append(future.key)
             await self.never.wait()
         return await super().__call__(future, payload)
 
@@ -246,13 +246,13 @@ class _HalfAway(Recorder):
 async def test_unavailable_base_model_starves_no_other() -> None:
     """Another base model's futures run though all slots of one are in use forever, in lanes and outside."""
     for has_lanes in (True, False):
-        async with running_desk(_HalfAway()) as desk:
+        async with running_futures(_HalfAway()) as gateway:
             for index in range(3 * BOUNDS.per_tenant):
-                await desk.submit(f'away-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='away')
+                await gateway.submit(f'away-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='away')
             for index in range(3):
                 lane = 'ad-here' if has_lanes else ''
-                future = await desk.submit(f'{index}', lane=lane, position=index, base_model='here')
-                assert await desk.outcome(future) == f'{index}'.encode()
+                future = await gateway.submit(f'{index}', lane=lane, position=index, base_model='here')
+                assert await gateway.outcome(future) == f'{index}'.encode()
 
 
 def test_base_model_is_not_part_of_the_fingerprint() -> None:
@@ -264,31 +264,31 @@ def test_base_model_is_not_part_of_the_fingerprint() -> None:
 async def test_tenants_that_owe_tokens_use_no_slots_and_continue_later() -> None:
     """Another tenant's futures run though held tenants have more lanes than slots; theirs run once they are free."""
     held = {'alice', 'carol'}
-    async with running_desk(Recorder(held=held)) as desk:
+    async with running_futures(Recorder(held=held)) as gateway:
         owing = list[Future]()
         for tenant in sorted(held):
-            desk.acting_as(tenant)
-            owing += [await desk.submit(f'{tenant}{n}', lane=f'ad-{n}') for n in range(BOUNDS.total)]
-        desk.acting_as('bob')
+            gateway.acting_as(tenant)
+            owing += [await gateway.submit(f'{tenant}{n}', lane=f'ad-{n}') for n in range(BOUNDS.total)]
+        gateway.acting_as('bob')
         for position in range(3):
-            assert await desk.outcome(await desk.submit(f'b{position}', lane='ad-b', position=position))
-        assert desk.recorder.begun == ['b0', 'b1', 'b2']
+            assert await gateway.outcome(await gateway.submit(f'b{position}', lane='ad-b', position=position))
+        assert gateway.recorder.started == ['b0', 'b1', 'b2']
         held.clear()
         for future in owing:
-            desk.acting_as(future.tenant_id)
-            assert await desk.outcome(future) == future.key.encode()[::-1]
+            gateway.acting_as(future.tenant_id)
+            assert await gateway.outcome(future) == future.key.encode()[::-1]
 
 
 async def test_held_futures_are_left_to_the_next_process() -> None:
     """A closed gateway starts no held future, and the next process runs it."""
     held = {'alice'}
-    async with running_desk(Recorder(held=held)) as desk:
-        future = await desk.submit('one', lane='ad-1')
+    async with running_futures(Recorder(held=held)) as gateway:
+        future = await gateway.submit('one', lane='ad-1')
     held.clear()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert desk.recorder.begun == []
-    async with running_desk(stores=(desk.store, desk.payloads)) as after:
+    assert gateway.recorder.started == []
+    async with running_futures(stores=(gateway.store, gateway.payloads)) as after:
         assert await after.outcome(future) == b'eno'
 
 
@@ -302,7 +302,7 @@ class _VersionMaker(Recorder):
         if future.lane:
             self.made.set()
             return await super().__call__(future, payload)
-        self.begun.append(future.key)
+        self.started.append(future.key)
         self.came.set()
         await self.made.wait()
         return payload
@@ -310,10 +310,10 @@ class _VersionMaker(Recorder):
 
 async def test_samples_that_wait_for_a_version_leave_memory_for_its_training_step() -> None:
     """A training step runs though waiting samples use all the memory that samples of the tenant may use."""
-    async with running_desk(_VersionMaker(), running_bytes=4 * MIB) as desk:
-        samples = [await desk.submit(f's{n}', payload=bytes(MIB)) for n in range(5)]
-        await desk.recorder.has_begun(3)
-        step = await desk.submit('step', payload=bytes(MIB), lane='ad-1')
-        assert await desk.outcome(step) == bytes(MIB)
+    async with running_futures(_VersionMaker(), running_bytes=4 * MIB) as gateway:
+        samples = [await gateway.submit(f's{n}', payload=bytes(MIB)) for n in range(5)]
+        await gateway.recorder.has_started(3)
+        step = await gateway.submit('step', payload=bytes(MIB), lane='ad-1')
+        assert await gateway.outcome(step) == bytes(MIB)
         for future in samples:
-            assert await desk.outcome(future) == bytes(MIB)
+            assert await gateway.outcome(future) == bytes(MIB)

@@ -1,4 +1,4 @@
-"""Calls to model services that the gateway makes itself, to carry futures out."""
+"""Calls to the model services that futures make."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _ADAPTERS = adapters.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name
 _DELETED = adapters.DeleteAdapterRequest.ADAPTER_ID_FIELD_NUMBER
 _TRAINED = training.ExecuteRequest.OPERATION_FIELD_NUMBER, operation_pb2.Operation.ADAPTER_ID_FIELD_NUMBER
-"""Where requests name their adapter."""
+"""Field numbers of the adapter's id in the requests."""
 _PATIENCE_SECONDS = 30.0
-"""For what needs no turn."""
+"""Timeout of calls that do not queue."""
 _TURN_SECONDS = 3600.0
-"""For an operation: it waits for those of others. One that takes longer is asked for again, and goes on."""
+"""Timeout of calls that queue behind other operations. A call that takes longer is repeated and continues."""
 
 
 class GrpcTrainer:
     """Implements `ports.Trainer`."""
 
     def __init__(self, models: ModelChannels, *, internal_token: str) -> None:
-        """Call the model service that `models` finds."""
+        """Create a trainer that calls the model service of each adapter."""
         self._models = models
         self._internal_token = internal_token
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter, once for each request id, and return the answer."""
+        """Create an adapter, once for each request id, and return the response."""
         message = adapters.CreateAdapterRequest.FromString(request)
         message.request_id = message.request_id or request_id
         raw = message.SerializeToString(deterministic=True)
@@ -46,7 +46,7 @@ class GrpcTrainer:
         return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
-        """Delete an adapter, and return the answer."""
+        """Delete an adapter, and return the response."""
         channel = await self._models.of_adapter(tenant_id, peek_text(request, _DELETED))
         method = f'{_ADAPTERS}/DeleteAdapter'
         return await self._call(channel, method, request, tenant_id=tenant_id, seconds=_TURN_SECONDS)
@@ -59,9 +59,9 @@ class GrpcTrainer:
         return adapters.GetAdapterResponse.FromString(raw).adapter.sequence_number
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation under that number, and return the answer: of the record where it ran before."""
+        """Run an operation under a number and return the response; a repeated number returns the recorded response."""
         channel = await self._models.of_adapter(tenant_id, peek_text(request, *_TRAINED))
-        # Bytes of one message after those of another are the two merged: a large batch need not be parsed here.
+        # The concatenation of two serialized messages is their merge, so a large batch is not parsed here.
         addition = training.ExecuteRequest(
             operation=operation_pb2.Operation(sequence_number=number), is_waiting_allowed=True
         )
@@ -69,7 +69,7 @@ class GrpcTrainer:
         return await self._call(channel, f'{_TRAINING}/Execute', raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
-        """Drop an operation that still waits there; one that runs or is done stays as it is."""
+        """Cancel an operation that is still queued; other operations are not affected."""
         channel = await self._models.of_adapter(tenant_id, adapter_id)
         request = training.CancelOperationRequest(adapter_id=adapter_id, sequence_number=number).SerializeToString()
         await self._call(channel, f'{_TRAINING}/CancelOperation', request, tenant_id=tenant_id)
@@ -83,9 +83,9 @@ class GrpcTrainer:
         tenant_id: str,
         seconds: float = _PATIENCE_SECONDS,
     ) -> bytes:
-        # Whether the key may train was checked when the request was accepted; nothing else is allowed to it here.
+        # The scope of the key was checked when the request was accepted.
         with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):
-            # Ids of adapters are chosen by the gateway alone.
+            # Only an internal call may choose the id of an adapter.
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
         call = cast(Any, channel).unary_unary(f'/{method}')(request, timeout=seconds, metadata=metadata)
         try:
@@ -93,12 +93,12 @@ class GrpcTrainer:
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         except grpc.aio.UsageError as error:
-            # The channel was closed: this gateway is stopping.
+            # The channel was closed because this gateway is stopping.
             raise ServiceUnreachable('model') from error
         return response
 
 
 def _failure(error: grpc.aio.AioRpcError) -> DomainError:
-    """Return the fact behind a failed call. A cancellation that says no more is that of a service that stops."""
+    """Return the error of a failed call. A cancellation without details comes from a service that is stopping."""
     failure = error_from_call(error, service='model')
     return ServiceUnreachable('model') if isinstance(failure, Cancelled) else failure

@@ -1,4 +1,4 @@
-"""Trying again until what fails for now no longer does."""
+"""Retries of calls whose failures pass, such as a service that restarts."""
 
 import asyncio
 import random
@@ -17,18 +17,18 @@ Answer = TypeVar('Answer')
 _log = structlog.get_logger('futures')
 
 
-class Persistence:
-    """Repeats calls that do no harm when repeated, for as long as it takes."""
+class Retry:
+    """Repeats idempotent calls without a limit, with exponential back-off."""
 
     def __init__(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Wait between attempts with `pause`, given seconds."""
+        """Create a policy that waits between attempts with `pause`, which takes seconds."""
         self._pause = pause
 
-    async def insist(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the answer of `call`, repeated while what it raises passes by itself.
+    async def call(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the result of `call`, repeated while it raises transient errors.
 
         Raises:
-            DomainError: one that does not pass.
+            DomainError: A permanent error.
         """
         failures = 0
         while True:
@@ -37,13 +37,13 @@ class Persistence:
             except DomainError as error:
                 if not error.disposition.is_transient:
                     raise
-                # An outage of an hour is one line, not a thousand.
+                # A long outage is one line at level info.
                 write = _log.debug if failures else _log.info
                 write('waiting for a service', reason=error.reason)
-            await self.hold(failures)
+            await self.back_off(failures)
             failures += 1
 
-    async def hold(self, failures: int) -> None:
-        """Wait before another attempt: the longer, the more have failed."""
+    async def back_off(self, failures: int) -> None:
+        """Wait before the next attempt: longer after more failures, with jitter."""
         limit = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
         await self._pause(limit * random.uniform(0.5, 1.0))

@@ -1,4 +1,4 @@
-"""What futures do at the model service, each exactly once whatever fails in between; and what is forgotten when."""
+"""Executors run each future exactly once through failures, and expiry deletes results and records."""
 
 import asyncio
 from dataclasses import replace
@@ -7,14 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
-from fixtures.futures import running_desk
+from fixtures.futures import running_futures
 from fixtures.record_trainer import RecordTrainer
 from services.gateway.errors import FutureExpired, FutureNotFound
-from services.gateway.futures.create_adapter import CreateAdapter
-from services.gateway.futures.delete_adapter import DeleteAdapter
-from services.gateway.futures.execute import ExecuteOperation
-from services.gateway.futures.expire import ExpireFutures
-from services.gateway.futures.persistence import Persistence
+from services.gateway.futures.executors import CreateAdapter, DeleteAdapter, ExecuteOperation
+from services.gateway.futures.records import Expiry, FutureRecords
+from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future, FutureRequest, FutureTaken
 from services.kit.clock import FakeClock
 from services.kit.errors import (
@@ -27,22 +25,24 @@ from services.kit.errors import (
     ServiceUnreachable,
 )
 
-PERSISTENCE = Persistence(pause=lambda _: asyncio.sleep(0))
+RETRY = Retry(pause=lambda _: asyncio.sleep(0))
 OUTAGE = [ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1), ServiceUnreachable('model')]
 
 
 async def accepted(store: MemoryFutureStore, key: str) -> Future:
-    """Return a future that the store knows."""
-    order = FutureRequest(kind='execute', key=key, payload=key.encode(), session_id='', lane='ad-1')
-    return await store.add_if_absent(Future.accepted(order, tenant_id='alice', moment=datetime(2026, 1, 1, tzinfo=UTC)))
+    """Return a future after storing it."""
+    request = FutureRequest(kind='execute', key=key, payload=key.encode(), session_id='', lane='ad-1')
+    return await store.add_if_absent(
+        Future.accepted(request, tenant_id='alice', moment=datetime(2026, 1, 1, tzinfo=UTC))
+    )
 
 
 @pytest.mark.parametrize('where', ['failures', 'late_failures'])
 async def test_operation_is_applied_once_through_an_outage(where: str) -> None:
-    """Whether the service was lost before it ran or before it answered, however often."""
+    """An operation runs once though the service fails repeatedly, before it runs or before it responds."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     setattr(trainer, where, list(OUTAGE))
-    execute = ExecuteOperation(trainer, store, PERSISTENCE)
+    execute = ExecuteOperation(trainer, store, RETRY)
     future = await accepted(store, 'one')
     assert await execute(future, b'one') == b'ran one'
     assert trainer.applied == [b'one']
@@ -50,30 +50,30 @@ async def test_operation_is_applied_once_through_an_outage(where: str) -> None:
 
 
 async def test_operation_that_ran_before_a_kill_is_answered_from_the_record() -> None:
-    """Its number was kept before it was sent, and is sent again."""
+    """A resumed operation is sent again under its stored number and answered from the record."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     future = await accepted(store, 'one')
-    assert await ExecuteOperation(trainer, store, PERSISTENCE)(future, b'one') == b'ran one'
+    assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
     resumed = store.futures[future.future_id]
-    assert await ExecuteOperation(trainer, store, PERSISTENCE)(resumed, b'one') == b'ran one'
+    assert await ExecuteOperation(trainer, store, RETRY)(resumed, b'one') == b'ran one'
     assert trainer.applied == [b'one']
 
 
-async def test_number_that_went_to_another_is_replaced() -> None:
-    """An operation whose number another caller used, or that is ahead of a service set back, gets the right one."""
+async def test_number_of_another_operation_is_replaced() -> None:
+    """An operation gets another number if another caller used its number or the service was set back."""
     trainer, store = RecordTrainer(applied=[b'native'], told=[0, 7, 1]), MemoryFutureStore()
     future = await accepted(store, 'one')
-    assert await ExecuteOperation(trainer, store, PERSISTENCE)(future, b'one') == b'ran one'
+    assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
     assert trainer.applied == [b'native', b'one']
     assert store.futures[future.future_id].number == 2
 
 
 async def test_refused_operation_leaves_its_number_to_the_next() -> None:
-    """The lane goes on, and no number is skipped."""
+    """The operation after a refused one takes its number, so that no number is skipped."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
-    execute = ExecuteOperation(trainer, store, PERSISTENCE)
+    execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
-    # As if it had been killed then.
+    # The state after a kill at this point.
     number = await store.number(first, 1, instead_of=None)
     trainer.failures = [InvalidField('operation', 'is wrong')]
     with pytest.raises(InvalidField):
@@ -83,23 +83,23 @@ async def test_refused_operation_leaves_its_number_to_the_next() -> None:
 
 
 class SlowStore(MemoryFutureStore):
-    """Gives numbers only once it is let."""
+    """Stores numbers only once its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.gate = asyncio.Event(), asyncio.Event()
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        """Keep the number when it is time."""
+        """Store the number once the gate is open."""
         self.asked.set()
         await self.gate.wait()
         return await super().number(future, number, instead_of=instead_of)
 
 
 async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
-    """It ends as cancelled, and the next one takes its number."""
+    """An operation that is cancelled before it has a number is not sent, and the next one takes the number."""
     trainer, store = RecordTrainer(), SlowStore()
-    execute = ExecuteOperation(trainer, store, PERSISTENCE)
+    execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
     running = asyncio.create_task(execute(first, b'one'))
     await store.asked.wait()
@@ -113,29 +113,29 @@ async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
 
 @pytest.mark.parametrize('is_numbered', [False, True], ids=['before its number', 'after it'])
 async def test_operation_of_another_gateway_is_neither_numbered_nor_settled(is_numbered: bool) -> None:  # noqa: FBT001
-    """A gateway that was taken for dead changes nothing about what another one carries out now."""
+    """A gateway that lost its lease cannot change a future that another gateway owns."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     future = await accepted(store, 'one')
     if is_numbered:
         await store.number(future, 1, instead_of=None)
     taken = store.futures[future.future_id] = replace(store.futures[future.future_id], owner='gw-other')
     with pytest.raises(FutureTaken):
-        await ExecuteOperation(trainer, store, PERSISTENCE)(future, b'one')
+        await ExecuteOperation(trainer, store, RETRY)(future, b'one')
     assert (await store.settle(future.done(moment=future.create_time)), trainer.applied) == (taken, [])
 
 
-async def test_adapter_is_made_once_through_an_outage() -> None:
-    """The future's id makes the repeat harmless."""
+async def test_adapter_is_created_once_through_an_outage() -> None:
+    """Repeated creations have the same request id, so that only one adapter is created."""
     trainer, store = RecordTrainer(late_failures=list[DomainError](OUTAGE)), MemoryFutureStore()
     future = await accepted(store, 'one')
-    assert await CreateAdapter(trainer, PERSISTENCE)(future, b'adapter') == b'adapter'
+    assert await CreateAdapter(trainer, RETRY)(future, b'adapter') == b'adapter'
     assert trainer.created == {future.future_id: b'adapter'}
 
 
-async def test_adapter_that_was_deleted_before_the_answer_was_lost_is_deleted() -> None:
-    """A repeat that finds nothing has succeeded; a first attempt that finds nothing has not."""
+async def test_repeated_deletion_succeeds() -> None:
+    """A repeated deletion that finds no adapter succeeds; a first one that finds none fails."""
     trainer, store = RecordTrainer(late_failures=[ServiceUnreachable('model')]), MemoryFutureStore()
-    delete = DeleteAdapter(trainer, store, PERSISTENCE)
+    delete = DeleteAdapter(trainer, store, RETRY)
     future = await accepted(store, 'one')
     assert await delete(future, b'ad-1') == b''
     assert await delete(store.futures[future.future_id], b'ad-1') == b''
@@ -143,30 +143,36 @@ async def test_adapter_that_was_deleted_before_the_answer_was_lost_is_deleted() 
         await delete(await accepted(store, 'two'), b'ad-1')
 
 
-async def test_results_expire_and_files_of_nobody_are_swept() -> None:
-    """A result goes when it is old, what waits and what is young stays; later it is as if there had been none."""
+async def test_results_expire_and_stray_files_are_deleted() -> None:
+    """A sweep deletes old results and files without a future, keeps the rest, and later deletes the records."""
     clock = FakeClock()
     payloads = MemoryPayloadStore(clock)
-    async with running_desk(stores=(MemoryFutureStore(), payloads)) as desk:
-        expire = ExpireFutures(
-            desk.store, payloads, results_for=timedelta(hours=6), records_for=timedelta(days=7), clock=clock
-        )
-        future = await desk.submit('one')
-        assert await desk.outcome(future) == b'eno'
-        desk.recorder.gate.clear()
-        waiting = await desk.submit('two')
-        await payloads.put('fu-nobody-1.request', b'of a process that was killed')
+    async with running_futures(stores=(MemoryFutureStore(), payloads)) as gateway:
+        records = FutureRecords(gateway.store, payloads, retry=RETRY, clock=clock)
+        expiry = Expiry(records=records, results_for=timedelta(hours=6), records_for=timedelta(days=7))
+        future = await gateway.submit('one')
+        assert await gateway.outcome(future) == b'eno'
+        gateway.recorder.gate.clear()
+        waiting = await gateway.submit('two')
+        await payloads.put('fu-stray-1.request', b'left by a killed process')
         clock.advance(timedelta(hours=5))
-        assert await expire() == 0
+        assert await expiry.sweep() == 0
         assert payloads.kept.keys() == {future.result_name, waiting.payload_name}
         clock.advance(timedelta(hours=2))
-        assert await expire() == 1
+        assert await expiry.sweep() == 1
         assert payloads.kept.keys() == {waiting.payload_name}
         with pytest.raises(FutureExpired):
-            await desk.verbs.wait(future.future_id, seconds=0)
+            await gateway.futures.wait(future.future_id, seconds=0)
         clock.advance(timedelta(days=7))
-        assert await expire() == 0
+        assert await expiry.sweep() == 0
         with pytest.raises(FutureNotFound):
-            await desk.verbs.wait(future.future_id, seconds=0)
-        desk.recorder.gate.set()
-        assert await desk.outcome(waiting) == b'owt'
+            await gateway.futures.wait(future.future_id, seconds=0)
+        gateway.recorder.gate.set()
+        assert await gateway.outcome(waiting) == b'owt'
+
+
+def test_busy_and_unavailable_services_are_waited_for() -> None:
+    """Errors of an unavailable or busy service are transient; errors of an invalid request are not."""
+    failures = (ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1))
+    assert all(error.disposition.is_transient for error in failures)
+    assert not FutureNotFound('x').disposition.is_transient

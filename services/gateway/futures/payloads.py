@@ -1,13 +1,13 @@
 """Requests and results of futures as files, so that large ones never go through the database.
 
-A file is written aside and renamed, so that a kill of the process leaves it whole or not there. What a loss of
-power leaves depends on the disk; so each file begins with a digest of the rest, and one that does not match is
-as good as none. Whether files and folders are synced besides is the caller's choice: it makes sense where the
-database syncs its commits as well (PostgreSQL) and is wasted where it does not (SQLite with a log that is synced
-from time to time, see `sql.database`), since either loss takes the future away.
+A file is written under a temporary name and renamed, so that a killed process leaves a complete file or none. After
+a loss of power the content depends on the disk, so each file begins with a digest, and a file that does not match
+counts as missing. Syncing files and folders is optional: it is useful where the database syncs its commits
+(PostgreSQL), and useless where it does not (SQLite with a log that is synced from time to time, see
+`store.database`), since the future is then lost either way.
 
-Small ones go into files too. One in the row would save about a tenth of a millisecond of an operation that takes
-several, and would make the table, which is kept for days, as large as all that was ever answered.
+Small payloads are files too. In the row, one would save about 0.1 ms of an operation that takes several, and the table,
+which is stored for days, would grow by all results.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ from services.kit.worker import Threads
 
 _NAME = re.compile(r'[a-z0-9][a-z0-9-]{3,120}\.[a-z]{1,16}')
 _DIGEST_BYTES = 16
-_ASIDE = '.half-'
-"""Prefix of files that are being written."""
+_TEMPORARY = '.half-'
+"""Prefix of the temporary names."""
 _STORE_ID = 'store-id'
-"""The file that names the folder."""
+"""Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Of a name without its ending, so that no folder has more than some hundreds of files."""
+"""Part of a name, without its ending, that names the subfolder: each has some hundreds of files at most."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
@@ -40,75 +40,54 @@ _log = structlog.get_logger('payloads')
 
 
 class PayloadFiles:
-    """Implements `ports.PayloadStore` in a folder, which several gateways may share."""
+    """Implements `ports.PayloadStore` in a folder, which several gateways may share.
+
+    Every method raises ServiceUnreachable where the disk fails.
+    """
 
     def __init__(self, folder: Path, *, is_synced: bool, thread_count: int = 4) -> None:
-        """Keep files in `folder`, made if need be; the caller closes this.
+        """Create a store, which the caller closes.
 
         Args:
-            folder: in which folders of files are.
-            is_synced: whether `put` returns only when a loss of power would not take the file away.
-            thread_count: how many files are read or written at a time.
+            folder: Folder of the subfolders with files; created when needed.
+            is_synced: Whether `put` returns only after the file would survive a loss of power.
+            thread_count: Number of files that are read or written at a time.
         """
         self._folder = folder
         self._is_synced = is_synced
         self._threads = Threads('payloads', count=thread_count)
 
     async def store_id(self) -> str:
-        """Return what tells this folder from every other one, whatever it is called where; made if need be.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Return the id of the folder, which is independent of its path; create it when needed."""
         return await self._run(_read_store_id, self._folder)
 
     def close(self) -> None:
-        """End the threads, once what they do is done."""
+        """Stop the threads after the calls in progress."""
         self._threads.close()
 
     async def put(self, name: str, data: bytes) -> None:
-        """Keep `data`; the same name again replaces it.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Store `data`, replacing data of the same name."""
         await self._run(_write, self._path(name), data, is_synced=self._is_synced)
 
     async def get(self, name: str) -> bytes | None:
-        """Return what is kept under the name, or None.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Return the stored data, or None."""
         return await self._run(_read, self._path(name))
 
     async def size(self, name: str) -> int:
-        """Return how many bytes `get` would return; 0 where that is None.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Return the number of bytes that `get` would return; 0 where it would return None."""
         return await self._run(_size, self._path(name))
 
     async def delete(self, name: str) -> None:
-        """Forget it; one that is not there is no error.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Delete the data; an absent name is no error."""
         await self._run(_drop, self._path(name))
 
     async def list_old(self, *, kept_before: datetime) -> Sequence[str]:
-        """Return the names of what was kept before then, half-written ones of that age taken away.
-
-        Raises:
-            ServiceUnreachable: the disk refused it.
-        """
+        """Return the names of data that was stored before a time, and delete temporary files of that age."""
         return await self._run(_list_old, self._folder, kept_before.timestamp())
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise ValueError(f'not the name of a payload: {name!r}')
+            raise ValueError(f'invalid payload name: {name!r}')
         return self._folder / name.partition('.')[0][_SHARD] / name
 
     async def _run(
@@ -117,38 +96,38 @@ class PayloadFiles:
         try:
             return await self._threads.run(function, *args, **kwargs)
         except OSError as error:
-            _log.warning('payloads cannot be kept or read', exc_info=error)
+            _log.warning('payload store failed', exc_info=error)
             raise ServiceUnreachable('payload store') from error
 
 
 def _read_store_id(folder: Path) -> str:
     path = folder / _STORE_ID
     if not path.exists():
-        aside = folder / f'{_ASIDE}{new_id("pl")}'
+        temporary = folder / f'{_TEMPORARY}{new_id("pl")}'
         folder.mkdir(parents=True, exist_ok=True)
-        aside.write_text(new_id('ps'))
+        temporary.write_text(new_id('ps'))
         with suppress(FileExistsError):
-            # Of several that begin at once, one makes it.
-            path.hardlink_to(aside)
-        aside.unlink()
+            # Of several processes that start at once, one creates it.
+            path.hardlink_to(temporary)
+        temporary.unlink()
     return path.read_text()
 
 
 def _write(path: Path, data: bytes, *, is_synced: bool) -> None:
-    aside = path.parent / f'{_ASIDE}{new_id("pl")}'
+    temporary = path.parent / f'{_TEMPORARY}{new_id("pl")}'
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with aside.open('xb') as file:
+        with temporary.open('xb') as file:
             file.write(_digest(data))
             file.write(data)
             file.flush()
             if is_synced:
                 os.fdatasync(file.fileno())
-        aside.rename(path)
+        temporary.rename(path)
         if is_synced:
             _sync_folder(path.parent)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -167,7 +146,7 @@ def _read(path: Path) -> bytes | None:
         return None
     data = content[_DIGEST_BYTES:]
     if content[:_DIGEST_BYTES] != _digest(data):
-        _log.error('payload is damaged', name=path.name)
+        _log.error('payload damaged', name=path.name)
         return None
     return data
 
@@ -194,7 +173,7 @@ def _list_old(folder: Path, kept_before: float) -> list[str]:
             is_old = path.stat().st_mtime < kept_before
         except FileNotFoundError:
             continue
-        if is_old and path.name.startswith(_ASIDE):
+        if is_old and path.name.startswith(_TEMPORARY):
             _drop(path)
         elif is_old and _NAME.fullmatch(path.name):
             found.append(path.name)

@@ -1,0 +1,308 @@
+"""Executors of futures: training operations, adapters, sampling, and requests that were refused in advance."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from services.gateway.futures.ports import FutureStore, Trainer
+from services.gateway.futures.retry import Retry
+from services.gateway.futures.rules import Future
+from services.gateway.sampling.convert import batch_request_for_weights
+from services.gateway.sampling.handles import SamplingHandles
+from services.gateway.sampling.rules import BatchRequest, PromptResult
+from services.kit.caller import Caller
+from services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnreachable
+from services.kit.failpoints import reach
+
+REFUSED_KIND = 'refused'
+"""Kind of the futures that `FailRefused` runs."""
+SAMPLE_PATIENCE = timedelta(minutes=30)
+_MAX_REMEMBERED = 1024
+_NOT_RUN = {'SEQUENCE_REUSED', 'SEQUENCE_GAP'}
+_SENT = 1
+"""Number of a deletion that was sent."""
+_LENGTH_BYTES = 2
+
+
+class ExecuteOperation:
+    """Runs a training operation exactly once. The lane of its future is the adapter.
+
+    An operation gets the next number of its adapter, which is stored before it is sent. After any failure it is sent
+    again under that number with the same content, and the model service answers from its record if the operation ran.
+    An operation gets another number only if the service says that it did *not* run under its number: another caller's
+    operation has the number (SEQUENCE_REUSED), or the operations before it are lost (SEQUENCE_GAP). A refused
+    operation leaves its number unused, and the next one of the lane takes it.
+    """
+
+    def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._retry = retry
+        self._sent: dict[str, int] = {}
+        """Numbers of the operations that were sent, by the id of the future."""
+        self._unnumbered: set[str] = set()
+        """Futures that did not run, and need a first or another number."""
+        self._stopped: set[str] = set()
+        """Unnumbered futures that were cancelled."""
+        self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        """Position and number of the last success of each adapter here: the next number needs no query."""
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        """Return the serialized ExecuteResponse.
+
+        Raises:
+            DomainError: The operation failed or was refused.
+        """
+        number, failures = future.number, 0
+        last = self._last_before(future)
+        if number is None:
+            number = await self._renumber(future, last=last, instead_of=None)
+        while (response := await self._send(future, payload, number)) is None:
+            # Another caller's operation may run under the number: the adapter reports it once it is done.
+            number = await self._renumber(future, last=None, instead_of=number, failures=failures)
+            failures += 1
+        reach('future.executed')
+        self._last[future.tenant_id, future.lane] = future.position, number
+        if len(self._last) > _MAX_REMEMBERED:
+            self._last.popitem(last=False)
+        return response
+
+    async def stop(self, future: Future) -> bool:
+        """Cancel the operation if the model service has not started it; its call then fails as cancelled."""
+        number = self._sent.get(future.future_id)
+        if future.future_id in self._unnumbered:
+            self._stopped.add(future.future_id)
+        elif number is not None:
+            await self._trainer.cancel(future.tenant_id, future.lane, number=number)
+        return False
+
+    async def _send(self, future: Future, payload: bytes, number: int) -> bytes | None:
+        """Return the response; None where the operation did not run under this number."""
+        trainer = self._trainer
+        self._sent[future.future_id] = number
+        try:
+            return await self._retry.call(lambda: trainer.execute(future.tenant_id, payload, number=number))
+        except DomainError as error:
+            if error.reason in _NOT_RUN:
+                return None
+            raise
+        finally:
+            self._sent.pop(future.future_id, None)
+
+    def _last_before(self, future: Future) -> int | None:
+        """Return the last number if it is of the previous position: no other gateway ran the lane in between."""
+        position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
+        return number if position is not None and position + 1 == future.position else None
+
+    async def _renumber(
+        self, future: Future, *, last: int | None, instead_of: int | None, failures: int | None = None
+    ) -> int:
+        """Assign a number to a future that did not run, after a pause where other numbers failed.
+
+        Raises:
+            Cancelled: It was stopped before it had a number.
+        """
+        self._unnumbered.add(future.future_id)
+        try:
+            if failures is not None:
+                await self._retry.back_off(failures)
+            number = await self._take_number(future, last=last, instead_of=instead_of)
+            if future.future_id in self._stopped:
+                raise Cancelled()
+            return number
+        finally:
+            self._unnumbered.discard(future.future_id)
+            self._stopped.discard(future.future_id)
+
+    async def _take_number(self, future: Future, *, last: int | None, instead_of: int | None) -> int:
+        trainer, store, retry = self._trainer, self._store, self._retry
+        if last is None:
+            last = await retry.call(lambda: trainer.last_number(future.tenant_id, future.lane))
+        proposed = last + 1
+        reach('future.numbering')
+        number = await retry.call(lambda: store.number(future, proposed, instead_of=instead_of))
+        reach('future.numbered')
+        return number
+
+
+class CreateAdapter:
+    """Creates an adapter exactly once: the future's id is the request id, unless the request has one."""
+
+    def __init__(self, trainer: Trainer, retry: Retry) -> None:
+        self._trainer = trainer
+        self._retry = retry
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        """Return the serialized CreateAdapterResponse.
+
+        Raises:
+            DomainError: The model service refused it.
+        """
+        trainer, tenant_id = self._trainer, future.tenant_id
+        return await self._retry.call(lambda: trainer.create_adapter(tenant_id, payload, request_id=future.future_id))
+
+    async def stop(self, future: Future) -> bool:
+        """Return False: a creation is not interrupted."""
+        del future
+        return False
+
+
+class DeleteAdapter:
+    """Deletes an adapter. A repeated deletion that finds no adapter has succeeded before."""
+
+    def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._retry = retry
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        """Return the serialized DeleteAdapterResponse.
+
+        Raises:
+            DomainError: The model service refused it.
+        """
+        attempts = 0 if future.number is None else 1
+        if future.number is None:
+            await self._retry.call(partial(self._store.number, future, _SENT, instead_of=None))
+
+        async def delete() -> bytes:
+            nonlocal attempts
+            attempts += 1
+            return await self._trainer.delete_adapter(future.tenant_id, payload)
+
+        try:
+            return await self._retry.call(delete)
+        except DomainError as error:
+            if attempts > 1 and error.reason == 'ADAPTER_NOT_FOUND':
+                return b''
+            raise
+
+    async def stop(self, future: Future) -> bool:
+        """Return False: a deletion takes no time."""
+        del future
+        return False
+
+
+class FailRefused:
+    """Fails a request that was refused before it was submitted.
+
+    Clients count a refused request in its lane; without a future at its position, later requests would wait for it.
+    """
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        """Raise the refusal.
+
+        Raises:
+            InvalidField: Always.
+        """
+        del future
+        raise InvalidField(**json.loads(payload))
+
+    async def stop(self, future: Future) -> bool:
+        """Return True."""
+        del future
+        return True
+
+
+def refusal_payload(field: str, problem: str) -> bytes:
+    """Return the payload of a future that `FailRefused` fails."""
+    return json.dumps({'field': field, 'problem': problem}).encode()
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """Payload of a sampling future: one prompt to complete."""
+
+    handle_id: str
+    """Handle of the weights; empty: the request names them."""
+    request: bytes
+    """Serialized SampleBatchRequest of one prompt; it names no weights where there is a handle."""
+
+    def to_bytes(self) -> bytes:
+        """Return the serialized payload: the length of the handle's id, the id and the request."""
+        name = self.handle_id.encode()
+        return len(name).to_bytes(_LENGTH_BYTES, 'big') + name + self.request
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> 'SampleTask':
+        """Return the task that `to_bytes` serialized."""
+        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], 'big')
+        return cls(data[_LENGTH_BYTES:end].decode(), data[end:])
+
+
+class SamplePrompt:
+    """Completes one prompt on any sampler.
+
+    An interrupted attempt leaves nothing behind. Another attempt draws from the same distribution, or the same tokens
+    where the request has a seed, and no client has seen the first draw.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[Caller, BatchRequest], AsyncGenerator[PromptResult, None]],
+        handles: SamplingHandles,
+        retry: Retry,
+        *,
+        acting_for: Callable[[Caller], AbstractContextManager[None]],
+        on_result: Callable[[Future, BatchRequest, PromptResult], None] | None = None,
+        patience: timedelta = SAMPLE_PATIENCE,
+    ) -> None:
+        """Create an executor.
+
+        Args:
+            complete: Completes the prompts of a batch.
+            handles: Resolves handles to weights.
+            retry: Waits between attempts.
+            acting_for: Sets the current caller for a block.
+            on_result: Called with each result before the future is settled.
+            patience: Time during which transient failures are retried.
+        """
+        self._complete = complete
+        self._handles = handles
+        self._retry = retry
+        self._acting_for = acting_for
+        self._on_result = on_result
+        self._patience_seconds = patience.total_seconds()
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        """Return the serialized SampleBatchResponse.
+
+        Raises:
+            DomainError: The request was refused, or no sampler was there in time.
+        """
+        caller = Caller(tenant_id=future.tenant_id, scopes=frozenset({'sample'}))
+        task = SampleTask.from_bytes(payload)
+        loop = asyncio.get_running_loop()
+        give_up_at, failures = loop.time() + self._patience_seconds, 0
+        with self._acting_for(caller):
+            while True:
+                try:
+                    return await self._attempt(caller, future, task)
+                except DomainError as error:
+                    if not error.disposition.is_transient or loop.time() >= give_up_at:
+                        raise
+                await self._retry.back_off(failures)
+                failures += 1
+
+    async def stop(self, future: Future) -> bool:
+        """Return True: cancelling the call cancels the sampler's call at once."""
+        del future
+        return True
+
+    async def _attempt(self, caller: Caller, future: Future, task: SampleTask) -> bytes:
+        base_model, adapter = '', None
+        if task.handle_id:
+            handle = await self._handles.resolved(task.handle_id)
+            base_model, adapter = handle.base_model, handle.adapter
+        request = batch_request_for_weights(task.request, base_model=base_model, adapter=adapter)
+        async with aclosing(self._complete(caller, request)) as results:
+            async for result in results:
+                if self._on_result is not None:
+                    self._on_result(future, request, result)
+                return result.message
+        raise ServiceUnreachable('sampler')

@@ -1,0 +1,317 @@
+"""The verbs of futures, for the current caller, and the notifications of other gateways."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+from services.gateway.errors import FutureExpired, FutureNotFound
+from services.gateway.futures.ports import Executor
+from services.gateway.futures.rules import Future, FutureRequest, FutureState, Notification, NotificationKind
+from services.gateway.futures.runner import Runner
+from services.gateway.futures.sql_peers import SqlPeers
+from services.gateway.futures.topics import Topics
+from services.kit.caller import Caller
+from services.kit.errors import Draining
+from services.kit.failpoints import reach
+
+_LARGE_BYTES = 1 << 18
+"""Size from which a payload's digest is computed in a thread, so that the event loop is not blocked."""
+_RESULT_SECONDS = 60.0
+"""Longest wait of `wait_for_result`."""
+
+
+class Futures:
+    """Accepts requests, and returns their outcomes."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        peers: SqlPeers | None,
+        caller: Callable[[], Caller],
+        grace: timedelta = timedelta(seconds=1),
+    ) -> None:
+        """Create the verbs.
+
+        Args:
+            runner: Runs the accepted futures.
+            peers: Other gateways on the same database; None where there can be none.
+            caller: Returns the current caller.
+            grace: Longest wait, when this is closed, for requests that are being accepted.
+        """
+        self._runner = runner
+        self._records = runner.records
+        self._capacity = runner.capacity
+        self._waiters = runner.waiters
+        self._peers = peers
+        self._caller = caller
+        self._grace_seconds = grace.total_seconds()
+        self._owner = ''
+        self._remote: dict[str, Future] = {}
+        """Futures accepted here that other gateways own; they count here until they are finished."""
+        self._accepting: set[asyncio.Task[Future]] = set()
+        self._is_closed = False
+        self.topics = Topics(runner.records, runner.waiters, caller=caller)
+        """Ends of the futures of a topic."""
+
+    @property
+    def is_disowned(self) -> asyncio.Event:
+        """Set when another gateway is found to own futures that run here."""
+        return self._runner.is_disowned
+
+    def add_executor(self, kind: str, executor: Executor, *, on_settled: Callable[[Future, Future], None]) -> None:
+        """Add an executor before the first future runs.
+
+        Args:
+            kind: Kind of the futures that it runs.
+            executor: Runs them.
+            on_settled: Called after each attempt to settle a future of any kind; see `FutureRecords.on_settled`.
+        """
+        self._runner.executors[kind] = executor
+        self._records.on_settled = on_settled
+
+    def is_rate_limited(self, tenant_id: str) -> bool:
+        """Return whether a tenant's lanes wait until it has paid for the tokens that it used."""
+        return self._runner.limits.is_held(tenant_id)
+
+    async def restart_as(self, owner: str) -> None:
+        """Run only the futures of `owner` from now on; call `resume` to load them."""
+        former, self._runner, self._owner = self._runner, self._runner.successor(), owner
+        await former.close()
+
+    async def submit(self, request: FutureRequest) -> Future:
+        """Accept a request durably; a repeated request with the same key returns the same future.
+
+        Raises:
+            RequestIdReused: The key was used for another request.
+            QueueFull: The tenant or all tenants together have too many waiting futures.
+            Draining: This gateway is shutting down.
+            ServiceUnreachable: The request could not be stored.
+        """
+        if self._is_closed:
+            raise Draining()
+        future = await self._future_of(request)
+        known = self._runner.find(future.future_id)
+        if known is None:
+            # A caller that disconnects in between must not leave a row that no gateway runs.
+            task = asyncio.create_task(self._accept(future, request.payload))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+            try:
+                known = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise Draining() from None
+                raise
+        known.check_repeat(future.fingerprint)
+        return known
+
+    async def wait(self, future_id: str, *, seconds: float) -> Future:
+        """Return the caller's future when it is finished, or unfinished when the time is up.
+
+        Raises:
+            FutureNotFound: The caller has no such future.
+            FutureExpired: It is expired.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + seconds
+        while True:
+            with self._waiters.waiting(future_id) as waiter:
+                future = self._find_running(future_id) or await self._find(future_id)
+                left = give_up_at - loop.time()
+                if future.is_finished or left <= 0 or self._is_closed:
+                    return future
+                await asyncio.wait({waiter}, timeout=left)
+                if waiter.done() and (finished := waiter.result()) is not None:
+                    return finished
+
+    async def wait_for_result(self, future_id: str) -> bytes | None:
+        """Wait up to a minute for the caller's future and return its result; None if it is not finished.
+
+        Raises:
+            FutureNotFound, FutureExpired: See `wait`.
+            DomainError: The error that the future failed with.
+        """
+        future = await self.wait(future_id, seconds=_RESULT_SECONDS)
+        return await self.result(future) if future.is_finished else None
+
+    async def payload(self, future: Future) -> bytes:
+        """Return the request of an unfinished future.
+
+        Raises:
+            FutureExpired: The future is finished; facts that are needed afterwards belong into its note.
+        """
+        return await self._records.read(future, future.payload_name)
+
+    async def result(self, future: Future) -> bytes:
+        """Return the result of a future that is done.
+
+        Raises:
+            DomainError: The error that it failed with.
+            FutureExpired: The result is deleted.
+        """
+        if future.error is not None:
+            raise future.error
+        return await self._records.read(future, future.result_name)
+
+    async def result_bytes(self, future: Future) -> int:
+        """Return the size of a future's result; 0 without a result."""
+        return await self._records.payloads.size(future.result_name)
+
+    async def cancel(self, future_id: str) -> None:
+        """Stop a future where that is possible; a finished one stays. A future of a lane is skipped at its turn.
+
+        Raises:
+            FutureNotFound, FutureExpired: See `wait`.
+        """
+        future = await self._find(future_id)
+        if self._peers is None or future.is_finished or future.owner == self._owner:
+            await self._runner.cancel(future_id)
+            return
+        kind = NotificationKind.CANCELLED
+        await self._peers.notify(
+            Notification(kind=kind, owner=future.owner, tenant_id=future.tenant_id, future_id=future_id)
+        )
+
+    async def resume(self) -> int:
+        """Run all waiting futures of this gateway that are not known here; return the number that wait."""
+        store, retry = self._records.store, self._records.retry
+        with self._runner.recording_ends() as ended:
+            waiting = await retry.call(partial(store.list_waiting, self._owner))
+            waiting = [future for future in waiting if future.future_id not in ended]
+        for future in waiting:
+            await self._resume_one(future)
+        self._runner.check_gaps()
+        return len(waiting)
+
+    async def handle(self, notification: Notification) -> None:
+        """Handle a notification of a gateway."""
+        match notification.kind:
+            case NotificationKind.ACCEPTED if notification.owner == self._owner:
+                await self._run_accepted(notification)
+            case NotificationKind.CANCELLED if notification.owner == self._owner:
+                await self._runner.cancel(notification.future_id)
+            case NotificationKind.FINISHED:
+                await self._handle_finished(notification)
+            case NotificationKind.MISSED:
+                await self._handle_missed()
+            case _:
+                pass
+
+    def begin_stop(self) -> None:
+        """Accept nothing more, and return from all waits."""
+        self._is_closed = True
+        self._waiters.close()
+
+    async def close(self) -> None:
+        """Stop, and leave unfinished futures to the next process."""
+        self.begin_stop()
+        # The next process runs what is stored by now. The rest is refused: a database that is away would be waited
+        # for without end.
+        if self._accepting:
+            _, late = await asyncio.wait(self._accepting, timeout=self._grace_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=self._grace_seconds)
+        await self._runner.close()
+
+    async def _future_of(self, request: FutureRequest) -> Future:
+        moment = self._records.clock.now()
+        make = partial(Future.accepted, request, tenant_id=self._caller().tenant_id, moment=moment)
+        future = await asyncio.to_thread(make) if len(request.payload) > _LARGE_BYTES else make()
+        return replace(future, owner=self._owner)
+
+    async def _accept(self, future: Future, payload: bytes) -> Future:
+        records = self._records
+        self._capacity.enter(future, len(payload))
+        try:
+            await records.payloads.put(future.payload_name, payload)
+            reach('future.payload')
+            with self._runner.recording_ends() as ended:
+                stored = await records.store.add_if_absent(future)
+            reach('future.row')
+            if stored.future_id not in ended:
+                self._add_remote(stored, len(payload))
+            if stored is future and stored.owner == self._owner:
+                await self._runner.add(future)
+                return future
+        finally:
+            # The runner counts the futures that it runs.
+            self._capacity.leave(future)
+        # It was accepted before, by another process or long ago, or by a concurrent call with the same key.
+        if not stored.is_finished and stored.future_id not in ended:
+            await self._resume_one(stored)
+        if stored.is_finished or stored.fingerprint != future.fingerprint:
+            await records.payloads.delete(future.payload_name)
+        return stored
+
+    async def _resume_one(self, future: Future) -> None:
+        """Run a waiting future that was accepted before, unless it is known here or has another owner."""
+        if self._runner.find(future.future_id) is not None:
+            return
+        records = self._records
+        with self._runner.recording_ends() as ended:
+            size_bytes = await records.retry.call(partial(records.payloads.size, future.payload_name))
+        if future.owner != self._owner or future.future_id in ended:
+            return
+        self._capacity.enter_accepted(future, size_bytes)
+        try:
+            await self._runner.add(future)
+        finally:
+            self._capacity.leave(future)
+
+    # Futures of other gateways
+
+    def _add_remote(self, future: Future, size_bytes: int) -> None:
+        if future.is_finished or future.owner == self._owner or future.future_id in self._remote:
+            return
+        self._remote[future.future_id] = future
+        self._capacity.enter_accepted(future, size_bytes)
+
+    def _remove_remote(self, future_id: str) -> None:
+        if (future := self._remote.pop(future_id, None)) is not None:
+            self._capacity.leave(future)
+
+    async def _run_accepted(self, notification: Notification) -> None:
+        """Run a future that another gateway accepted for this one."""
+        with self._runner.recording_ends() as ended:
+            future = await self._records.store.get(notification.tenant_id, notification.future_id)
+            if future is None or future.is_finished or future.future_id in ended:
+                return
+        await self._resume_one(future)
+
+    async def _handle_finished(self, notification: Notification) -> None:
+        """Notify waiters of a future that any gateway finished."""
+        future_id = notification.future_id
+        self._runner.record_end(future_id)
+        self._remove_remote(future_id)
+        if not (self._waiters.is_awaited(future_id) or self._waiters.is_awaited(notification.topic)):
+            return
+        future = await self._records.store.get(notification.tenant_id, future_id)
+        if future is not None and future.is_finished:
+            self._waiters.notify(future)
+
+    async def _handle_missed(self) -> None:
+        """Read the store for all events whose notifications may have been lost."""
+        await self.resume()
+        for future in list(self._remote.values()):
+            stored = await self._records.store.get(future.tenant_id, future.future_id)
+            if stored is None or stored.is_finished or stored.owner == self._owner:
+                self._remove_remote(future.future_id)
+        self._waiters.wake_all()
+
+    def _find_running(self, future_id: str) -> Future | None:
+        """Return the caller's future that waits or runs here; this needs no database query."""
+        future = self._runner.find(future_id)
+        return future if future is not None and future.tenant_id == self._caller().tenant_id else None
+
+    async def _find(self, future_id: str) -> Future:
+        future = await self._records.store.get(self._caller().tenant_id, future_id)
+        if future is None:
+            raise FutureNotFound(future_id)
+        if future.state is FutureState.EXPIRED:
+            raise FutureExpired(future_id)
+        return future

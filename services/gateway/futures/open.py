@@ -1,0 +1,193 @@
+"""Opens the feature: futures with their stores and executors, and the sampling handles that depend on them."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.config import FuturesConfig, GatewayConfig
+from services.gateway.futures.executors import (
+    REFUSED_KIND,
+    CreateAdapter,
+    DeleteAdapter,
+    ExecuteOperation,
+    FailRefused,
+    SamplePrompt,
+)
+from services.gateway.futures.futures import Futures
+from services.gateway.futures.limits import FutureCapacity, SampleTally
+from services.gateway.futures.payloads import PayloadFiles
+from services.gateway.futures.peers import GatewayLease
+from services.gateway.futures.ports import Executor, Trainer
+from services.gateway.futures.records import Expiry, FutureRecords
+from services.gateway.futures.retry import Retry
+from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShared
+from services.gateway.futures.runner import Runner, RunnerLimits
+from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.futures.sql_peers import SqlPeers
+from services.gateway.futures.waiters import Waiters
+from services.gateway.quotas.quotas import Quotas
+from services.gateway.sampling.handles import SamplingHandles
+from services.gateway.sampling.ports import WeightFacts
+from services.gateway.sampling.sampling import Sampling
+from services.gateway.sampling.sql import SqlHandleStore
+from services.gateway.store.database import Database
+from services.kit.byte_gate import ByteGate
+from services.kit.clock import Clock
+from services.kit.rpc.context import acting_for, current_caller
+
+_HEARTBEATS = 10
+"""Heartbeats per lease."""
+_SILENT_HEARTBEATS = 3
+"""Missed heartbeats after which a gateway without its connection is dead."""
+
+Job = Callable[[], Coroutine[Any, Any, Any]]
+"""Starts a background task that runs until it is cancelled."""
+
+
+@dataclass(frozen=True)
+class FutureService:
+    """Futures, and the handles that sampling futures use."""
+
+    futures: Futures
+    handles: SamplingHandles
+
+
+@asynccontextmanager
+async def open_futures(
+    config: GatewayConfig,
+    database: Database,
+    *,
+    trainer: Trainer | None,
+    sampling: Sampling,
+    quotas: Quotas,
+    clock: Clock,
+) -> AsyncIterator[tuple[Futures, list[Job]]]:
+    """Yield futures, and the jobs that run and expire them.
+
+    Sampling futures need `open_handles` before the jobs start. Unfinished futures resume at the next start.
+
+    Args:
+        config: Configuration of the gateway.
+        database: Stores the futures.
+        trainer: Calls the model service; None where the deployment has none.
+        sampling: Admits futures that sample.
+        quotas: Weights of tenants, and the tokens that they owe.
+        clock: Tells the time.
+
+    Raises:
+        SystemExit: Another gateway on the database stores payloads elsewhere; the message names the setting.
+    """
+    options, retry = config.futures, Retry()
+    payloads = PayloadFiles(config.payload_folder(), is_synced=config.is_commit_synced())
+    peers = await _open_peers(config, database, payloads)
+    records = FutureRecords(SqlFutureStore(database), payloads, retry=retry, clock=clock)
+    runner = Runner(
+        records,
+        FutureCapacity(
+            Bounds(per_tenant=options.waiting_per_tenant, total=options.waiting),
+            sizes=Bounds(per_tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
+            gate=sampling.gate,
+        ),
+        _executors(trainer, records),
+        _limits(options, quotas),
+        waiters=Waiters(),
+        is_shared=peers is not None,
+    )
+    futures = Futures(runner, peers=peers, caller=current_caller)
+    expiry = Expiry(records=records, results_for=options.results_for, records_for=options.records_for)
+    try:
+        async with _leased(config, peers, futures) as run:
+            yield futures, [run, lambda: expiry.run(interval=options.sweep_interval)]
+    finally:
+        await futures.close()
+        payloads.close()
+
+
+def open_handles(
+    database: Database,
+    futures: Futures,
+    *,
+    sampling: Sampling,
+    weights: WeightFacts,
+    quotas: Quotas,
+    clock: Clock,
+) -> SamplingHandles:
+    """Return the sampling handles, and let `futures` sample from them.
+
+    Args:
+        database: Stores the handles.
+        futures: Publish the versions that handles resolve to.
+        sampling: Completes the prompts.
+        weights: Looks up weights at other services.
+        quotas: Its meter counts the tokens of settled futures.
+        clock: Tells the time.
+    """
+    store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
+    handles = SamplingHandles(store, weights, futures.wait_for_result, caller=current_caller, clock=clock)
+    sample = SamplePrompt(sampling.complete, handles, Retry(), acting_for=acting_for, on_result=tally.note)
+    futures.add_executor(SAMPLE_KIND, sample, on_settled=tally.settled)
+    return handles
+
+
+def _executors(trainer: Trainer | None, records: FutureRecords) -> dict[str, Executor]:
+    executors: dict[str, Executor] = {REFUSED_KIND: FailRefused()}
+    if trainer is not None:
+        store, retry = records.store, records.retry
+        executors['create_adapter'] = CreateAdapter(trainer, retry)
+        executors['delete_adapter'] = DeleteAdapter(trainer, store, retry)
+        executors['execute'] = ExecuteOperation(trainer, store, retry)
+    return executors
+
+
+def _limits(options: FuturesConfig, quotas: Quotas) -> RunnerLimits:
+    return RunnerLimits(
+        lanes=Bounds(per_tenant=options.lanes_per_tenant, total=options.lanes),
+        unordered=Bounds(per_tenant=options.unordered_per_tenant, total=options.unordered),
+        memory=_memory(options),
+        unordered_memory=_memory(options),
+        patience=options.gap,
+        weight_of=quotas.table.weight_of,
+        is_held=quotas.rates.is_owing,
+    )
+
+
+def _memory(options: FuturesConfig) -> ByteGate:
+    return ByteGate(tenant_bytes=options.running_bytes_per_tenant, total_bytes=options.running_bytes, wait_seconds=None)
+
+
+async def _open_peers(config: GatewayConfig, database: Database, payloads: PayloadFiles) -> SqlPeers | None:
+    """Return the other gateways on the database; None for SQLite, which only one gateway can use."""
+    url = config.database_address()
+    if not url.startswith('postgresql'):
+        return None
+    lease = config.futures.lease
+    return SqlPeers(
+        database,
+        url,
+        payload_store_id=await payloads.store_id(),
+        silence=lease * _SILENT_HEARTBEATS / _HEARTBEATS,
+        lease=lease,
+    )
+
+
+@asynccontextmanager
+async def _leased(config: GatewayConfig, peers: SqlPeers | None, futures: Futures) -> AsyncIterator[Job]:
+    """Hold a lease for the duration of the block, and yield the job that renews it and resumes futures."""
+    if peers is None:
+        yield futures.resume
+        return
+    lease = GatewayLease(peers, futures, Retry(), heartbeat=config.futures.lease / _HEARTBEATS)
+    try:
+        await lease.join()
+    except PayloadsNotShared as error:
+        text = (
+            f'futures.payload_dir: another gateway on this database stores payloads in another folder than '
+            f'{config.payload_folder()}; give all gateways the same one, such as a network mount'
+        )
+        raise SystemExit(f'{config.service}: {text}') from error
+    try:
+        yield lease.run
+    finally:
+        await futures.close()
+        await lease.leave()

@@ -1,0 +1,129 @@
+"""Futures as they are stored: rows in the database, requests and results as payloads, and their expiry."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Never
+
+import structlog
+
+from services.gateway.errors import FutureExpired, PayloadLost
+from services.gateway.futures.ports import FutureStore, PayloadStore
+from services.gateway.futures.retry import Retry
+from services.gateway.futures.rules import Future, FutureTaken, future_id_of_name
+from services.kit.clock import Clock
+from services.kit.errors import DomainError
+from services.kit.failpoints import reach
+
+_EXPIRED_AT_ONCE = 200
+_STRAY_AGE = timedelta(hours=1)
+"""Age after which a payload without a future was left by a process that was killed before it wrote the row."""
+
+_log = structlog.get_logger('futures')
+
+Outcome = bytes | DomainError
+
+
+class FutureRecords:
+    """Reads and writes rows and payloads in an order that leaves them consistent after a kill at any moment."""
+
+    def __init__(self, store: FutureStore, payloads: PayloadStore, *, retry: Retry, clock: Clock) -> None:
+        """Create records over both stores; `retry` repeats writes that must not be lost."""
+        self.store = store
+        self.payloads = payloads
+        self.retry = retry
+        self.clock = clock
+        self.on_settled: Callable[[Future, Future], None] = lambda future, stored: None
+        """Called after each attempt to settle, with the future to store and the one that is stored."""
+
+    async def read_request(self, future: Future) -> bytes:
+        """Return the request of a future that is about to run.
+
+        Raises:
+            PayloadLost: It is missing or damaged.
+        """
+        payload = await self.retry.call(partial(self.payloads.get, future.payload_name))
+        if payload is None:
+            raise PayloadLost(future.future_id)
+        return payload
+
+    async def read(self, future: Future, name: str) -> bytes:
+        """Return a payload of a future.
+
+        Raises:
+            FutureExpired: It is deleted.
+        """
+        data = await self.payloads.get(name)
+        if data is None:
+            raise FutureExpired(future.future_id)
+        return data
+
+    async def settle(self, future: Future, outcome: Outcome) -> Future:
+        """Store an outcome and return the stored future. The result is stored before the row that says DONE.
+
+        Raises:
+            FutureTaken: Another gateway owns the future.
+        """
+        if isinstance(outcome, bytes):
+            await self.retry.call(partial(self.payloads.put, future.result_name, outcome))
+            reach('future.result')
+        stored = await self.retry.call(partial(self._settle_row, future, outcome))
+        reach('future.settled')
+        if stored.owner != future.owner:
+            raise FutureTaken
+        return stored
+
+    async def delete_request(self, future: Future) -> None:
+        """Delete the request of a finished future."""
+        await self.retry.call(partial(self.payloads.delete, future.payload_name))
+
+    async def _settle_row(self, future: Future, outcome: Outcome) -> Future:
+        # Each attempt has a new time: followers of a topic look back only a few seconds for missed ends.
+        moment = self.clock.now()
+        finished = future.done(moment=moment) if isinstance(outcome, bytes) else future.failed(outcome, moment=moment)
+        stored = await self.store.settle(finished)
+        self.on_settled(finished, stored)
+        return stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expiry:
+    """Deletes results some time after they were ready, and the records of futures later."""
+
+    records: FutureRecords
+    results_for: timedelta
+    """Time that results are stored after the future finished."""
+    records_for: timedelta
+    """Time that the record of a future is stored after it finished; at least `results_for`."""
+
+    async def sweep(self) -> int:
+        """Return the number of results deleted. An interrupted sweep is completed by the next one."""
+        store, payloads, now, count = self.records.store, self.records.payloads, self.records.clock.now(), 0
+        while futures := await store.list_finished(finished_before=now - self.results_for, limit=_EXPIRED_AT_ONCE):
+            for future in futures:
+                await payloads.delete(future.payload_name)
+                await payloads.delete(future.result_name)
+            await store.expire([future.future_id for future in futures])
+            count += len(futures)
+        await store.drop_expired(finished_before=now - self.records_for)
+        await self._delete_strays()
+        return count
+
+    async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Sweep every `interval` until cancelled; the next sweep makes up for a failed one."""
+        while True:
+            await pause(interval.total_seconds())
+            try:
+                if count := await self.sweep():
+                    _log.info('futures expired', count=count)
+            except DomainError as error:
+                _log.warning('sweep failed', reason=error.reason)
+
+    async def _delete_strays(self) -> None:
+        names = await self.records.payloads.list_old(kept_before=self.records.clock.now() - _STRAY_AGE)
+        known = await self.records.store.find_known({future_id_of_name(name) for name in names})
+        for name in names:
+            if future_id_of_name(name) not in known:
+                await self.records.payloads.delete(name)

@@ -1,0 +1,95 @@
+"""The order of a lane, for any order of arrivals."""
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.futures.lanes import Admission, Lane
+from services.gateway.futures.rules import Future, FutureRequest
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PATIENCE = 10.0
+
+
+def future_at(position: int, *, key: str = '', tenant: str = 'alice') -> Future:
+    """Return a future of the lane."""
+    order = FutureRequest(
+        kind='x', key=key or f'k{position}', payload=b'', session_id='', lane='ad-1', position=position
+    )
+    return Future.accepted(order, tenant_id=tenant, moment=START)
+
+
+@given(arrivals=st.lists(st.integers(0, 12), max_size=30), ends=st.lists(st.booleans(), max_size=60))
+def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], ends: list[bool]) -> None:
+    """A lane runs each position once and in order, for any order of arrivals, repeats and ends."""
+    lane, ran = Lane(now=0.0), list[int]()
+    moves = iter(ends)
+    for position in arrivals:
+        admission = lane.add(future_at(position), now=0.0)
+        assert (admission is Admission.PASSED) == (position < len(ran) - lane.is_running)
+        while (started := lane.start()) is not None:
+            ran.append(started.position)
+            assert lane.start() is None
+            if next(moves, True):
+                lane.end(now=0.0)
+    assert ran == list(range(len(ran)))
+    if not lane.is_running:
+        assert len(ran) not in arrivals
+
+
+@given(present=st.sets(st.integers(0, 14)), start=st.integers(0, 3))
+def test_lane_ends_every_future_though_positions_are_missing(present: set[int], start: int) -> None:
+    """Futures right behind a gap fail together when it is given up, and all others run; each ends once."""
+    lane, now = Lane(start, now=0.0), 0.0
+    ran, failed = list[int](), list[int]()
+    for position in sorted(present, reverse=True):
+        if lane.add(future_at(position), now=now) is Admission.PASSED:
+            assert position < start
+    while lane.waiting_count:
+        if (started := lane.start()) is not None:
+            ran.append(started.position)
+        else:
+            end = lane.gap_ends(PATIENCE)
+            assert end is not None
+            assert end >= now
+            missing, now = lane.next_position, end
+            given_up = [future.position for future in lane.give_up()]
+            assert missing not in present
+            assert given_up == list(range(given_up[0], given_up[-1] + 1))
+            failed += given_up
+        lane.end(now=now)
+    assert sorted(ran + failed) == sorted(position for position in present if position >= start)
+    assert (ran + failed) == sorted(ran) + sorted(failed)
+    expected = start
+    while expected in present:
+        expected += 1
+    assert ran == list(range(start, expected))
+
+
+def test_lane_takes_one_future_at_each_position() -> None:
+    """The first future at a position keeps it: the same future again is known, and another one is passed."""
+    lane = Lane(now=0.0)
+    assert lane.add(future_at(0), now=0.0) is Admission.QUEUED
+    assert lane.add(future_at(0), now=0.0) is Admission.KNOWN
+    assert lane.add(future_at(0, key='other'), now=0.0) is Admission.PASSED
+    assert lane.start() is not None
+    assert lane.add(future_at(0), now=0.0) is Admission.KNOWN
+    assert lane.add(future_at(0, key='other'), now=0.0) is Admission.PASSED
+
+
+def test_wait_for_a_gap_starts_when_the_lane_is_idle() -> None:
+    """The wait for a missing position starts when nothing runs and the first waiting future has arrived."""
+    lane = Lane(now=0.0)
+    assert lane.gap_ends(PATIENCE) is None
+    assert lane.idle_since() == 0.0
+    lane.add(future_at(0), now=1.0)
+    assert lane.gap_ends(PATIENCE) is None
+    lane.start()
+    lane.add(future_at(2), now=2.0)
+    assert lane.gap_ends(PATIENCE) is None
+    lane.end(now=5.0)
+    assert lane.gap_ends(PATIENCE) == 15.0
+    lane.add(future_at(3), now=9.0)
+    assert lane.gap_ends(PATIENCE) == 15.0
+    assert lane.idle_since() is None
