@@ -1,7 +1,7 @@
-"""What every service needs and none owns: errors, scopes, ids, clock, config, threads, telemetry, RPC.
+"""Shared parts of all services: errors, authorization, ids, clock, configuration, threads, telemetry and RPC.
 
-A closed list: nothing here knows a service, and nothing is added that only one service uses. What two
-services say to each other or take alike (states, chats, ids, times) is converted once, in `rpc`.
+Modules here know no service and are used by more than one. Messages that several services use, such as chats, ids and
+times, are converted in `rpc`; weights in transit are in `weights`.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Who may do what: the checks that verbs begin with.
+"""Authorization checks at the beginning of verbs.
 
-The gateway checks scopes by method before a call gets here; verbs check again, since a service may
-also be reached directly inside a cluster.
+The gateway checks the scopes of each method before it forwards a call. Verbs check again, because a service can also be
+called directly inside a cluster.
 """
 
 from services.kit.caller import Caller
@@ -9,24 +9,24 @@ from services.kit.errors import ScopeMissing
 
 
 def require_scope(caller: Caller, scope: str) -> None:
-    """Refuse whoever lacks a scope; services of this deployment need none.
+    """Check that the caller has a scope; services of this deployment need none.
 
     Args:
-        caller: who asks.
-        scope: among those of `Caller.scopes`.
+        caller: Caller of the verb.
+        scope: One of the values of `Caller.scopes`.
 
     Raises:
-        ScopeMissing: the key is not enough.
+        ScopeMissing: The caller lacks the scope.
     """
     if not caller.is_internal and scope not in caller.scopes:
         raise ScopeMissing(scope)
 
 
 def require_internal(caller: Caller) -> None:
-    """Refuse whoever is not a service of this deployment.
+    """Check that the caller is a service of this deployment.
 
     Raises:
-        ScopeMissing: the call comes from a client.
+        ScopeMissing: The call comes from a client.
     """
     if not caller.is_internal:
         raise ScopeMissing('internal')

@@ -1,6 +1,6 @@
-"""Bounds the bytes that are in memory at a time: of one tenant, and of all.
+"""Limits on the bytes in memory, per tenant and in total.
 
-What is counted is up to the caller: bytes of bodies while they are read, of messages while they are served.
+Callers decide what to count, such as the bytes of bodies being read or of messages being served.
 """
 
 import asyncio
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from services.kit.errors import BytesFull
 
 _SMALL_BYTES = 1 << 16
-"""What is smaller overtakes what is larger: polls and heartbeats go on while large bodies wait."""
-_KEPT_FOR_SMALL = 16
-"""One part of so many, of a tenant's bytes and of all, is for small ones only."""
+"""Smaller requests overtake larger ones, so polls and heartbeats continue while large bodies wait."""
+_SMALL_FRACTION = 16
+"""One part in this many, of each limit, is reserved for small requests."""
 
-_Line = tuple[str, bool]
+_QueueKey = tuple[str, bool]
+"""Tenant, and whether the requests are small."""
 
 
 @dataclass(eq=False)
@@ -24,54 +25,54 @@ class _Waiter:
 
 
 class ByteGate:
-    """Lets bytes in while there is room, and has the rest wait for a while. For one event loop.
+    """Admits requests for bytes up to the limits and queues the others. For one event loop.
 
-    Tenants that hold less go first, those of one tenant in their order. A tenant may take as much as it would leave
-    free, so that a few of them never have all.
+    Tenants that hold fewer bytes come first; requests of one tenant are served in order. A tenant may take at most as
+    many bytes as remain free, so that a few tenants cannot take everything.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
-        """Begin empty.
+        """Create an empty gate.
 
         Args:
-            tenant_bytes: most that one tenant holds. What is larger by itself counts as this much, and so is alone.
-            total_bytes: most that all hold.
-            wait_seconds: how long what finds no room waits before it is refused; None: as long as it takes.
+            tenant_bytes: Limit per tenant. A larger request counts as this many bytes and runs alone.
+            total_bytes: Limit of all tenants together.
+            wait_seconds: Time that a request waits for room before it is refused; None for no limit.
         """
-        self._tenant_bytes = min(tenant_bytes, total_bytes * (_KEPT_FOR_SMALL - 1) // _KEPT_FOR_SMALL // 2)
+        self._tenant_bytes = min(tenant_bytes, total_bytes * (_SMALL_FRACTION - 1) // _SMALL_FRACTION // 2)
         self._total_bytes = total_bytes
         self._wait_seconds = wait_seconds
         self._held: Counter[str] = Counter()
-        self._lines: dict[_Line, deque[_Waiter]] = {}
+        self._queues: dict[_QueueKey, deque[_Waiter]] = {}
 
     @property
     def held_bytes(self) -> int:
-        """What all hold now."""
+        """Bytes that all tenants hold."""
         return self._held.total()
 
     @property
     def largest_bytes(self) -> int:
-        """Most that one thing counts."""
-        return self._tenant_bytes * (_KEPT_FOR_SMALL - 1) // _KEPT_FOR_SMALL
+        """Largest number of bytes that one request counts as."""
+        return self._tenant_bytes * (_SMALL_FRACTION - 1) // _SMALL_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':
-        """Return a hold of nothing, which grows."""
+        """Return an empty hold for a tenant."""
         return Hold(self, tenant_id)
 
     async def take(self, tenant_id: str, size_bytes: int, *, of_bytes: int = 0) -> None:
-        """Take bytes until they are given back.
+        """Take bytes, waiting for room if necessary.
 
         Args:
-            tenant_id: whose they are.
-            size_bytes: how many.
-            of_bytes: how many were taken for the same thing before.
+            tenant_id: Tenant that the bytes count for.
+            size_bytes: Number of bytes.
+            of_bytes: Number of bytes taken before for the same request.
 
         Raises:
-            BytesFull: there was no room for them in time.
+            BytesFull: No room became free in time.
         """
         waiter = _Waiter(size_bytes)
-        line = tenant_id, of_bytes + size_bytes <= _SMALL_BYTES
-        self._lines.setdefault(line, deque()).append(waiter)
+        key = tenant_id, of_bytes + size_bytes <= _SMALL_BYTES
+        self._queues.setdefault(key, deque()).append(waiter)
         self._admit()
         if waiter.admitted.is_set():
             return
@@ -79,90 +80,89 @@ class ByteGate:
             async with asyncio.timeout(self._wait_seconds):
                 await waiter.admitted.wait()
         except BaseException as error:
-            self._leave(line, waiter)
+            self._leave(key, waiter)
             if isinstance(error, TimeoutError):
                 raise BytesFull(self._held[tenant_id], self._tenant_bytes) from error
             raise
 
     def give_back(self, tenant_id: str, size_bytes: int) -> None:
-        """Give back what was taken."""
+        """Release bytes that were taken."""
         self._held[tenant_id] -= size_bytes
         if not self._held[tenant_id]:
             del self._held[tenant_id]
         self._admit()
 
-    def _leave(self, line: _Line, waiter: _Waiter) -> None:
-        """Take a waiter away that waits no more; one that was let in at that very moment gives it back."""
+    def _leave(self, key: _QueueKey, waiter: _Waiter) -> None:
+        """Remove a waiter that gave up; if it was admitted at the same moment, release its bytes."""
         if waiter.admitted.is_set():
-            self.give_back(line[0], waiter.size_bytes)
+            self.give_back(key[0], waiter.size_bytes)
             return
-        self._lines[line].remove(waiter)
-        if not self._lines[line]:
-            del self._lines[line]
+        self._queues[key].remove(waiter)
+        if not self._queues[key]:
+            del self._queues[key]
         self._admit()
 
     def _admit(self) -> None:
-        is_waited_for = False
-        for line in sorted(self._lines, key=lambda line: self._held[line[0]]):
-            tenant_id, is_small = line
-            waiting = self._lines[line]
-            while waiting and not (is_waited_for and not is_small) and self._fits(line, waiting[0].size_bytes):
-                waiter = waiting.popleft()
+        is_reserved = False
+        for key in sorted(self._queues, key=lambda key: self._held[key[0]]):
+            tenant_id, is_small = key
+            queue = self._queues[key]
+            while queue and not (is_reserved and not is_small) and self._fits(key, queue[0].size_bytes):
+                waiter = queue.popleft()
                 self._held[tenant_id] += waiter.size_bytes
                 waiter.admitted.set()
-            if not waiting:
-                del self._lines[line]
-            elif not is_small and self._fits_tenant(line, waiting[0].size_bytes):
-                # It waits for room among all: a larger one would wait for ever if others went on taking it.
-                is_waited_for = True
+            if not queue:
+                del self._queues[key]
+            elif not is_small and self._fits_tenant(key, queue[0].size_bytes):
+                # The request waits for the total limit. Later ones must not take the room, or it would starve.
+                is_reserved = True
 
-    def _fits(self, line: _Line, size_bytes: int) -> bool:
-        is_small = line[1]
+    def _fits(self, key: _QueueKey, size_bytes: int) -> bool:
+        is_small = key[1]
         free = self._total_bytes - self._held.total()
         if not is_small:
-            free -= self._total_bytes // _KEPT_FOR_SMALL
-        share = size_bytes if is_small else self._held[line[0]] + size_bytes
-        return share <= free and self._fits_tenant(line, size_bytes)
+            free -= self._total_bytes // _SMALL_FRACTION
+        share = size_bytes if is_small else self._held[key[0]] + size_bytes
+        return share <= free and self._fits_tenant(key, size_bytes)
 
-    def _fits_tenant(self, line: _Line, size_bytes: int) -> bool:
-        tenant_id, is_small = line
+    def _fits_tenant(self, key: _QueueKey, size_bytes: int) -> bool:
+        tenant_id, is_small = key
         limit = self._tenant_bytes if is_small else self.largest_bytes
         return self._held[tenant_id] + size_bytes <= limit
 
 
 class Hold:
-    """What one call holds of a gate, given back as a whole."""
+    """Bytes of a gate that one call holds."""
 
     def __init__(self, gate: ByteGate, tenant_id: str) -> None:
-        """Hold nothing yet, for a tenant."""
         self._gate = gate
         self._tenant_id = tenant_id
         self._size_bytes = 0
         self._is_released = False
 
     async def grow(self, size_bytes: int) -> None:
-        """Take more.
+        """Take more bytes.
 
         Raises:
-            BytesFull: there was no room for it in time.
+            BytesFull: No room became free in time.
         """
         more = min(size_bytes, self._gate.largest_bytes - self._size_bytes)
         if more <= 0 or self._is_released:
             return
         await self._gate.take(self._tenant_id, more, of_bytes=self._size_bytes)
         if self._is_released:
-            # It was given back while this waited: nobody would do so again.
+            # The hold was released while this call waited, so nothing else would release these bytes.
             self._gate.give_back(self._tenant_id, more)
             return
         self._size_bytes += more
 
     def shrink_to(self, size_bytes: int) -> None:
-        """Give back all beyond `size_bytes`."""
+        """Release all bytes beyond `size_bytes`."""
         if size_bytes < self._size_bytes:
             self._gate.give_back(self._tenant_id, self._size_bytes - size_bytes)
             self._size_bytes = size_bytes
 
     def release(self) -> None:
-        """Give all back, and take no more. Again is no error."""
+        """Release all bytes and ignore later calls of `grow`. Idempotent."""
         self.shrink_to(0)
         self._is_released = True

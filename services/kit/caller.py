@@ -1,4 +1,4 @@
-"""Who is calling. Always derived from credentials, never from a field of a request."""
+"""The caller of a method, derived from credentials and never from a field of a request."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ class Caller:
     """The tenant on whose behalf a call is made, and what its credentials allow."""
 
     tenant_id: str
-    """Owner of everything the call may see or make."""
+    """Owner of everything that the call may read or create."""
     key_id: str = ''
-    """Public part of the API key; empty inside the cluster where none was forwarded."""
+    """Public part of the API key; empty for calls inside the cluster that forward none."""
     project_id: str = ''
-    """Where what it begins belongs if it names no project; empty: to none."""
+    """Project of created resources if the request names none; empty for no project."""
     scopes: frozenset[str] = frozenset()
-    """Among 'train', 'sample', 'data', 'operator', 'admin'."""
+    """Subset of 'train', 'sample', 'data', 'operator' and 'admin'."""
     is_internal: bool = False
-    """True where the call comes straight from a service of this deployment, not forwarded for a client."""
+    """Whether a service of this deployment calls by itself instead of forwarding a client's call."""

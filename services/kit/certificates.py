@@ -1,7 +1,7 @@
-"""Certificates for development: an authority of one's own, and what it signs for each service.
+"""Certificates for development: a private authority, and the certificates that it signs for each service.
 
-`python -m services.kit.certificates DIR --service gateway` makes what is missing in a folder and prints what is there
-as JSON; `twinkle certs` shows it to people. A deployment brings certificates of its own authority.
+`python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists all of
+them as JSON; `twinkle certs` shows them to people. Production deployments use their own authority.
 """
 
 import argparse
@@ -29,19 +29,19 @@ AUTHORITY_TIME = timedelta(days=3650)
 SERVICE_TIME = timedelta(days=365)
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _CLOCK_SKEW = timedelta(hours=1)
-"""Clocks that are behind by less accept a new certificate."""
+"""New certificates are backdated by this, so that machines with slow clocks accept them."""
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate in the folder."""
+    """A certificate in a folder."""
 
     path: Path
     names: tuple[str, ...]
-    """DNS names, addresses and URIs it is for."""
+    """DNS names, addresses and URIs of the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether it was made just now."""
+    """Whether this run created it."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class _Authority:
 def make_certificates(
     folder: Path, services: Mapping[str, Sequence[str]], *, is_forced: bool = False, now: datetime | None = None
 ) -> list[Issued]:
-    """Make what is missing: `ca.crt` and `ca.key`, and the two for each service. Files are their owner's alone.
+    """Create missing files: `ca.crt` and `ca.key`, and a pair for each service. Only their owner can read them.
 
     Args:
-        folder: Where; made if need be.
-        services: For each its hosts, DNS names or addresses, beside its own name and this machine's loopback.
-        is_forced: Make the services' certificates anew, for the hosts of those before, too, by the authority that is
-            there, so that whoever trusts it trusts them.
-        now: When they begin. Unset: now.
+        folder: Folder of the files; created if it does not exist.
+        services: Hosts by service, as DNS names or addresses. The service's name and loopback are always included.
+        is_forced: Whether to replace the certificates of the services. The existing authority signs the new ones, which
+            keep the hosts of the previous ones.
+        now: Start of the validity; None for the current time.
 
     Returns:
-        All of them, the authority's first.
+        All certificates, the authority's first.
 
     Raises:
-        ValueError: One that is there is damaged or lacks a host, or the authority has expired or has no key.
+        ValueError: A certificate is damaged or lacks a host, or the authority has expired or its key is missing.
         OSError: The folder cannot be written.
     """
     now = now or datetime.now(UTC)
@@ -77,7 +77,7 @@ def make_certificates(
         _make_authority(folder, now)
     issued.append(_issued(folder / f'{AUTHORITY}.crt', is_new=is_new))
     if issued[0].expire_time <= now:
-        raise ValueError(f'{issued[0].path} has expired: make another folder, and give its ca.crt to all clients')
+        raise ValueError(f'{issued[0].path} has expired: use another folder, and distribute its ca.crt to all clients')
     for service, hosts in services.items():
         wanted = tuple(dict.fromkeys((service, *_LOOPBACK, *hosts, f'twinkle://{service}')))
         path = folder / f'{service}.crt'
@@ -87,7 +87,7 @@ def make_certificates(
             _make_service(folder, service, tuple(dict.fromkeys((*wanted, *former))), now)
         issued.append(_issued(path, is_new=is_new))
         if missing := set(wanted) - set(issued[-1].names):
-            raise ValueError(f'{path} is not for {", ".join(sorted(missing))}; --force makes it anew')
+            raise ValueError(f'{path} is not valid for {", ".join(sorted(missing))}; pass --force to replace it')
     return issued
 
 
@@ -158,7 +158,7 @@ def _general_name(name: str) -> x509.GeneralName:
 def _load_authority(folder: Path) -> _Authority:
     path = folder / f'{AUTHORITY}.key'
     if not path.exists():
-        raise ValueError(f'{path} is not there: only whoever has it can make certificates that {AUTHORITY}.crt signs')
+        raise ValueError(f'{path} is missing, so no certificates can be signed; restore it, or use another folder')
     key = load_pem_private_key(path.read_bytes(), password=None)
     return _Authority(_load(folder / f'{AUTHORITY}.crt'), cast(ec.EllipticCurvePrivateKey, key))
 
@@ -167,7 +167,7 @@ def _load(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
-        raise ValueError(f'{path} holds no certificate; delete it, or give another folder') from None
+        raise ValueError(f'{path} is not a certificate; delete it, or use another folder') from None
 
 
 def _issued(path: Path, *, is_new: bool) -> Issued:
@@ -178,13 +178,13 @@ def _issued(path: Path, *, is_new: bool) -> Issued:
 def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    # The certificate last: without it, the pair is made anew.
+    # The certificate is written last: without it, the pair counts as missing.
     _write(folder / f'{name}.key', secret)
     _write(folder / f'{name}.crt', certificate.public_bytes(pem))
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file at once by one that only its owner can read."""
+    """Replace a file atomically by one that only its owner can read."""
     partial = path.with_name(f'.{path.name}.partial')
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), 'wb') as file:
@@ -193,14 +193,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make certificates as the command line says, and print what is there.
+    """Create the certificates that the command line names, and print all of them.
 
     Raises:
-        SystemExit: they cannot be made; the message says why.
+        SystemExit: They cannot be created; the message says why.
     """
     parser = argparse.ArgumentParser(prog='python -m services.kit.certificates', description=__doc__)
     parser.add_argument('folder', type=Path)
-    parser.add_argument('--service', action='append', default=[], help='NAME, or NAME=HOST for another host of it')
+    parser.add_argument('--service', action='append', default=[], help='service NAME, or NAME=HOST to add a host')
     parser.add_argument('--force', action='store_true')
     options = parser.parse_args(arguments)
     services: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Time as a dependency, so that rules about time can be tested without waiting."""
+"""The clock as a dependency, so that time-dependent code can be tested without waiting."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -6,45 +6,44 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A source of the current time."""
 
     def now(self) -> datetime:
         """Return the wall-clock time, in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Return seconds from an arbitrary start; never goes back."""
+        """Return seconds since an arbitrary start; the value never decreases."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the operating system."""
 
     def now(self) -> datetime:
         """Return the wall-clock time, in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return seconds from an arbitrary start; never goes back."""
+        """Return seconds since an arbitrary start; the value never decreases."""
         return time.monotonic()
 
 
 class FakeClock:
-    """A clock that moves only when told to."""
+    """A clock that only `advance` moves."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
-        """Begin at `start`."""
         self._now = start
         self._elapsed = timedelta()
 
     def now(self) -> datetime:
-        """Return the start plus all that was advanced."""
+        """Return the start plus the advanced time."""
         return self._now + self._elapsed
 
     def monotonic(self) -> float:
-        """Return the seconds that were advanced."""
+        """Return the advanced time in seconds."""
         return self._elapsed.total_seconds()
 
     def advance(self, step: timedelta) -> None:
-        """Move forward by `step`."""
+        """Move the clock forward by `step`."""
         self._elapsed += step

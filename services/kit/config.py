@@ -1,7 +1,7 @@
-"""Typed configuration: one frozen object a service, read once at the start.
+"""Typed configuration of a service, read once at the start.
 
-Values come, the later winning, from the defaults, a YAML file (`--config`), the environment
-(`TWINKLE_<SERVICE>_<FIELD>`, nested fields joined by `__`) and `--set field.sub=value`.
+Values come from the defaults, a YAML file (`--config`), the environment (`TWINKLE_<SERVICE>_<FIELD>`, with nested
+fields joined by `__`) and `--set field.sub=value`. Later sources override earlier ones.
 """
 
 import argparse
@@ -20,58 +20,58 @@ from services.kit.tls import CertificateConfig, TlsConfig, load_material
 
 
 class LimitsConfig(BaseModel):
-    """Bounds that keep one caller from harming the others."""
+    """Limits that protect callers from each other."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     message_bytes: int = Field(default=64 << 20, ge=1 << 10)
-    """Most bytes of one message; larger ones are refused with their size named."""
+    """Maximum size of one message in bytes; larger messages are refused."""
     bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Bytes of a tenant's messages that are served at a time; those beyond wait, and are refused after a while."""
+    """Maximum bytes of a tenant's messages in progress; further messages wait and are then refused."""
     bytes_in_all: int = Field(default=1 << 30, ge=1 << 16)
-    """The same, of all tenants."""
+    """Maximum bytes of all tenants' messages in progress."""
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """How long a message waits for room."""
+    """Time that a message waits for room before it is refused."""
     queue_length: int = Field(default=1024, ge=1)
-    """Operations or requests one tenant may have waiting."""
+    """Maximum number of queued operations or requests per tenant."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A place to listen."""
+    """An address that a service listens on."""
 
     address: str
-    """'host:port'; port 0 picks a free one."""
+    """Address as `host:port`; port 0 picks a free port."""
     tls: CertificateConfig
-    """Its certificate; without one it is plaintext."""
+    """Certificate of the listener; without one, connections are plaintext."""
     is_mutual: bool = False
-    """Whether callers have to show a certificate."""
+    """Whether callers must present a certificate."""
     field: str = 'listen'
-    """Setting that says where, for messages."""
+    """Name of the setting with the address, for messages."""
     tls_field: str = 'tls'
-    """Setting that has the certificate."""
+    """Name of the setting with the certificate, for messages."""
 
 
 class ServiceConfig(BaseModel):
-    """What every service can be told."""
+    """Settings of every service."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
     service: ClassVar[str] = ''
     """Name of the service; set by each subclass."""
     callers: ClassVar[tuple[str, ...]] = ()
-    """Services that have to call this one; set by each subclass."""
+    """Names of the services that call this one; set by each subclass."""
 
     listen: str = '127.0.0.1:0'
-    """Address to serve on, `host:port`; port 0 picks a free one."""
+    """Address to serve on, as `host:port`; port 0 picks a free port."""
     state_dir: Path = Path('.twinkle')
-    """Folder for everything the service keeps."""
+    """Folder for the state of the service."""
     address_file: Path | None = None
-    """Where to write the address and process id once it serves. Unset: nowhere."""
+    """File that receives the address and process id once the service is ready. Unset: no file."""
     internal_token: str = Field(default='', repr=False)
-    """Secret shared by the services. Empty: anyone is trusted, which is refused unless on loopback."""
+    """Secret that the services share. Empty: all callers are trusted, which is allowed on loopback only."""
     tls: TlsConfig = TlsConfig()
     drain_seconds: float = Field(default=10.0, ge=0)
-    """How long running calls may go on after a stop was asked for."""
+    """Time in seconds for running calls to complete after a stop was requested."""
     limits: LimitsConfig = LimitsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
@@ -79,39 +79,39 @@ class ServiceConfig(BaseModel):
     def _check_peers(self) -> Self:
         if self.peers() and (self.tls.ca is None or self.tls.certificate is None):
             missing = 'tls.ca: give the authorities' if self.tls.ca is None else 'tls.certificate: give one'
-            raise ValueError(f'{missing}, or set tls.trusted_peers to [] to ask nobody for a certificate')
+            raise ValueError(f'{missing}, or set tls.trusted_peers to [] to require no client certificates')
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the names of which one must be in the certificate of whoever calls; empty: none is asked for."""
+        """Return the trusted names: a caller's certificate must have one of them. Empty: none is required."""
         if self.tls.trusted_peers is not None:
             return frozenset(self.tls.trusted_peers)
         return frozenset(f'twinkle://{name}' for name in self.callers) if self.tls.certificate else frozenset()
 
     def is_between_services(self, method: str) -> bool:
-        """Whether only services may call a method ('package.Service/Method'), as in all but the gateway."""
+        """Return whether only services may call a method (`package.Service/Method`); the gateway overrides this."""
         del method
         return True
 
     def listeners(self) -> tuple[Listener, ...]:
-        """Return where to listen, and how."""
+        """Return the addresses to listen on."""
         return (Listener(self.listen, self.tls, is_mutual=bool(self.peers())),)
 
 
 _Config = TypeVar('_Config', bound=ServiceConfig)
 _NOT_FIELDS = frozenset({'TWINKLE_MODEL_ID_ALIASES'})
-"""Variables of the component library whose names begin as those of a service's fields do."""
+"""Variables of the component library that share a prefix with the fields of a service."""
 
 
 def load_config(config_class: type[_Config], arguments: Sequence[str] | None = None) -> _Config:
     """Return the configuration of this process.
 
     Args:
-        config_class: the service's own configuration class.
-        arguments: command line without the program's name. Unset: that of the process.
+        config_class: Configuration class of the service.
+        arguments: Command line without the program name; None for that of the process.
 
     Raises:
-        SystemExit: the command line, file or a value is wrong; the message names it and the cure.
+        SystemExit: The command line, the file or a value is invalid; the message names it and the fix.
     """
     service = config_class.service
     parser = argparse.ArgumentParser(

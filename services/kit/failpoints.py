@@ -1,7 +1,7 @@
-"""Named places at which a test can end the process, as a power cut would. Off unless the environment says so.
+"""Named points at which a test can kill the process, to simulate a power failure. Off by default.
 
-`TWINKLE_FAILPOINTS=journal.accept.before=3` ends the process with SIGKILL the third time that place is reached.
-Several are joined by commas. Every place is listed here, so that a test can go through all of them.
+`TWINKLE_FAILPOINTS=journal.commit.before=3` kills the process with SIGKILL the third time that point is reached.
+Several points are separated by commas. All points are listed here, so that tests can iterate over them.
 """
 
 import os
@@ -25,7 +25,7 @@ FAILPOINTS = (
     'restore.replaying',
     'page_out.recorded',
 )
-"""In the order in which an operation comes to them."""
+"""Failpoints of an operation in the model service, in order."""
 TRANSFER_FAILPOINTS = (
     'weights.chunk',
     'weights.received',
@@ -35,7 +35,7 @@ TRANSFER_FAILPOINTS = (
     'spill.begun',
     'spill.done',
 )
-"""In the order in which a version comes to them on its way through the checkpoint service."""
+"""Failpoints of a version in the checkpoint service, in order."""
 FUTURE_FAILPOINTS = (
     'future.payload',
     'future.row',
@@ -45,21 +45,21 @@ FUTURE_FAILPOINTS = (
     'future.result',
     'future.settled',
 )
-"""In the order in which an operation comes to them in the gateway."""
+"""Failpoints of a future in the gateway, in order."""
 PARKING_FAILPOINTS = (
     'park.taken',
     'park.saved',
     'park.recorded',
 )
-"""In the order in which an adapter with unsaved steps comes to them when it is parked; `page_out.recorded` follows."""
+"""Failpoints of parking an adapter with unsaved steps, in order; `page_out.recorded` follows."""
 LOADER_FAILPOINTS = ('batch.fetched',)
-"""Where an operation comes whose batch is a loader's, before it is begun."""
+"""Failpoint of an operation with a loader's batch, before the operation begins."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',
     'session.settled',
 )
-"""In the order in which a session comes to them in the gateway when it ends."""
+"""Failpoints of an ending session in the gateway, in order."""
 REPLACEMENT_FAILPOINTS = (
     'replacement.staged',
     'replacement.begun',
@@ -67,20 +67,20 @@ REPLACEMENT_FAILPOINTS = (
     'replacement.done',
     'replacement.served',
 )
-"""In the order in which a whole model comes to them that replaces a sampler's base model."""
+"""Failpoints of replacing a sampler's base model, in order."""
 
 
 class Failpoints:
-    """Counts how often each armed place is reached."""
+    """Counts how often each armed failpoint is reached."""
 
     def __init__(self, armed: Mapping[str, int]) -> None:
-        """Arm places: the process ends the given time each is reached.
+        """Arm failpoints: the process is killed when one is reached for the given time.
 
         Raises:
-            ValueError: a name is not listed above, or a time is not at least 1.
+            ValueError: A name is unknown, or a count is less than 1.
         """
         if any(count < 1 for count in armed.values()):
-            raise ValueError(f'{VARIABLE} counts from 1, got {dict(armed)}')
+            raise ValueError(f'{VARIABLE} needs counts of at least 1, got {dict(armed)}')
         known = (
             *FAILPOINTS,
             *TRANSFER_FAILPOINTS,
@@ -92,22 +92,22 @@ class Failpoints:
         )
         unknown = sorted(set(armed) - set(known))
         if unknown:
-            raise ValueError(f'{VARIABLE} names {unknown}; there are {known}')
+            raise ValueError(f'{VARIABLE} has unknown names {unknown}; known: {known}')
         self._armed = dict(armed)
         self._counts: Counter[str] = Counter()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> 'Failpoints':
-        """Return those that the environment arms.
+        """Return the failpoints that the environment arms.
 
         Raises:
-            ValueError: the variable is malformed or names an unknown place.
+            ValueError: The variable is malformed or names an unknown failpoint.
         """
         items = [item.partition('=') for item in environment.get(VARIABLE, '').split(',') if item]
         return cls({name.strip(): int(count or '1') for name, _, count in items})
 
     def reach(self, name: str) -> None:
-        """Pass a place; the process ends here if it is armed and this is the time."""
+        """Count a failpoint, and kill the process if the armed count is reached."""
         if name not in self._armed:
             return
         self._counts[name] += 1
@@ -119,5 +119,5 @@ _OF_THIS_PROCESS = Failpoints.from_environment(os.environ)
 
 
 def reach(name: str) -> None:
-    """Pass a place of this process."""
+    """Count a failpoint of this process, and kill the process if the armed count is reached."""
     _OF_THIS_PROCESS.reach(name)

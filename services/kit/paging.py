@@ -1,4 +1,4 @@
-"""Page tokens: where the next page begins, tied to the query they were made for."""
+"""Page tokens: the start of the next page, bound to the query that created them."""
 
 import base64
 import binascii
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from services.kit.errors import InvalidField, InvalidPageToken
 
 SortKey = tuple[str | int, ...]
-"""What orders a list: such as time of creation and id."""
+"""Values that order a list, such as creation time and id."""
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -17,26 +17,26 @@ MAX_PAGE_SIZE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a list method is asked for."""
+    """A requested page of a list."""
 
     size: int
-    """Most items to return, 1 to 1000."""
+    """Maximum number of items, 1 to 1000."""
     after: SortKey | None = None
-    """Sort key of the last item of the page before; None for the first page."""
+    """Sort key of the last item of the previous page; None for the first page."""
 
 
 def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[type[str] | type[int], ...]) -> Page:
     """Check the paging fields of a request.
 
     Args:
-        page_size: 0 means the default of 50; above 1000 is taken as 1000.
-        page_token: empty, or from `page_token_after` for the same `query`.
-        query: whatever else decides the list (method, tenant, filters).
-        key_types: what the list's sort keys consist of; a token is data from outside.
+        page_size: 0 selects the default of 50; values above 1000 are reduced to 1000.
+        page_token: Empty, or a token of `page_token_after` for the same `query`.
+        query: All other inputs of the list: method, tenant and filters.
+        key_types: Types of the sort key's values; tokens are untrusted input.
 
     Raises:
-        InvalidField: the page size is negative.
-        InvalidPageToken: the token was not made for this query.
+        InvalidField: The page size is negative.
+        InvalidPageToken: The token was not created for this query.
     """
     if page_size < 0:
         raise InvalidField('page_size', f'must be at least 0, got {page_size}')
@@ -53,7 +53,7 @@ def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[
 
 
 def page_token_after(after: SortKey | None, *, query: str) -> str:
-    """Return the token of the page that begins after the sort key `after`; empty where there is none."""
+    """Return the token of the page after the sort key `after`; empty without one."""
     if after is None:
         return ''
     return base64.urlsafe_b64encode(json.dumps([_digest(query), after]).encode()).decode('ascii')

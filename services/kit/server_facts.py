@@ -1,4 +1,4 @@
-"""What a service says of itself, as plain facts; `kit.rpc.server_info` puts them on the wire."""
+"""Facts that a service reports about itself. `kit.rpc.server_info` converts them to messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModelFacts:
-    """A base model that a service holds."""
+    """A base model of a service."""
 
     base_model: str
     context_tokens: int
@@ -18,24 +18,24 @@ class BaseModelFacts:
     is_trainable: bool = False
     is_sampleable: bool = False
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Options of what was changed about it, by name, in order."""
+    """Options of the applied patches, by name, in the order of application."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What a service knows of itself beside its methods."""
+    """Facts about a service, except its methods."""
 
     base_models: Sequence[BaseModelFacts] = ()
     components: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Kind of component to the names known here."""
+    """Known component names by kind."""
     batch_tokens: int = 0
     lora_rank: int = 0
     engine_version: str = ''
-    """What computes here, with its version; empty: nothing does."""
+    """Engine with its version; empty if the service has no engine."""
 
 
 def versioned(engine: str) -> str:
-    """Return the name of an engine with the version that is installed; the name alone of one that is no package."""
+    """Return the name of an engine with its installed version, or only the name if it is not a package."""
     try:
         return f'{engine} {metadata.version(engine)}'
     except metadata.PackageNotFoundError:

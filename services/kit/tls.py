@@ -1,6 +1,6 @@
-"""Certificates of a service as files: what is configured, whether it can be used, and its renewal while it is in use.
+"""Certificate files of a service: settings, validation, and renewal while the service runs.
 
-What grpc and HTTP make of them is theirs; how certificates are made for development is `certificates`.
+`services.kit.certificates` creates certificates for development.
 """
 
 import math
@@ -19,60 +19,60 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from pydantic import BaseModel, ConfigDict, model_validator
 
 _log = structlog.get_logger('tls')
-_AGAIN_SECONDS = 10.0
-"""Until files that are of no use are looked at again: what changes that need not show in them."""
+_RELOAD_SECONDS = 10.0
+"""Time after which unusable files are read again even if they did not change, because their validity may begin."""
 
 
 class CertificateConfig(BaseModel):
-    """What one shows to others."""
+    """Certificate that a process presents."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     certificate: Path | None = None
-    """PEM file: the own certificate first, then those between it and the authority. Unset: no TLS."""
+    """PEM file with the certificate, followed by intermediate certificates. Unset: no TLS."""
     key: Path | None = None
-    """PEM file of its private key, not encrypted."""
+    """PEM file with the unencrypted private key of the certificate."""
 
     @model_validator(mode='after')
     def _check_pair(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             missing = 'key' if self.key is None else 'certificate'
-            raise ValueError(f'{missing} is missing: certificate and key go together')
+            raise ValueError(f'{missing} is missing: set both certificate and key, or neither')
         return self
 
 
 class TlsConfig(CertificateConfig):
-    """How a service proves who it is to the others, and whom it believes."""
+    """Certificate of a service, and the certificates that it trusts."""
 
     ca: Path | None = None
-    """PEM file of the authorities that sign the services of this deployment. Set: other services are called over TLS,
-    and only where one of these signed what they show."""
+    """PEM file with the authorities of this deployment's services. If set, other services are called over TLS, and
+    their certificates must be signed by one of these authorities."""
     trusted_peers: tuple[str, ...] | None = None
-    """Who may call, by a name in their certificate: a URI, else a DNS name. Unset: `twinkle://<service>` for each
-    service that has to call this one. Empty: nobody is asked for a certificate."""
+    """Names of callers, as URIs or DNS names of their certificates. Unset: `twinkle://<service>` for each service that
+    calls this one. Empty: no client certificates are required."""
     server_names: Mapping[str, str] = {}
-    """DNS name in the certificate of a service that is called, by service, such as `{sampler: sampler.internal}`.
-    Where there is none: the host of its address."""
+    """Expected DNS names in the certificates of other services, such as `{sampler: sampler.internal}`. Default: the
+    host of the service's address."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """Contents of certificate files that belong together."""
+    """Contents of the certificate files of a configuration."""
 
     certificate: bytes
-    """PEM chain; empty where none is configured."""
+    """PEM chain; empty if none is configured."""
     key: bytes
-    """PEM; empty where none is configured."""
+    """PEM; empty if none is configured."""
     authorities: bytes | None
-    """PEM; None where none are configured."""
+    """PEM; None if none are configured."""
     expire_time: datetime | None
-    """When the certificate ends, in UTC; None where there is none."""
+    """Expiry of the certificate, in UTC; None without a certificate."""
 
 
 class TlsFiles:
-    """The files of a configuration, read again when they change.
+    """The certificate files of a configuration, reloaded when they change.
 
-    Concurrency: from any thread.
+    Concurrency: safe to use from any thread.
     """
 
     def __init__(
@@ -81,42 +81,42 @@ class TlsFiles:
         """Read the files.
 
         Args:
-            config: where they are.
-            field: what the configuration is called, for messages.
-            clock: seconds that never go back.
+            config: Paths of the files.
+            field: Name of the configuration, for messages.
+            clock: Monotonic time in seconds.
 
         Raises:
-            ValueError: they cannot be used; names the field and the cure.
+            ValueError: The files cannot be used; the message names the field and the fix.
         """
         self._config = config
         self._field = field
         self._clock = clock
         self._lock = threading.Lock()
-        self._again_at = math.inf
+        self._reload_at = math.inf
         self._problem = ''
-        self._signature = self._sign()
+        self._fingerprints = self._read_fingerprints()
         self._material = load_material(config, field=field)
 
     @property
     def paths(self) -> tuple[Path, Path]:
-        """Certificate and key.
+        """Paths of certificate and key.
 
         Raises:
-            ValueError: none are configured.
+            ValueError: None are configured.
         """
         if self._config.certificate is None or self._config.key is None:
-            raise ValueError(f'{self._field}: has no certificate')
+            raise ValueError(f'{self._field}: no certificate is configured; set certificate and key')
         return self._config.certificate, self._config.key
 
     def current(self) -> Material:
-        """Return what the files hold now; where that cannot be used, what they held before.
+        """Return the contents of the files, or the last usable contents if the files cannot be used now.
 
-        What is unchanged is the same object, also where a file was written again with the same bytes.
+        The object stays the same as long as the contents do.
         """
         with self._lock:
-            signature = self._sign()
-            if signature != self._signature or self._clock() >= self._again_at:
-                self._signature = signature
+            fingerprints = self._read_fingerprints()
+            if fingerprints != self._fingerprints or self._clock() >= self._reload_at:
+                self._fingerprints = fingerprints
                 self._reload()
             return self._material
 
@@ -124,32 +124,32 @@ class TlsFiles:
         try:
             material = load_material(self._config, field=self._field)
         except ValueError as error:
-            # Half of a renewal, most likely: the other file changes next.
+            # Probably only one of the two files has been renewed so far.
             if str(error) != self._problem:
-                _log.warning('changed certificates are of no use yet; the ones before stay', problem=str(error))
-            self._again_at, self._problem = self._clock() + _AGAIN_SECONDS, str(error)
+                _log.warning('changed certificates cannot be used; keeping the previous ones', problem=str(error))
+            self._reload_at, self._problem = self._clock() + _RELOAD_SECONDS, str(error)
             return
-        self._again_at, self._problem = math.inf, ''
+        self._reload_at, self._problem = math.inf, ''
         if material == self._material:
             return
         self._material = material
         _log.info('certificates renewed', expires=str(self._material.expire_time))
 
-    def _sign(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(_mark(path) for path in _paths(self._config) if path)
+    def _read_fingerprints(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_file_fingerprint(path) for path in _paths(self._config) if path)
 
 
 def shared_files(config: CertificateConfig, *, field: str = 'tls') -> TlsFiles:
-    """Return the files of a configuration, the same object for all of this process.
+    """Return the files of a configuration, as one object per process.
 
-    So what was in use stays in use for whoever comes during a renewal, too.
+    During a renewal, users that come later share the previous contents, too.
 
     Args:
-        config: where they are.
-        field: what the configuration is called, for messages.
+        config: Paths of the files.
+        field: Name of the configuration, for messages.
 
     Raises:
-        ValueError: they were never of use to this process, and are not now; names the field and the cure.
+        ValueError: The files have never been usable in this process; the message names the field and the fix.
     """
     paths = _paths(config)
     with _shared_lock:
@@ -164,7 +164,6 @@ _shared_lock = threading.Lock()
 
 
 def _paths(config: CertificateConfig) -> _Paths:
-    """Return where certificate, key and authorities are."""
     return config.certificate, config.key, config.ca if isinstance(config, TlsConfig) else None
 
 
@@ -172,12 +171,13 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
     """Return the contents of the files of `config`.
 
     Args:
-        config: where they are; those that are not set come out empty.
-        field: what the configuration is called, for messages.
-        now: when they have to be valid. Unset: now.
+        config: Paths of the files; unset ones yield empty contents.
+        field: Name of the configuration, for messages.
+        now: Time at which the certificates must be valid; None for the current time.
 
     Raises:
-        ValueError: a file is missing, damaged, expired, or not the other's; names the field and the cure.
+        ValueError: A file is missing, damaged or expired, or key and certificate do not match; the message names the
+            field and the fix.
     """
     now = now or datetime.now(UTC)
     chain, key, expire_time = b'', b'', None
@@ -193,12 +193,12 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
     roots = _read(authorities, f'{field}.ca')
     usable = [item for item in _certificates(roots, authorities, f'{field}.ca') if item.not_valid_after_utc > now]
     if not usable:
-        raise ValueError(f'{field}.ca: every certificate in {authorities} has expired; give those that sign now')
+        raise ValueError(f'{field}.ca: every certificate in {authorities} has expired; add current ones')
     return Material(chain, key, roots, expire_time)
 
 
 def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the DNS names, addresses and URIs that a certificate is for."""
+    """Return the DNS names, addresses and URIs of a certificate."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -210,7 +210,7 @@ def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
     )
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
+def _file_fingerprint(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except OSError:
@@ -222,7 +222,7 @@ def _read(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        cure = 'give a PEM file that this process can read; `twinkle certs DIR` makes some for development'
+        cure = 'set a PEM file that this process can read; `twinkle certs DIR` creates some for development'
         raise ValueError(f'{field}: cannot read {path} ({error.strerror}); {cure}') from None
 
 
@@ -230,7 +230,7 @@ def _certificates(content: bytes, path: Path, field: str) -> list[x509.Certifica
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise ValueError(f'{field}: {path} holds no certificate in PEM form') from None
+        raise ValueError(f'{field}: {path} is not a certificate in PEM format') from None
 
 
 def _check_time(certificate: x509.Certificate, path: Path, field: str, now: datetime) -> None:
@@ -238,16 +238,16 @@ def _check_time(certificate: x509.Certificate, path: Path, field: str, now: date
     if last <= now:
         raise ValueError(f'{field}: {path} expired on {last:%Y-%m-%d %H:%M} UTC; renew it')
     if first > now:
-        raise ValueError(f'{field}: {path} is valid from {first:%Y-%m-%d %H:%M} UTC only; set the clock, or wait')
+        raise ValueError(f'{field}: {path} is valid from {first:%Y-%m-%d %H:%M} UTC only; correct the clock, or wait')
 
 
 def _check_key(content: bytes, certificate: x509.Certificate, place: str) -> None:
     try:
         key = load_pem_private_key(content, password=None)
     except TypeError:
-        raise ValueError(f'{place} is encrypted; give it without a passphrase') from None
+        raise ValueError(f'{place} is encrypted; store it without a passphrase') from None
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f'{place} holds no private key in PEM form') from error
+        raise ValueError(f'{place} is not a private key in PEM format') from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        raise ValueError(f'{place} is not the key of the certificate; give the two that were made together')
+        raise ValueError(f'{place} does not match the certificate; use a key and certificate of one pair')

@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: a few for files, or one for an engine."""
+"""Threads for blocking work: several for files, or a single one for an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,33 +10,32 @@ _Result = TypeVar('_Result')
 
 
 class Threads:
-    """Runs functions in a few threads of its own.
+    """Runs functions in a fixed number of dedicated threads.
 
-    Concurrency: `run` may be awaited from many tasks; what finds no free thread waits its turn.
+    Concurrency: many tasks may await `run`; calls queue while no thread is free.
     """
 
     def __init__(self, name: str, *, count: int) -> None:
-        """Make at most `count` threads, called after `name`."""
+        """Create at most `count` threads whose names begin with `name`."""
         self._executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
 
     async def run(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
-        """Return `function(*args, **kwargs)`, run in a thread; its exceptions are raised here.
+        """Run `function(*args, **kwargs)` in a thread and return its result.
 
-        Cancellation: a function that has begun goes on to its end; only its result is dropped.
+        Cancellation: a running function continues to its end, and its result is discarded.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Drop what waits and end the threads once their functions return."""
+        """Cancel queued calls and end the threads once their functions return."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class SingleWorker(Threads):
-    """One thread, so that calls run one after the other in the order they came."""
+    """Runs calls in one thread, in the order in which they were made."""
 
     def __init__(self, name: str) -> None:
-        """Make a worker whose thread is called `name`."""
         super().__init__(name, count=1)

@@ -1,6 +1,6 @@
-"""RPC for every service: server and channel builders, interceptors, status mapping.
+"""gRPC for all services: servers, channels, interceptors, status mapping and message conversion.
 
-The only room of the kit that knows gRPC. Business never enters here.
+Modules here contain no business logic. Weights have their own messages in `services.kit.weights.wire`.
 """
 
 __all__: list[str] = []

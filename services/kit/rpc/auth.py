@@ -1,4 +1,4 @@
-"""From credentials to a caller. The gateway knows API keys; the others trust its token."""
+"""Authentication of callers. The gateway checks API keys; the other services trust its token."""
 
 import hmac
 from collections.abc import Mapping
@@ -8,44 +8,44 @@ from services.kit.caller import Caller
 from services.kit.errors import CredentialsInvalid, CredentialsMissing
 
 TENANT_KEY = 'x-twinkle-tenant'
-"""Tenant on whose behalf a service is called; only ever believed beside the internal token."""
+"""Tenant of the call; believed only together with the internal token."""
 KEY_ID_KEY = 'x-twinkle-key'
 SCOPES_KEY = 'x-twinkle-scopes'
 INTERNAL_KEY = 'x-twinkle-internal'
-"""'1' where a service calls by itself; absent where the gateway forwards a client's call."""
+"""'1' if a service calls by itself; absent if the gateway forwards a client's call."""
 ALL_SCOPES = frozenset({'train', 'sample', 'data', 'operator', 'admin'})
 
 
 class Authenticator(Protocol):
-    """Tells who is calling."""
+    """Determines the caller of a call."""
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
         """Return the caller.
 
         Args:
-            method: full name with leading slash.
-            metadata: what came with the call.
+            method: Full name with a leading slash.
+            metadata: Metadata of the call.
 
         Raises:
-            CredentialsMissing, CredentialsInvalid: nobody.
-            ScopeMissing: somebody who may not.
+            CredentialsMissing, CredentialsInvalid: The call has no valid credentials.
+            ScopeMissing: The caller may not call this method.
         """
         ...
 
 
 class InternalAuthenticator:
-    """Trusts whoever holds the deployment's internal token; the tenant comes from the metadata."""
+    """Trusts callers with the deployment's internal token and takes the tenant from the metadata."""
 
     def __init__(self, token: str) -> None:
-        """Expect `token`; an empty one trusts everybody, which the server refuses beyond loopback."""
+        """Expect `token`. An empty token trusts all callers, which servers allow on loopback only."""
         self._token = token
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller the metadata names.
+        """Return the caller that the metadata names.
 
         Raises:
-            CredentialsMissing: no token came.
-            CredentialsInvalid: another token came.
+            CredentialsMissing: The token or the tenant is missing.
+            CredentialsInvalid: The token is wrong.
         """
         del method
         if self._token:
@@ -71,7 +71,7 @@ def bearer_token(metadata: Mapping[str, str]) -> str:
     """Return the token of the `authorization` header.
 
     Raises:
-        CredentialsMissing: there is none, or it is no bearer token.
+        CredentialsMissing: The header is missing or has no bearer token.
     """
     kind, _, token = metadata.get('authorization', '').partition(' ')
     if kind.lower() != 'bearer' or not token.strip():

@@ -1,4 +1,4 @@
-"""One call being served, as the interceptor layers see it."""
+"""State of one served call, shared by the interceptor layers."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
 
 Decoder = Callable[[bytes], Any]
-"""Makes a request of its bytes; raises DecodeError where it cannot."""
+"""Parses the bytes of a request; raises DecodeError for invalid bytes."""
 
 
 @dataclass
 class Call:
-    """Facts about a call; the layers fill them in as they learn them."""
+    """Facts about a call, filled in by the layers."""
 
     method: str
-    """'/twinkle.api.model.v1.TrainingService/Execute'."""
+    """Full name, such as `/twinkle.api.model.v1.TrainingService/Execute`."""
     context: grpc.aio.ServicerContext[Any, Any]
     decode: Decoder | None = None
-    """Makes a request of its bytes; None where bytes are passed on as they are."""
+    """Parser of requests; None if the handler takes bytes."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the caller sent beside the request; text values only."""
+    """Text values of the caller's metadata."""
     request_id: str = ''
     caller: Caller | None = None
     status_name: str = 'OK'
-    """Name of the status the call ended with."""
+    """Name of the call's final status."""
     hold: Hold | None = None
-    """What its messages take of the memory there is for them; None where they are not counted."""
+    """Memory that the messages of the call occupy; None if they are not counted."""
     message_limit_bytes: int = 0
-    """Most bytes of one received message; 0 is no limit."""
+    """Maximum size of one received message; 0 for no limit."""
 
     @classmethod
     def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any], *, decode: Decoder | None) -> Call:
-        """Return the call of a context."""
+        """Create the call of a context."""
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
         return cls(method, context, decode=decode, metadata=metadata)
 
     def peer_names(self) -> frozenset[str]:
-        """Return the DNS names and URIs in the certificate that the caller showed; none where it showed none."""
+        """Return the DNS names and URIs of the caller's certificate; empty without one."""
         found = self.context.auth_context()
         return frozenset(name.decode() for key in ('peer_dns', 'peer_uri') for name in found.get(key, ()))
 
     async def take(self, message: Any) -> None:
-        """Count a message until the call ends; those of a stream are counted as they come.
+        """Count the bytes of a message until the call ends; messages of a stream are counted one by one.
 
         Raises:
-            BytesFull: its tenant, or all, have too many bytes under way.
+            BytesFull: The tenant, or all tenants together, have too many bytes in flight.
         """
         if self.hold is not None and not hasattr(message, '__aiter__'):
             await self.hold.grow(len(message))
 
     def received(self, message: Any) -> Any:
-        """Return the request whose bytes are `message`, or a stream of them, with each one's size checked.
+        """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are decoded here and not by grpc, which would end the call with a library's words.
+        Bytes are parsed here because grpc would end the call with its internal message.
 
         Raises:
-            MessageTooLarge, InvalidField: at once for a message, while iterating for a stream.
+            MessageTooLarge, InvalidField: Immediately for a single message, during iteration for a stream.
         """
         if hasattr(message, '__aiter__'):
             return self._received_stream(message)
@@ -78,7 +78,7 @@ class Call:
         try:
             return self.decode(message)
         except DecodeError as error:
-            raise InvalidField('request', 'its bytes are no message that the contract describes') from error
+            raise InvalidField('request', 'cannot be parsed as a message of the contract') from error
 
     async def _received_stream(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:

@@ -1,4 +1,4 @@
-"""Channels from one service to another: retries from data, identity and trace on every call."""
+"""Channels between services, with retries by method and with identity and trace on every call."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from services.kit.tls import TlsConfig, shared_files
 _tracer = trace.get_tracer('twinkle.rpc')
 
 TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Sizes are checked by the service, which can say what the limit is.
+    # The service checks sizes, because it can report its limit.
     ('grpc.max_receive_message_length', -1),
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
     ('grpc.keepalive_timeout_ms', 10_000),
-    # A service that was restarted is found again within a second; gRPC's own default is two minutes.
+    # Reconnect to a restarted service within a second; the default of gRPC is two minutes.
     ('grpc.initial_reconnect_backoff_ms', 100),
     ('grpc.min_reconnect_backoff_ms', 100),
     ('grpc.max_reconnect_backoff_ms', 1000),
 )
 FORWARDING_OPTIONS: tuple[tuple[str, int], ...] = (
     *TRANSPORT_OPTIONS,
-    # Whoever calls the gateway repeats calls; repeating them here as well would multiply them.
+    # Clients of the gateway retry; retries here would multiply theirs.
     ('grpc.enable_retries', 0),
 )
-"""Of channels over which calls are passed on."""
+"""Options of channels that forward calls."""
 _PLAINTEXT = TlsConfig()
 
 
 def service_config_json() -> str:
-    """Return the gRPC service config that ships with the stubs: deadlines and retries by method."""
+    """Return the gRPC service config of the contracts, with deadlines and retries by method."""
     return resources.files('twinkle.api').joinpath('service_config.json').read_text(encoding='utf-8')
 
 
@@ -51,18 +51,19 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Open a channel to another service of this deployment.
 
-    Every call carries the internal token, the current trace, request id and caller (`current_caller`
-    or `acting_for`), and makes a client span.
+    Every call carries the internal token, the current trace, request id and caller (`current_caller` or `acting_for`),
+    and records a client span.
 
     Args:
-        address: 'host:port'.
-        internal_token: the deployment's shared secret.
-        tls: this service's; with authorities in it, the connection is over TLS.
-        service: which one listens there, for the name in its certificate.
-        message_bytes: most of one received message; larger ones end their call with RESOURCE_EXHAUSTED. -1: any.
+        address: Address as `host:port`.
+        internal_token: Secret that the services of the deployment share.
+        tls: TLS settings of this service; with authorities, the connection uses TLS.
+        service: Name of the called service, to look up the name in its certificate.
+        message_bytes: Maximum size of a received message; larger ones end their call with RESOURCE_EXHAUSTED. -1 for
+            no limit.
 
     Returns:
-        A channel to be closed by the caller. It connects lazily and reconnects by itself.
+        A channel that the caller closes. It connects lazily and reconnects by itself.
     """
     own = {'grpc.service_config': service_config_json(), 'grpc.max_receive_message_length': message_bytes}
     options: dict[str, Any] = {**dict(TRANSPORT_OPTIONS), **own}
@@ -70,12 +71,12 @@ def open_channel(
 
 
 def open_forwarding_channel(address: str, *, tls: TlsConfig = _PLAINTEXT, service: str = '') -> grpc.aio.Channel:
-    """Open a bare channel, over which calls are passed on: no interceptor, no retries. The caller closes it.
+    """Open a channel that forwards calls, without interceptors and retries. The caller closes it.
 
     Args:
-        address: 'host:port'.
-        tls: as of `open_channel`.
-        service: as of `open_channel`.
+        address: Address as `host:port`.
+        tls: See `open_channel`.
+        service: See `open_channel`.
     """
     return _open(address, list(FORWARDING_OPTIONS), (), tls=tls, service=service)
 
@@ -100,7 +101,7 @@ def _open(
 
 
 def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
-    """Return the metadata of a call that this service makes by itself, for the current caller if any."""
+    """Return the metadata of a call by this service itself, including the current caller if there is one."""
     metadata = [(auth.INTERNAL_KEY, '1')]
     if internal_token:
         metadata.append(('authorization', f'Bearer {internal_token}'))
@@ -115,11 +116,11 @@ def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
 
 
 def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call that is passed on for the current caller, and nothing a client said of itself.
+    """Return the metadata of a forwarded call: the authenticated caller, and nothing that the client claimed.
 
     Args:
-        internal_token: tells the service that the identity beside it is to be believed.
-        is_internal: the call is this deployment's own, though on behalf of the caller.
+        internal_token: Token that makes the receiving service trust the identity.
+        is_internal: Whether the call is this deployment's own, on behalf of the caller.
     """
     caller = current_caller()
     return (
@@ -134,7 +135,7 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
 
 
 class _Outgoing:
-    """Adds identity and trace to a call and ends its span when the call ends."""
+    """Adds identity and trace to calls, and ends their spans."""
 
     def __init__(self, internal_token: str) -> None:
         self._internal_token = internal_token
@@ -160,7 +161,7 @@ class _Outgoing:
 
 
 _span_tasks: set[asyncio.Future[None]] = set()
-"""Keeps the tasks that end spans from being collected before they are done."""
+"""References to the tasks that end spans, so that they are not garbage collected."""
 
 
 async def _end_span(span: trace.Span, call: Any) -> None:
@@ -194,5 +195,5 @@ class _StreamStream(_Outgoing, grpc.aio.StreamStreamClientInterceptor):
 
 
 def _interceptors(internal_token: str) -> Sequence[grpc.aio.ClientInterceptor]:
-    # grpc.aio looks at one shape for each interceptor object, so there are four.
+    # grpc.aio uses each interceptor object for one call type only.
     return [kind(internal_token) for kind in (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)]

@@ -1,7 +1,6 @@
-"""Chats between their messages and what the component library's templates take.
+"""Conversion of chats between messages and the dictionaries of the component library's templates.
 
-The data service turns chats into rows and the sampler into prompts; both go through the same
-checks, so that a chat one of them takes is taken by the other.
+The data service and the sampler share these checks, so that they accept the same chats.
 """
 
 from collections.abc import Sequence
@@ -21,14 +20,14 @@ _ROLE_NUMBERS = {name: number for number, name in _ROLES.items()}
 
 
 def chat_from_proto(trajectory: message_pb2.Trajectory, field: str) -> dict[str, Any]:
-    """Return the chat's `messages` and, where there are any, its `tools`.
+    """Return a dictionary with the chat's `messages` and, if it has any, its `tools`.
 
     Args:
-        trajectory: the message.
-        field: its path in the request, for errors.
+        trajectory: Message to convert.
+        field: Path of the message in the request, for errors.
 
     Raises:
-        InvalidField: names the part that no model could read.
+        InvalidField: A part of the chat is invalid.
     """
     if not trajectory.messages:
         raise InvalidField(f'{field}.messages', 'must have at least one message')
@@ -43,7 +42,7 @@ def chat_from_proto(trajectory: message_pb2.Trajectory, field: str) -> dict[str,
 
 
 def chat_to_proto(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> message_pb2.Trajectory:
-    """Return a chat as `chat_from_proto` gives it as a message."""
+    """Return the message of a chat in the form that `chat_from_proto` returns."""
     return message_pb2.Trajectory(
         messages=[_turn_to_proto(message) for message in messages], tools=[_tool_to_proto(tool) for tool in tools]
     )
@@ -60,7 +59,7 @@ def _turn_from_proto(message: message_pb2.Message, field: str, *, index: int) ->
     turn: dict[str, Any] = {'role': role, 'content': _text_from_parts(message.parts, f'{field}.parts')}
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
-        turn['tool_calls'] = [_call_from_proto(call, f'{field}.tool_calls[{place}]') for place, call in calls]
+        turn['tool_calls'] = [_call_from_proto(call, f'{field}.tool_calls[{position}]') for position, call in calls]
     if message.tool_call_id:
         turn['tool_call_id'] = message.tool_call_id
     if message.reasoning_content:

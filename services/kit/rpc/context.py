@@ -1,4 +1,4 @@
-"""What an application verb may know of the call it serves: the caller and the request id."""
+"""The caller and request id of the current call, as context variables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def current_caller() -> Caller:
     """Return the caller of the call being served, or the one of `acting_for`.
 
     Raises:
-        CredentialsMissing: there is none.
+        CredentialsMissing: There is no caller.
     """
     caller = _caller.get()
     if caller is None:
@@ -29,23 +29,23 @@ def current_caller_or_none() -> Caller | None:
 
 
 def current_request_id() -> str:
-    """Return the id of the call being served; empty outside a call."""
+    """Return the request id of the call being served; empty outside a call."""
     return _request_id.get()
 
 
 def set_caller(caller: Caller | None) -> None:
-    """Set the caller for the rest of this task. For the interceptors."""
+    """Set the caller for the rest of this task; used by the interceptors."""
     _caller.set(caller)
 
 
 def set_request_id(request_id: str) -> None:
-    """Set the request id for the rest of this task. For the interceptors."""
+    """Set the request id for the rest of this task; used by the interceptors."""
     _request_id.set(request_id)
 
 
 @contextmanager
 def acting_for(caller: Caller) -> Iterator[None]:
-    """Make calls to other services in this block on behalf of `caller`, outside of any call."""
+    """Make calls to other services in this block on behalf of `caller`; used outside a served call."""
     token = _caller.set(caller)
     try:
         yield

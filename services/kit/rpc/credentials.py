@@ -1,4 +1,4 @@
-"""Certificates as grpc takes them."""
+"""Conversion of certificates to gRPC credentials."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from services.kit.tls import Material, TlsFiles
 
 
 def server_credentials(files: TlsFiles, *, is_mutual: bool) -> grpc.ServerCredentials:
-    """Return credentials of a server; each new connection gets the certificate that its file holds then.
+    """Return credentials of a server that presents the current certificate to each new connection.
 
     Args:
-        files: with a certificate.
-        is_mutual: whether callers have to show a certificate that one of the authorities signed.
+        files: Files with a certificate.
+        is_mutual: Whether callers must present a certificate signed by one of the authorities.
     """
     known = files.current()
 
     def renewed() -> Any:
-        # Called by a thread of grpc for each connection; None says that nothing has changed.
+        # grpc calls this from its own thread for each connection; None means that nothing changed.
         nonlocal known
         material = files.current()
         if material is known:
@@ -31,7 +31,7 @@ def server_credentials(files: TlsFiles, *, is_mutual: bool) -> grpc.ServerCreden
 
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
-    """Return credentials for calls to servers that one of the authorities signed; shows the certificate, if any."""
+    """Return credentials for calls to servers whose certificates one of the authorities signed."""
     return grpc.ssl_channel_credentials(material.authorities, material.key or None, material.certificate or None)
 
 

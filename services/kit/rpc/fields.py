@@ -1,4 +1,4 @@
-"""Plain fields that messages of several services have, checked: ids, names, counts, times."""
+"""Conversion and checks of fields that several services share: ids, names, counts and times."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ MAX_LABELS, MAX_LABEL_LENGTH, MAX_LABEL_VALUE_LENGTH = 64, 256, 4096
 
 
 def id_from_proto(value: str, field: str) -> str:
-    """Return an id that is looked for or chosen by the caller.
+    """Return an id of a request.
 
     Raises:
-        InvalidField: it is empty, too long to be one, or holds a control character.
+        InvalidField: The id is empty, too long, or has a control character.
     """
     if not value:
         raise InvalidField(field, 'must be set')
@@ -31,24 +31,24 @@ def text_from_proto(value: str, field: str, *, limit: int) -> str:
     """Return a short text of at most `limit` characters; it may be empty.
 
     Raises:
-        InvalidField: it is too long or holds a control character.
+        InvalidField: The text is too long or has a control character.
     """
     if len(value) > limit:
         raise InvalidField(field, f'must have at most {limit} characters, got {len(value)}')
-    # Databases and logs differ in which control characters they take; nobody needs them in a name.
+    # Databases and logs differ in the control characters that they accept.
     if any(character < ' ' for character in value):
-        raise InvalidField(field, 'must not hold control characters')
+        raise InvalidField(field, 'must not have control characters')
     return value
 
 
 def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
-    """Return what an owner notes on a thing, sorted by name.
+    """Return the labels of a resource, sorted by name.
 
     Raises:
-        InvalidField: there are too many, or one is too long or holds a control character.
+        InvalidField: There are too many labels, or one is too long or has a control character.
     """
     if len(labels) > MAX_LABELS:
-        raise InvalidField(field, f'has {len(labels)} labels; at most {MAX_LABELS}')
+        raise InvalidField(field, f'must have at most {MAX_LABELS} labels, got {len(labels)}')
     for name, value in labels.items():
         text_from_proto(name, field, limit=MAX_LABEL_LENGTH)
         text_from_proto(value, f'{field}[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
@@ -56,10 +56,10 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def name_from_proto(value: str, field: str) -> str:
-    """Return a name that may stand in a path.
+    """Return a name that is valid as a part of a path.
 
     Raises:
-        InvalidField: it may not.
+        InvalidField: The name is invalid.
     """
     if not is_name(value):
         raise InvalidField(field, f'must be {NAME_RULE}')
@@ -67,10 +67,10 @@ def name_from_proto(value: str, field: str) -> str:
 
 
 def adapter_id_from_proto(value: str, field: str) -> str:
-    """Return an adapter's id, which may stand in a path, too.
+    """Return an adapter id.
 
     Raises:
-        InvalidField: it may not.
+        InvalidField: The id is invalid.
     """
     if not is_adapter_id(value):
         raise InvalidField(field, f'must be {ADAPTER_ID_RULE}')
@@ -81,7 +81,7 @@ def not_negative(value: int, field: str) -> int:
     """Return a count or offset.
 
     Raises:
-        InvalidField: it is negative.
+        InvalidField: The value is negative.
     """
     if value < 0:
         raise InvalidField(field, f'must be at least 0, got {value}')
@@ -92,12 +92,12 @@ def duration_from_proto(message: Duration, field: str, *, least: timedelta, most
     """Return a duration from `least` to `most`.
 
     Raises:
-        InvalidField: it is malformed or out of range.
+        InvalidField: The duration is malformed or out of range.
     """
     try:
         duration = message.ToTimedelta()
     except (ValueError, OverflowError) as error:
-        raise InvalidField(field, 'is no valid duration') from error
+        raise InvalidField(field, 'is not a valid duration') from error
     if not least <= duration <= most:
         range_text = f'{least.total_seconds():g} to {most.total_seconds():.0f} seconds'
         raise InvalidField(field, f'must be {range_text}, got {duration.total_seconds():g}')
@@ -105,10 +105,10 @@ def duration_from_proto(message: Duration, field: str, *, least: timedelta, most
 
 
 def ttl_from_proto(message: Duration, field: str) -> timedelta:
-    """Return how long something is kept.
+    """Return a time to live.
 
     Raises:
-        InvalidField: it is less than a second or more than a century.
+        InvalidField: The duration is less than a second or more than a century.
     """
     return duration_from_proto(message, field, least=timedelta(seconds=1), most=LONGEST_TTL)
 
@@ -121,13 +121,13 @@ def duration_to_proto(duration: timedelta) -> Duration:
 
 
 def timestamp_to_proto(moment: datetime) -> Timestamp:
-    """Return the message of a moment."""
+    """Return the message of a point in time."""
     message = Timestamp()
     message.FromDatetime(moment)
     return message
 
 
 def fingerprint_of(content: Message | bytes) -> str:
-    """Return a digest of a request, or of its serialised content: the same for the same content."""
+    """Return a digest of a request or of its serialized content; equal contents have equal digests."""
     data = content if isinstance(content, bytes) else content.SerializeToString(deterministic=True)
     return hashlib.blake2s(data).hexdigest()

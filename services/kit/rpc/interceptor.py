@@ -1,4 +1,4 @@
-"""Wraps every handler, of all four RPC shapes, in the same layers."""
+"""Interceptor that runs every handler, unary or streaming, inside the same layers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from services.kit.rpc.layers import Layer
 from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
 
 _OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
-"""Health and reflection tell nothing of tenants and are asked by load balancers without keys."""
+"""Prefixes of health and reflection, which reveal nothing about tenants and are called without credentials."""
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
     """Runs each call inside the layers, the first one outermost."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        """Use `layers`."""
         self._layers = tuple(layers)
 
     async def intercept_service(
@@ -29,7 +28,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the method's handler, wrapped; an unknown method gets one that refuses."""
+        """Return the wrapped handler of the method; for an unknown method, one that refuses the call."""
         method: str = handler_call_details.method
         handler: Any = await continuation(handler_call_details)
         if method.startswith(_OPEN_TO_ALL):
@@ -39,7 +38,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         return self._wrap(method, handler)
 
     def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        # Requests arrive as bytes: a layer outside must see what cannot be decoded.
+        # Requests are parsed inside the layers, so that parse errors are mapped and logged, too.
         decode, encode = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary:
             serve = self._single(method, handler.unary_unary, decode)
@@ -62,8 +61,8 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         return serve
 
     def _streaming(self, method: str, behaviour: Callable[..., Any], decode: Decoder | None) -> Any:
-        # Responses are written here rather than yielded, so that a cancelled call is interrupted
-        # inside these scopes and the generator is closed at once, not when it is collected.
+        # Responses are written here instead of yielded, so that a cancelled call is interrupted inside these scopes and
+        # the generator is closed at once.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             call = Call.begin(method, context, decode=decode)
             async with (
@@ -86,16 +85,16 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _NoResponses:
-    """A stream of responses that refuses to begin."""
+    """A response stream that raises NotBuiltYet."""
 
     async def __anext__(self) -> bytes:
-        raise NotBuiltYet('the method asked for')
+        raise NotBuiltYet('the requested method')
 
     def __aiter__(self) -> _NoResponses:
         return self
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Close the stream, which has no resources."""
 
 
 def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _NoResponses:

@@ -1,7 +1,7 @@
-"""JSON values between their messages (`Struct`, `Value`) and Python.
+"""Conversion of JSON values between `Struct` or `Value` messages and Python.
 
-A struct knows doubles alone, while counts and sizes are meant as integers: numbers without a
-fraction become integers. Infinity and NaN have no JSON, but a message can hold them, so they pass.
+Structs contain doubles only, so numbers without a fraction become integers. Infinity and NaN are allowed, although JSON
+has neither.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from typing import Any
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
 _EXACT_INTEGERS = 1 << 53
-"""Doubles hold every integer below this."""
+"""Doubles represent every integer below this exactly."""
 
 
 def dict_from_struct(struct: Struct) -> dict[str, Any]:
-    """Return a struct as a dict in the order of its names; numbers without a fraction become integers.
+    """Return a struct as a dictionary sorted by name.
 
-    A message's own order is another one in each process, and what is written to a journal or checkpoint must not be.
+    The order of a message differs between processes, but journals and checkpoints must not.
     """
     return {name: value_from_proto(struct.fields[name]) for name in sorted(struct.fields)}
 
 
 def value_from_proto(value: Value) -> Any:
-    """Return a JSON value; numbers without a fraction become integers."""
+    """Return the JSON value of a message; numbers without a fraction become integers."""
     match value.WhichOneof('kind'):
         case 'number_value':
             number = value.number_value
@@ -40,7 +40,7 @@ def value_from_proto(value: Value) -> Any:
 
 
 def struct_of(values: Mapping[str, Any]) -> Struct:
-    """Return a mapping of JSON values as a struct."""
+    """Return the struct of a mapping of JSON values."""
     struct = Struct()
     for name, value in values.items():
         struct.fields[name].CopyFrom(value_to_proto(value))
@@ -48,7 +48,7 @@ def struct_of(values: Mapping[str, Any]) -> Struct:
 
 
 def value_to_proto(value: Any) -> Value:
-    """Return a JSON value as a message; tuples become lists."""
+    """Return the message of a JSON value; tuples become lists."""
     if value is None:
         return Value(null_value=0)  # pyright: ignore[reportArgumentType] (the enum's only value)
     if isinstance(value, bool):

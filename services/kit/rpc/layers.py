@@ -1,7 +1,7 @@
-"""The layers around every call, outermost first in `server_layers`.
+"""The layers around every call; `server_layers` lists them, outermost first.
 
-The order is a rule with a test: refusals of the inner layers (credentials, size, deadline)
-must be mapped, logged, counted and traced by the outer ones.
+The order matters and is tested: the outer layers map, log, count and trace the refusals of the inner ones (credentials,
+sizes, deadlines).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def server_layers(
     """Return the layers of a server, outermost first.
 
     Args:
-        authenticator: tells who calls.
-        is_supported: whether a method (with leading slash) is built.
-        default_timeouts: seconds a method may take where the caller sets no deadline.
-        message_limit_bytes: most bytes of one received message.
-        call_limit: calls that the server takes at a time; tenants share them.
-        trusts: whether a call came over a connection of somebody who may call.
+        authenticator: Determines the caller.
+        is_supported: Whether a method (with a leading slash) is implemented.
+        default_timeouts: Timeouts in seconds of methods, for calls without a deadline.
+        message_limit_bytes: Maximum size of one received message.
+        call_limit: Maximum number of concurrent calls; tenants share them.
+        trusts: Whether the connection of a call belongs to a trusted caller.
     """
     return [
         trace_call,
@@ -79,7 +79,7 @@ def server_layers(
 
 @asynccontextmanager
 async def trace_call(call: Call) -> AsyncIterator[None]:
-    """Open a server span as a child of the caller's."""
+    """Record a server span as a child of the caller's span."""
     parent = propagate.extract(call.metadata)
     with _tracer.start_as_current_span(
         call.method[1:],
@@ -101,7 +101,7 @@ async def trace_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def name_request(call: Call) -> AsyncIterator[None]:
-    """Take the caller's request id or give one, and tell it in the trailing metadata."""
+    """Use the caller's request id or create one, and return it in the trailing metadata."""
     call.request_id = call.metadata.get(REQUEST_ID_KEY, '')[:128] or new_id('rq')
     set_request_id(call.request_id)
     call.context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
@@ -110,7 +110,7 @@ async def name_request(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def count_call(call: Call) -> AsyncIterator[None]:
-    """Count the call by its status and measure its time."""
+    """Count the call by status and measure its duration."""
     begin = time.perf_counter()
     try:
         yield
@@ -121,7 +121,7 @@ async def count_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def log_call(call: Call) -> AsyncIterator[None]:
-    """Log how the call ended; successes only at debug level."""
+    """Log the status of the call; successful calls only at debug level."""
     begin = time.perf_counter()
     try:
         yield
@@ -139,7 +139,7 @@ async def log_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def map_errors(call: Call) -> AsyncIterator[None]:
-    """Turn whatever is raised inside into a status; what we did not foresee becomes INTERNAL."""
+    """Convert exceptions to statuses; unexpected ones become INTERNAL."""
     try:
         yield
     except asyncio.CancelledError:
@@ -154,33 +154,33 @@ async def map_errors(call: Call) -> AsyncIterator[None]:
 
 def _domain_error(error: BaseException, call: Call) -> DomainError:
     if isinstance(error, BaseExceptionGroup):
-        # A task group wraps what its tasks raise; callers want the fact inside.
+        # Task groups wrap the errors of their tasks.
         group = cast('BaseExceptionGroup[BaseException]', error)
         return _domain_error(group.exceptions[0], call)
     if isinstance(error, Internal) and not error.request_id:
-        # Of a defect that was met, and logged, further in.
+        # An inner layer has logged the defect.
         return Internal(call.request_id)
     if isinstance(error, DomainError):
         return error
-    _log.error('unforeseen error', method=call.method, request_id=call.request_id, exc_info=error)
+    _log.error('unexpected error', method=call.method, request_id=call.request_id, exc_info=error)
     return Internal(call.request_id)
 
 
 async def _abort(call: Call, error: DomainError) -> None:
     call.status_name = error.code.name
     status = rpc_status.to_status(status_from_error(error))
-    # Aborting replaces the trailing metadata set before, so the request id is named again.
+    # Aborting replaces the trailing metadata, so the request id is set again.
     trailing = (*status.trailing_metadata, (REQUEST_ID_KEY, call.request_id))
     await call.context.abort(status.code, status.details, trailing)
 
 
 def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
-    """Make the layer that refuses calls over connections of others than those who may call."""
+    """Create the layer that refuses calls from untrusted connections."""
 
     @asynccontextmanager
     async def trust(call: Call) -> AsyncIterator[None]:
         if not trusts(call):
-            _log.warning('refused an untrusted peer', method=call.method, names=sorted(call.peer_names()))
+            _log.warning('untrusted peer refused', method=call.method, names=sorted(call.peer_names()))
             raise PeerNotTrusted()
         yield
 
@@ -188,7 +188,7 @@ def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
 
 
 def authenticate_with(authenticator: Authenticator) -> Layer:
-    """Make the layer that finds the caller."""
+    """Create the layer that determines the caller."""
 
     @asynccontextmanager
     async def authenticate(call: Call) -> AsyncIterator[None]:
@@ -200,10 +200,10 @@ def authenticate_with(authenticator: Authenticator) -> Layer:
 
 
 def share_calls(call_limit: int) -> Layer:
-    """Make the layer that keeps calls free for other tenants, however many streams one of them holds open.
+    """Create the layer that divides the concurrent calls between tenants.
 
-    A tenant may have as many as are free: alone half of all, two of them a third each. Calls between services are
-    for tenants already counted where they came in, and are not refused.
+    A tenant may have as many calls as are free, so one tenant gets half of all, and two get a third each. Calls between
+    services are not limited, because the gateway has counted their tenants.
     """
     counts: Counter[str] = Counter()
 
@@ -228,9 +228,9 @@ def share_calls(call_limit: int) -> Layer:
 
 
 def count_bytes(gate: ByteGate) -> Layer:
-    """Make the layer, the innermost, that bounds the bytes of messages that are served, of each tenant and of all.
+    """Create the innermost layer, which limits the bytes of messages in progress per tenant and in total.
 
-    Those of calls between services are counted where they came in.
+    Calls between services are not limited, because the gateway has counted their messages.
     """
 
     @asynccontextmanager
@@ -249,7 +249,7 @@ def count_bytes(gate: ByteGate) -> Layer:
 
 
 def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:
-    """Make the layer that answers for methods that are in the contract only."""
+    """Create the layer that refuses methods that are in the contract but not implemented."""
 
     @asynccontextmanager
     async def refuse_unbuilt_method(call: Call) -> AsyncIterator[None]:
@@ -261,7 +261,7 @@ def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:
 
 
 def bound_call(default_timeouts: Mapping[str, float], message_limit_bytes: int) -> Layer:
-    """Make the layer that bounds a call's messages and, where the caller does not, its time."""
+    """Create the layer that limits message sizes and applies default timeouts."""
 
     @asynccontextmanager
     async def bound(call: Call) -> AsyncIterator[None]:

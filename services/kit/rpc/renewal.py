@@ -1,4 +1,4 @@
-"""A channel whose certificate may be renewed while it is open."""
+"""A channel that uses renewed certificates without being reopened."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from services.kit.tls import TlsFiles
 
 
 class RenewingChannel(grpc.aio.Channel):
-    """Makes each call over a channel that shows the certificate its file holds then.
+    """Makes each call over a channel with the current certificate.
 
-    A channel of grpc shows for ever what it was opened with. After a renewal, new calls go over a new one, and those
-    under way end where they began.
+    A gRPC channel keeps the certificate that it was opened with. After a renewal, new calls use a new channel, and
+    running calls complete on the previous one.
     """
 
     def __init__(self, files: TlsFiles, opened: Callable[[grpc.ChannelCredentials], grpc.aio.Channel]) -> None:
         """Open the first channel.
 
         Args:
-            files: what is shown, and who is believed.
-            opened: opens a channel with credentials.
+            files: Certificate, key and trusted authorities.
+            opened: Opens a channel with the given credentials.
         """
         self._files = files
         self._opened = opened
         self._material = files.current()
         self._channel = opened(channel_credentials(self._material))
         self._former: list[grpc.aio.Channel] = []
-        """Closed at the end only: to close one ends its calls, and renewals are rare."""
+        """Previous channels, closed together with this one: closing one earlier would end its calls."""
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for a new call."""
@@ -41,11 +41,11 @@ class RenewingChannel(grpc.aio.Channel):
         return self._channel
 
     async def __aenter__(self) -> Self:
-        """Do nothing: it connects when it is used."""
+        """Return the channel itself; it connects on first use."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Close."""
+        """Close all channels."""
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
@@ -54,36 +54,36 @@ class RenewingChannel(grpc.aio.Channel):
             await channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 (grpc's own)
-        """Return how the connection stands that the next call takes."""
+        """Return the state of the current channel."""
         return self.current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until that connection stands otherwise."""
+        """Wait until the state of the current channel changes."""
         await self.current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Wait until it is connected."""
+        """Wait until the current channel is connected."""
         await self.current().channel_ready()
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        """Return a callable for a method; see `grpc.aio.Channel`."""
         return _Renewed(self, lambda channel: channel.unary_unary(*arguments, **options))
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        """Return a callable for a method; see `grpc.aio.Channel`."""
         return _Renewed(self, lambda channel: channel.unary_stream(*arguments, **options))
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Any:
-        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        """Return a callable for a method; see `grpc.aio.Channel`."""
         return _Renewed(self, lambda channel: channel.stream_unary(*arguments, **options))
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        """Return a callable for a method; see `grpc.aio.Channel`."""
         return _Renewed(self, lambda channel: channel.stream_stream(*arguments, **options))
 
 
 class _Renewed:
-    """A method, called over whichever channel is current."""
+    """A method that is called over the current channel."""
 
     def __init__(self, owner: RenewingChannel, of: Callable[[grpc.aio.Channel], Callable[..., Any]]) -> None:
         self._owner = owner

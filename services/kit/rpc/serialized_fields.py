@@ -1,34 +1,33 @@
-"""Reads one text out of a serialized message, without parsing the rest of it.
+"""Reads single fields of serialized messages without parsing the messages.
 
-A batch of many megabytes is one field of a message with a handful of them: whoever only passes it on reads the
-heads of a few fields, and no more.
+The gateway uses it to route requests with batches of many megabytes: only the headers of a few fields are read.
 """
 
 from __future__ import annotations
 
-MOST_FIELDS = 256
-"""Fields of a message that are looked at; ours have fewer, and who sends more does not hold up the event loop."""
+MAX_FIELDS = 256
+"""Maximum number of fields to read, so that crafted messages do not block the event loop. Real messages have fewer."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
-_MOST_VARINT_BYTES = 10
+_MAX_VARINT_BYTES = 10
 
 
 class UnreadableMessageError(ValueError):
-    """The bytes are no message, or one of more fields than are looked at."""
+    """The bytes are not a valid message, or the message has too many fields."""
 
 
 def peek_text(data: bytes, *path: int) -> str:
-    """Return the text at `path`: the numbers of fields, from the outermost message to the text.
+    """Return the text field at `path`.
 
     Args:
-        data: a serialized message.
-        path: at least one number.
+        data: Serialized message.
+        path: Field numbers from the outermost message to the text; at least one.
 
     Returns:
-        The text; empty where it is not there. Of several the last one, as the parser takes it.
+        The text; empty if the field is missing. Of repeated occurrences the last one counts, as for parsers.
 
     Raises:
-        UnreadableMessageError: the message cannot be read; whoever parses it will say why.
+        UnreadableMessageError: The message cannot be read.
     """
     return _last_text(memoryview(data), path)
 
@@ -37,28 +36,28 @@ def _last_text(view: memoryview, path: tuple[int, ...]) -> str:
     number, *rest = path
     found = ''
     for value in _values(view, number):
-        # Several of one embedded message are merged: a later one that does not have the text leaves it.
+        # Repeated occurrences of an embedded message are merged, so one without the text changes nothing.
         found = _last_text(value, tuple(rest)) or found if rest else _decoded(value)
     return found
 
 
 def has_field(data: bytes, number: int) -> bool:
-    """Return whether a message has a field of bytes with that number.
+    """Return whether a message has a length-delimited field with that number.
 
     Raises:
-        UnreadableMessageError: as `peek_text`.
+        UnreadableMessageError: The message cannot be read.
     """
     return bool(_values(memoryview(data), number))
 
 
 def _values(view: memoryview, number: int) -> list[memoryview]:
-    """Return the contents of all fields of bytes with a number."""
+    """Return the contents of all length-delimited fields with a number."""
     found: list[memoryview] = []
     position = count = 0
     while position < len(view):
         count += 1
-        if count > MOST_FIELDS:
-            raise UnreadableMessageError('too many fields')
+        if count > MAX_FIELDS:
+            raise UnreadableMessageError('the message has too many fields')
         tag, position = _varint(view, position)
         begin, end = _extent(view, position, tag & 7)
         if tag >> 3 == number and tag & 7 == _BYTES:
@@ -68,7 +67,7 @@ def _values(view: memoryview, number: int) -> list[memoryview]:
 
 
 def _extent(view: memoryview, position: int, kind: int) -> tuple[int, int]:
-    """Return where the value of a field begins and ends."""
+    """Return the begin and end of a field's value."""
     if kind == _VARINT:
         return position, _varint(view, position)[1]
     if kind == _BYTES:
@@ -76,26 +75,26 @@ def _extent(view: memoryview, position: int, kind: int) -> tuple[int, int]:
     elif kind in _FIXED:
         size = _FIXED[kind]
     else:
-        raise UnreadableMessageError(f'no kind {kind}')
+        raise UnreadableMessageError(f'unknown wire type {kind}')
     if position + size > len(view):
-        raise UnreadableMessageError('ends too early')
+        raise UnreadableMessageError('the message is truncated')
     return position, position + size
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
     value = 0
-    for index in range(_MOST_VARINT_BYTES):
+    for index in range(_MAX_VARINT_BYTES):
         if position + index >= len(view):
-            raise UnreadableMessageError('ends too early')
+            raise UnreadableMessageError('the message is truncated')
         byte = view[position + index]
         value |= (byte & 0x7F) << 7 * index
         if byte < 1 << 7:
             return value, position + index + 1
-    raise UnreadableMessageError('a number is too long')
+    raise UnreadableMessageError('a varint has too many bytes')
 
 
 def _decoded(value: memoryview) -> str:
     try:
         return bytes(value).decode()
     except UnicodeDecodeError as error:
-        raise UnreadableMessageError('a text is no UTF-8') from error
+        raise UnreadableMessageError('a text is not valid UTF-8') from error

@@ -1,4 +1,4 @@
-"""The server of a service: contracts in, health, reflection, interceptors and a graceful end."""
+"""The gRPC server of a service: endpoints, health, reflection, interceptors and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -37,26 +37,25 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 _log = structlog.get_logger('server')
 
 _TRANSPORT_FACTOR = 4
-"""The transport takes messages this much larger than the limit, so that the refusal of one that is
-too large can name its size; beyond that gRPC itself refuses."""
+"""The transport accepts messages up to this multiple of the limit, so that the refusal can name their size."""
 _MAX_CONCURRENT_CALLS = 4096
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One service of the contract and what serves it.
+    """One service of the contract with its servicer.
 
-    Methods that the servicer's class does not override answer UNIMPLEMENTED and are listed so.
+    Methods that the servicer does not override return UNIMPLEMENTED and are listed as not supported.
     """
 
     descriptor: ServiceDescriptor
-    """`DESCRIPTOR.services_by_name['...']` of the generated module."""
+    """Descriptor of the generated module: `DESCRIPTOR.services_by_name[...]`."""
     servicer: Any
     register: Callable[[Any, grpc.aio.Server], None]
-    """The generated `add_...Servicer_to_server`."""
+    """Generated function `add_...Servicer_to_server`."""
 
     def methods(self) -> dict[str, bool]:
-        """Return each method's full name, without leading slash, and whether it is built."""
+        """Return whether each method is implemented, by full name without a leading slash."""
         return {
             f'{self.descriptor.full_name}/{method.name}': self._is_built(method.name)
             for method in self.descriptor.methods
@@ -70,16 +69,15 @@ class Endpoint:
 
 
 class ListenError(RuntimeError):
-    """An address cannot be listened on; the message names the setting and the cure."""
+    """The server cannot listen on an address; the message names the setting and the fix."""
 
     def __init__(self, listener: Listener) -> None:
-        """Say so of `listener`."""
         place = f'{listener.field}: cannot serve on {listener.address}'
-        super().__init__(f'{place}; give a free HOST:PORT of this machine, port 0 for any')
+        super().__init__(f'{place}; set a free HOST:PORT of this machine, or port 0 to pick one')
 
 
 class RpcServer:
-    """Serves endpoints until stopped."""
+    """A gRPC server for the endpoints of a service."""
 
     def __init__(
         self,
@@ -91,20 +89,20 @@ class RpcServer:
         generic_handlers: Mapping[grpc.GenericRpcHandler, Mapping[str, bool]] | None = None,
         server_info: server_service_pb2_grpc.ServerServiceServicer | None = None,
     ) -> None:
-        """Describe the server; nothing listens yet.
+        """Create the server without listening yet.
 
         Args:
-            config: address, limits and the internal token.
-            authenticator: tells who calls.
-            endpoints: what is served.
-            facts: models, components and limits for GetServerInfo.
-            generic_handlers: handlers of raw bytes and the methods each of them serves.
-            server_info: serves GetServerInfo. Unset: an answer for this service alone.
+            config: Address, limits, certificates and internal token.
+            authenticator: Determines the callers.
+            endpoints: Services to serve.
+            facts: Returns models, components and limits for GetServerInfo.
+            generic_handlers: Handlers of raw bytes, with the methods that each of them serves.
+            server_info: Servicer of GetServerInfo; None for one that describes this service only.
 
         Raises:
-            ValueError: there is no internal token and the address is not on loopback, or a certificate cannot be used.
+            ValueError: There is no internal token and the address is not on loopback, or a certificate is invalid.
         """
-        _refuse_open_door(config)
+        _check_token(config)
         self._config = config
         self._generic_handlers = dict(generic_handlers or {})
         self.methods: dict[str, bool] = {}
@@ -127,27 +125,27 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, 'host:port'; known once started."""
+        """First address of `addresses`."""
         return self.addresses[0]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All places where it listens, in the order of the configuration; known once started."""
+        """Addresses as `host:port`, in the order of the configuration; available after `start`."""
         hosts = (item.address.rpartition(':')[0] for item in self._listeners)
         return tuple(f'{host}:{port}' for host, port in zip(hosts, self.ports, strict=True))
 
     def on_drain(self, action: Callable[[], None]) -> None:
-        """Have `action` run before running calls are waited for.
+        """Register an action to run at the beginning of the shutdown, before the server waits for running calls.
 
-        It ends the streams that follow something: by themselves they would never end.
+        Actions end watch streams, which would never end by themselves.
         """
         self._drain_actions.append(action)
 
     async def start(self) -> None:
-        """Listen and say so in the health service.
+        """Start listening and report SERVING in the health service.
 
         Raises:
-            ListenError: an address is taken or not this machine's.
+            ListenError: An address is in use or does not belong to this machine.
         """
         self.ports = tuple(map(self._bind, self._listeners, self._files))
         await self._server.start()
@@ -155,13 +153,13 @@ class RpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def say_not_serving(self) -> None:
-        """Say in the health service that no new calls are wanted; those that come are served all the same."""
+        """Report NOT_SERVING in the health service; calls are still served."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: timedelta | None = None) -> None:
-        """Say that it ends, refuse new calls, let running ones go on for `grace`, then end them.
+        """Shut down: report NOT_SERVING, refuse new calls, wait `grace` for running ones, then end them.
 
-        Whoever asks again waits for the same end: grpc.aio 1.85 crashes where a server is stopped twice at once.
+        Concurrent calls wait for the same shutdown, because grpc.aio 1.85 crashes if a server is stopped twice.
         """
         if self._end is None:
             seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
@@ -226,16 +224,16 @@ async def serve_until_stopped(
     *,
     beside: Callable[[asyncio.Event], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Start `server`, tell where it is, and drain it on SIGINT or SIGTERM.
+    """Start `server`, publish its address, and shut it down on SIGINT or SIGTERM.
 
     Args:
-        server: What listens.
-        config: Where, and how long running calls may go on.
-        beside: Makes what is entered once the server serves and left before it begins to drain; it is given
-            an event that it may set to end the service. Unset: nothing.
+        server: Server to start.
+        config: Configuration with the address file and the drain time.
+        beside: Returns a context that is entered once the server serves and left before it drains. It gets an event
+            that it may set to stop the service. None for no context.
 
     Raises:
-        SystemExit: the address cannot be listened on; the message names the setting.
+        SystemExit: The server cannot listen on the address; the message names the setting.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -255,7 +253,7 @@ async def serve_until_stopped(
 
 
 def write_address_file(path: Path, *, service: str, address: str) -> None:
-    """Write who serves where, in one atomic step."""
+    """Write service name, address and process id to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({'service': service, 'address': address, 'pid': os.getpid()})
     temporary = path.with_suffix(f'.{os.getpid()}')
@@ -272,7 +270,7 @@ def _gate(limits: LimitsConfig) -> ByteGate:
 
 
 def default_timeouts() -> dict[str, float]:
-    """Return the seconds each method may take where the caller sets no deadline; '/package.Service/Method' keys."""
+    """Return the default timeouts in seconds, with keys such as `/package.Service/Method`."""
     timeouts: dict[str, float] = {}
     for entry in json.loads(service_config_json())['methodConfig']:
         if 'timeout' in entry:
@@ -289,11 +287,11 @@ def _server_endpoint(servicer: server_service_pb2_grpc.ServerServiceServicer) ->
     )
 
 
-def _refuse_open_door(config: ServiceConfig) -> None:
+def _check_token(config: ServiceConfig) -> None:
     host = config.listen.rpartition(':')[0].strip('[]')
     is_loopback = host == 'localhost' or _is_loopback(host)
     if not config.internal_token and not is_loopback and config.service != 'gateway':
-        raise ValueError(f'listen: {config.listen} can be reached from outside; set internal_token')
+        raise ValueError(f'listen: {config.listen} is reachable from other machines; set internal_token')
 
 
 def _is_loopback(host: str) -> bool:

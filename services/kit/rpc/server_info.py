@@ -1,4 +1,4 @@
-"""What a server says of itself; every service serves it."""
+"""ServerService, with which every service describes itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def software_version() -> str:
 
 
 class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
-    """Answers for one service."""
+    """Describes one service."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         methods: Mapping[str, bool],
         limits: server_service_pb2.Limits,
     ) -> None:
-        """Describe `service`.
+        """Describe a service.
 
         Args:
-            service: its name.
-            facts: asked at each call, since models come and go.
-            methods: full name without leading slash to whether it is built.
-            limits: message and queue limits; the facts add theirs.
+            service: Name of the service.
+            facts: Returns the current facts; called for each request.
+            methods: Whether each method is implemented, by full name without a leading slash.
+            limits: Message and queue limits; the facts add further limits.
         """
         self._service = service
         self._facts = facts
@@ -45,7 +45,7 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         self._limits = limits
 
     def describe(self) -> server_service_pb2.ServiceInfo:
-        """Return this service's part of the answer."""
+        """Return the description of this service."""
         facts = self._facts()
         info = server_service_pb2.ServiceInfo(
             service=self._service, version=software_version(), is_reachable=True, limits=self._limits
@@ -70,5 +70,5 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         request: server_service_pb2.GetServerInfoRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> server_service_pb2.GetServerInfoResponse:
-        """Return what this service is and can."""
+        """Return the description of this service as a response."""
         return server_service_pb2.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[self.describe()])

@@ -1,4 +1,4 @@
-"""Tensors between their message and numpy, with every check a tensor field needs."""
+"""Conversion of tensors between messages and numpy arrays, with all checks of tensor fields."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +17,14 @@ _NUMBERS = {name: number for number, name in _NAMES.items()}
 
 
 def tensor_data_from_proto(tensor: tensor_pb2.Tensor, field: str) -> TensorData:
-    """Return the tensor's bytes, checked.
+    """Return the checked bytes of a tensor with its dtype and shape.
 
     Args:
-        tensor: the message.
-        field: path of the tensor in the request, for errors.
+        tensor: Message to convert.
+        field: Path of the tensor in the request, for errors.
 
     Raises:
-        InvalidField: dtype, shape and data do not fit together.
+        InvalidField: Dtype, shape and data are inconsistent.
     """
     if tensor.dtype not in _NAMES:
         raise InvalidField(f'{field}.dtype', f'must be one of {", ".join(DTYPE_NAMES)}')
@@ -37,22 +37,21 @@ def tensor_data_from_proto(tensor: tensor_pb2.Tensor, field: str) -> TensorData:
 def tensor_from_proto(
     tensor: tensor_pb2.Tensor, field: str, *, dtypes: Iterable[str], dimensions: int
 ) -> npt.NDArray[Any]:
-    """Return the tensor as a read-only array, checked.
+    """Return a checked tensor as a read-only array.
 
     Args:
-        tensor: the message.
-        field: path of the tensor in the request, for errors.
-        dtypes: names of the dtypes that are welcome here.
-        dimensions: number of dimensions it must have.
+        tensor: Message to convert.
+        field: Path of the tensor in the request, for errors.
+        dtypes: Names of the accepted dtypes.
+        dimensions: Required number of dimensions.
 
     Raises:
-        InvalidField: another dtype or number of dimensions, bytes that do not fit, or a float that
-            is infinite or not a number.
+        InvalidField: The dtype, the number of dimensions or the size of the data is wrong, or a value is not finite.
     """
     data = tensor_data_from_proto(tensor, field)
-    welcome = tuple(dtypes)
-    if data.dtype not in welcome:
-        raise InvalidField(f'{field}.dtype', f'must be {" or ".join(welcome)}, got {data.dtype}')
+    accepted = tuple(dtypes)
+    if data.dtype not in accepted:
+        raise InvalidField(f'{field}.dtype', f'must be {" or ".join(accepted)}, got {data.dtype}')
     if len(data.shape) != dimensions:
         raise InvalidField(f'{field}.shape', f'must have {dimensions} dimension(s), got {len(data.shape)}')
     array = data.to_numpy()
@@ -62,16 +61,16 @@ def tensor_from_proto(
 
 
 def tensor_to_proto(array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
-    """Return `array` as a message (a copy).
+    """Return the message of `array`, with a copy of its data.
 
     Raises:
-        ValueError: the array's dtype has no name in the contract.
+        ValueError: The contract has no such dtype.
     """
     return tensor_data_to_proto(TensorData.from_numpy(array))
 
 
 def tensor_data_to_proto(tensor: TensorData) -> tensor_pb2.Tensor:
-    """Return `tensor` as a message."""
+    """Return the message of `tensor`."""
     return tensor_pb2.Tensor(dtype=dtype_to_proto(tensor.dtype), shape=tensor.shape, data=bytes(tensor.data))
 
 
@@ -79,7 +78,7 @@ def dtype_from_proto(dtype: tensor_pb2.Dtype.ValueType, field: str) -> str:
     """Return the name of a dtype.
 
     Raises:
-        InvalidField: it is unset or unknown.
+        InvalidField: The dtype is unset or unknown.
     """
     if dtype not in _NAMES:
         raise InvalidField(field, f'must be one of {", ".join(DTYPE_NAMES)}')
@@ -87,5 +86,5 @@ def dtype_from_proto(dtype: tensor_pb2.Dtype.ValueType, field: str) -> str:
 
 
 def dtype_to_proto(name: str) -> tensor_pb2.Dtype.ValueType:
-    """Return the number of a dtype."""
+    """Return the number of a dtype in the contract."""
     return _NUMBERS[name]

@@ -1,8 +1,7 @@
-"""Takes in what a client still sends when its call is already decided.
+"""Reads the rest of a request stream before the call is answered.
 
-grpcio fails a write into a call that has ended before it has looked at the status, and tells
-its caller INTERNAL instead of the refusal (grpcio 1.85.1, `aio._call._write`; delete this module
-when that is mended). So a client stream is read to its end before the call is answered.
+If a call ends while the client still writes, grpcio 1.85.1 (`aio._call._write`) reports INTERNAL to the client instead
+of the status. Delete this module once that is fixed.
 """
 
 import asyncio
@@ -11,19 +10,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 _IDLE_SECONDS = 0.2
-"""A client that sends nothing for this long is waiting for its answer, and cannot miss it."""
+"""A client that sends nothing for this long is waiting for the response, so the status reaches it."""
 _LONGEST_SECONDS = 10.0
-"""A client that goes on longer may miss its answer: reading for ever would cost more."""
+"""Maximum time to read; a client that sends for longer may miss the status."""
 
 
 @asynccontextmanager
 async def reading_rest(request: Any) -> AsyncIterator[None]:
-    """Read the rest of a stream of requests after the block, whether it returned or raised.
+    """Read the rest of a request stream after the block returned or raised.
 
     Args:
-        request: A stream of requests as grpc gives it, or a single request, which has no rest.
+        request: Request stream of grpc, or a single request, which has no rest.
 
-    Cancellation: a cancelled call is not read on.
+    Cancellation: the rest of a cancelled call is not read.
     """
     try:
         yield
@@ -36,12 +35,12 @@ async def reading_rest(request: Any) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def reading_rest_if_refused(request: Any) -> AsyncIterator[None]:
-    """Read the rest of a stream of requests after the block where it raised; else the client may go on as it likes.
+    """Read the rest of a request stream only if the block raised.
 
     Args:
-        request: As in `reading_rest`.
+        request: See `reading_rest`.
 
-    Cancellation: a cancelled call is not read on.
+    Cancellation: the rest of a cancelled call is not read.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Logs, metrics and traces of a service; `start_telemetry` sets up all three."""
+"""Logs, metrics and traces of a service. `start_telemetry` configures all three."""
 
 from services.kit.telemetry.setup import TelemetryConfig, start_telemetry, stop_telemetry
 

@@ -1,4 +1,4 @@
-"""Sets up logging, metrics and tracing once, at the start of a process."""
+"""Configuration of logging, metrics and tracing at the start of a process."""
 
 import logging
 import sys
@@ -16,27 +16,27 @@ from twinkle.telemetry import SpanFileExporter
 
 
 class TelemetryConfig(BaseModel):
-    """What is logged and where traces go."""
+    """Settings of logs, metrics and traces."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     log_level: str = Field(default='INFO', pattern='^(DEBUG|INFO|WARNING|ERROR)$')
-    """Least severe level that is written."""
+    """Lowest level that is logged."""
     is_log_json: bool = False
-    """One JSON object a line instead of text."""
+    """Whether log lines are JSON objects instead of text."""
     trace_dir: Path | None = None
-    """Folder where spans are appended as JSON lines, for `twinkle trace`. Unset: not written."""
+    """Folder to which spans are appended as JSON lines, for `twinkle trace`. Unset: spans are not written."""
     otlp_endpoint: str = ''
     """OTLP/gRPC collector, such as `http://127.0.0.1:4317`. Empty: spans are not sent."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the Prometheus page on loopback. 0: no page."""
+    """Loopback port for Prometheus metrics. 0 disables the endpoint."""
 
 
 def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
-    """Configure the process; call once, before the first log line.
+    """Configure telemetry. Call it once, before the first log line.
 
     Raises:
-        OSError: the metrics port is taken or the trace folder cannot be written.
+        OSError: The metrics port is in use or the trace folder cannot be written.
     """
     _start_logs(config, service=service)
     _start_traces(config, service=service)
@@ -45,7 +45,7 @@ def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
 
 
 def stop_telemetry() -> None:
-    """Write out the spans that are still buffered."""
+    """Flush buffered spans."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()
@@ -70,7 +70,7 @@ def _start_logs(config: TelemetryConfig, *, service: str) -> None:
 def _renderers(*, is_json: bool) -> list[structlog.typing.Processor]:
     if is_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # Plain tracebacks: the richer ones print local variables, secrets among them.
+    # Rich tracebacks would print local variables, which may contain secrets.
     return [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
 
 
@@ -80,7 +80,7 @@ def _start_traces(config: TelemetryConfig, *, service: str) -> None:
         exporter = SpanFileExporter(config.trace_dir / f'{service}.jsonl', service=service)
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     if config.otlp_endpoint:
-        # Imported only where asked for, since it costs memory in every process.
+        # Imported only when used, because it costs memory.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 
         insecure = config.otlp_endpoint.startswith('http://')

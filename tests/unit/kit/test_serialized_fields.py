@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.rpc.serialized_fields import MOST_FIELDS, UnreadableMessageError, has_field, peek_text
+from services.kit.rpc.serialized_fields import MAX_FIELDS, UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 
@@ -57,7 +57,7 @@ def test_message_that_was_cut_is_refused(cut: int) -> None:
 
 def test_message_of_very_many_fields_is_not_read_through() -> None:
     """Who sends a million fields does not hold the others up."""
-    raw = adapter_service_pb2.GetAdapterRequest(adapter_id='a').SerializeToString() * (MOST_FIELDS + 1)
+    raw = adapter_service_pb2.GetAdapterRequest(adapter_id='a').SerializeToString() * (MAX_FIELDS + 1)
     with pytest.raises(UnreadableMessageError):
         peek_text(raw, 1)
 
