@@ -259,7 +259,7 @@ class MemoryTier:
         """Remove records and segments and free the memory; slow for large versions, so call it in a thread."""
         for entry in entries:
             self._cache.remove(entry.cached.name)
-            entry.cached.segment.let_go()
+            entry.cached.segment.release()
 
     def _touch(self) -> None:
         self._last_use = asyncio.get_running_loop().time()

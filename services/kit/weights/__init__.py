@@ -1,7 +1,7 @@
-"""States on their way between processes: frames, encodings, segments of shared memory, and sending.
+"""Weights in transit between services: frames, encodings, shared-memory segments, and the sender.
 
-Pure: neither messages nor sockets are known here. How frames become bytes on a connection, and how
-states are received, is `services.kit.weights.wire`.
+Modules here know neither messages nor connections. `services.kit.weights.wire` converts frames to messages and receives
+states.
 """
 
 from services.kit.weights.frames import (

@@ -1,7 +1,7 @@
-"""Deltas as a sender makes them: block by block off the event loop, and kept for the next who asks.
+"""A cache of deltas between states, encoded block by block outside the event loop.
 
-Many subscribers hold the same base when a version comes; they cost one encoding. Deltas are kept by
-what they are made of, so nothing can be mixed up: equal digests are equal bytes.
+Many subscribers have the same base when a version is published, so one encoding serves all of them. The keys are the
+digests of both states.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from services.kit.worker import Threads
 from twinkle.checkpoint_engine.delta import DeltaBlock, delta_blocks, encode_block
 
 _TRIAL_BYTES = 32 << 20
-"""After so much of a state an encoding that hardly saves is given up."""
+"""Encoding stops after this many bytes of a state unless the delta is smaller than `_TRIAL_SHARE` of them."""
 _TRIAL_SHARE = 0.97
 
 
@@ -27,34 +27,37 @@ class Delta:
 
     data: bytes
     digest: str
-    """blake3 of `data`."""
+    """blake3 digest of `data`, hexadecimal."""
 
 
 _Key = tuple[str, str]
 
 
 class Deltas:
-    """Makes deltas and keeps the newest ones.
+    """Encodes deltas and caches the most recent ones.
 
-    Concurrency: tasks that ask for the same delta wait for one encoding.
+    Concurrency: tasks that need the same delta share one encoding.
     """
 
     def __init__(self, threads: Threads, *, capacity_bytes: int) -> None:
-        """Encode in `threads`; keep at most `capacity_bytes`, and the last delta in any case."""
+        """Encode in `threads` and cache up to `capacity_bytes`; the newest delta is always cached."""
         self._threads = threads
         self._capacity_bytes = capacity_bytes
-        self._held: OrderedDict[_Key, Delta | None] = OrderedDict()
+        self._cached: OrderedDict[_Key, Delta | None] = OrderedDict()
         self._locks: dict[_Key, tuple[asyncio.Lock, int]] = {}
 
     async def get(self, new: StateBytes, base: StateBytes) -> Delta | None:
-        """Return the delta from `base` to `new`, of the same tensors; None where it is not smaller than `new`."""
+        """Return the delta from `base` to `new`, or None if it is not smaller than `new`.
+
+        Both states must have the same tensors.
+        """
         key = (base.manifest.digest, new.manifest.digest)
-        async with self._alone(key):
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
+        async with self._locked(key):
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                return self._cached[key]
             delta = await self._encode(new, base)
-            self._keep(key, delta)
+            self._store(key, delta)
             return delta
 
     async def _encode(self, new: StateBytes, base: StateBytes) -> Delta | None:
@@ -64,8 +67,8 @@ class Deltas:
         for block in delta_blocks(new.manifest):
             parts.append(await self._encode_block(block, new, base))
             size += len(parts[-1])
-            is_hopeless = block.end >= _TRIAL_BYTES and size > _TRIAL_SHARE * block.end
-            if size >= limit or is_hopeless:
+            is_too_large = block.end >= _TRIAL_BYTES and size > _TRIAL_SHARE * block.end
+            if size >= limit or is_too_large:
                 return None
         return await self._threads.run(_join, parts)
 
@@ -74,17 +77,17 @@ class Deltas:
         theirs = await base.read(block.offset, block.size_bytes)
         return await self._threads.run(encode_block, block, ours, theirs)
 
-    def _keep(self, key: _Key, delta: Delta | None) -> None:
-        self._held[key] = delta
-        while len(self._held) > 1 and self._size_bytes() > self._capacity_bytes:
-            self._held.popitem(last=False)
+    def _store(self, key: _Key, delta: Delta | None) -> None:
+        self._cached[key] = delta
+        while len(self._cached) > 1 and self._size_bytes() > self._capacity_bytes:
+            self._cached.popitem(last=False)
 
     def _size_bytes(self) -> int:
-        # What came to nothing is kept, too: 1 KiB stands for the entry.
-        return sum(1024 if delta is None else len(delta.data) for delta in self._held.values())
+        # Failed attempts are cached, too, and count as 1 KiB.
+        return sum(1024 if delta is None else len(delta.data) for delta in self._cached.values())
 
     @asynccontextmanager
-    async def _alone(self, key: _Key) -> AsyncIterator[None]:
+    async def _locked(self, key: _Key) -> AsyncIterator[None]:
         lock, count = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, count + 1)
         try:

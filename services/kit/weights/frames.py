@@ -1,7 +1,6 @@
-"""A transfer's frames as values: what is announced, how its bytes come, and what ends it.
+"""The frames of a transfer: a header that announces the state, chunks with its bytes, and a commit.
 
-The messages they become are `services.kit.weights.wire`; the bytes of a chunk are the library's
-`StateChunk`.
+Chunks are the library's `StateChunk`. `services.kit.weights.wire` converts frames to messages.
 """
 
 import enum
@@ -13,19 +12,19 @@ from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
 class Encoding(enum.Enum):
-    """How a state's bytes are sent."""
+    """Encoding of the bytes of a state."""
 
     WHOLE = 'whole'
-    """As they are."""
+    """The unchanged bytes."""
     DELTA = 'delta'
-    """As a delta to a base version; see `twinkle.checkpoint_engine.delta`."""
+    """A delta to a base version; see `twinkle.checkpoint_engine.delta`."""
     SHARED_MEMORY = 'shared_memory'
-    """Not at all: both ends open the same segment."""
+    """No bytes: both ends open the same shared-memory segment."""
 
 
 @dataclass(frozen=True)
 class VersionTarget:
-    """The state becomes, or is, a version."""
+    """Identifies a state as an adapter version."""
 
     version: int
     is_pinned: bool = False
@@ -33,69 +32,69 @@ class VersionTarget:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """The state becomes, or is, a durable checkpoint."""
+    """Identifies a state as a durable checkpoint."""
 
     name: str
     is_overwrite_allowed: bool = False
     step_count: int = 0
     ttl: timedelta | None = None
-    """Deleted after this long. None: kept."""
+    """Time after which the checkpoint is deleted; None for never."""
     request_id: str = ''
-    """Of the request that it comes from; empty: none was given."""
+    """Id of the request that creates the checkpoint; empty if the caller gave none."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The owner's labels."""
+    """Labels of the owner."""
 
 
 @dataclass(frozen=True)
 class SegmentRef:
-    """A shared-memory segment as one process names it to another."""
+    """Reference to a shared-memory segment that can be sent to another process."""
 
     host_id: str
-    """Of the memory it lies in; see `Segments.host_id`."""
+    """Id of the memory that contains the segment; see `Segments.host_id`."""
     name: str
-    """Within the folder of segments; never a path."""
+    """File name within the folder of segments; never a path."""
     size_bytes: int
 
 
 @dataclass(frozen=True)
 class Header:
-    """Announces a state."""
+    """The first frame of a transfer, which announces the state."""
 
     adapter_id: str
     manifest: WeightManifest
     target: VersionTarget | CheckpointTarget
     resume_offset: int = 0
-    """Where the chunks that follow begin, in encoded bytes."""
+    """Position of the first chunk, in encoded bytes."""
     encoding: Encoding = Encoding.WHOLE
     base_version: int = 0
-    """The version a delta starts from; 0 for the other encodings."""
+    """Base version of a delta; 0 for the other encodings."""
     delta_size_bytes: int = 0
-    """Encoded bytes of a delta; 0 for the other encodings."""
+    """Size of a delta in encoded bytes; 0 for the other encodings."""
     encoded_digest: str = ''
-    """blake3 of a delta's bytes; empty for the other encodings."""
+    """blake3 digest of a delta's bytes; empty for the other encodings."""
     segment: SegmentRef | None = None
-    """Where the bytes lie, for shared memory."""
+    """Segment that contains the bytes; None for the other encodings."""
 
     @property
     def encoded_size_bytes(self) -> int:
-        """Bytes of all chunks from offset 0 on."""
+        """Total size of all chunks, counted from offset 0."""
         if self.encoding is Encoding.SHARED_MEMORY:
             return 0
         return self.delta_size_bytes if self.encoding is Encoding.DELTA else self.manifest.size_bytes
 
     @property
     def resume_digest(self) -> str:
-        """What a cut transfer of these bytes is recognised by."""
+        """Digest that identifies the encoded bytes when a transfer is resumed."""
         return self.encoded_digest or self.manifest.digest
 
     def resumed(self, offset: int) -> 'Header':
-        """Return the same header with chunks from `offset` on."""
+        """Return the same header for a transfer whose chunks start at `offset`."""
         return replace(self, resume_offset=offset)
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Ends a state."""
+    """The last frame of a transfer, with the digest of the state."""
 
     digest: str
 

@@ -1,9 +1,9 @@
-"""Segments: states in memory that the processes of one host share, as files of one folder.
+"""Shared-memory segments: states in memory that the processes of one host share, as files of one folder.
 
-The folder belongs to one user and to nobody else. Names carry their owner: `<owner>.<random>` is
-removed with its `Segment`, or by the next process to open the folder once the owner has died, which
-a lock on the file `owner-<owner>` tells across containers; `keep.<name>` outlives its process, and
-who made it sweeps it. A segment that is open stays readable when its name is removed.
+Only one user may write to the folder. A temporary segment is called `<owner>.<random>`. Its name is removed together
+with its `Segment`, or, after the owning process has died, by the next process that opens the folder; a lock on the
+file `owner-<owner>` shows across containers whether the owner lives. A kept segment is called `keep.<name>`, outlives
+its process, and is removed by its creator. An open segment stays readable after its name was removed.
 """
 
 import errno
@@ -25,68 +25,67 @@ from services.kit.weights.frames import SegmentRef
 
 _log = structlog.get_logger('weights')
 
-_SHARED_MEMORY = Path('/dev/shm')  # noqa: S108 (the kernel's own place for it; the folder inside is checked)
+_SHARED_MEMORY = Path('/dev/shm')  # noqa: S108 (the kernel's shared memory; the folder inside is checked)
 _NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}')
 _OWNED = re.compile(r'[0-9a-f]{16}[.][0-9a-f]{16}')
 _HOST_ID = re.compile(r'[0-9a-f]{32}')
 _OWNER_FILE = 'owner-'
 _KEPT = 'keep.'
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
-_PARTS_AT_ONCE = 512
-"""Of one call that writes; systems take at least so many."""
+_PARTS_PER_WRITE = 512
+"""Maximum number of buffers per write call; operating systems support at least this many."""
 
 
 class SegmentsConfig(BaseModel):
-    """Memory shared with the other services of this host."""
+    """Settings of the memory that the services of a host share."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     is_enabled: bool = True
-    """Hand states over in shared memory where the other end sees the same; else they go as bytes."""
+    """Whether to pass states in shared memory to services on the same host; otherwise their bytes are sent."""
     folder: str = ''
-    """Where segments lie; all services of a host have to be told the same. Empty: /dev/shm/twinkle-<uid>,
-    where there is a /dev/shm."""
+    """Folder of the segments, equal for all services of a host. Empty: /dev/shm/twinkle-<uid>, if /dev/shm exists."""
 
 
 class Segment:
-    """An open segment. While any view of `data` lives, its name does, unless it is a kept one."""
+    """An open segment. The name of a temporary segment exists as long as any view of `data`."""
 
     def __init__(self, ref: SegmentRef, path: str, mapping: mmap.mmap, *, owner: 'Segments | None') -> None:
-        """Hold what was opened; with an owner, the name is removed with the last view of the bytes."""
+        """Wrap an opened segment; with an owner, the name is removed together with the last view of the bytes."""
         self.ref = ref
         self.path = path
         self._mapping: mmap.mmap | None = mapping
-        # The owner is kept alive with the segment: were its lock let go, others would sweep the segment.
+        # The segment references the owner, because other processes remove segments whose owner's lock is released.
         self._remove = None if owner is None else weakref.finalize(mapping, _remove, path, owner)
 
     @property
     def data(self) -> memoryview:
-        """The bytes: writable only where this process created the segment."""
+        """Bytes of the segment; writable only if this process created it."""
         if self._mapping is None:
-            raise RuntimeError('the segment was let go of')
+            raise RuntimeError('the segment was released')
         return memoryview(self._mapping)
 
-    def let_go(self) -> None:
-        """Give up the bytes; views of them stay good. Unmapping many takes a while: call it in a thread."""
+    def release(self) -> None:
+        """Release the bytes; existing views stay valid. Unmapping large segments is slow, so call it in a thread."""
         self._mapping = None
 
     def remove(self) -> None:
-        """Remove the name of a segment that is not kept; views of it stay good. Again is harmless."""
+        """Remove the name of a temporary segment; existing views stay valid. Idempotent."""
         if self._remove is not None:
             self._remove()
 
 
 class Segments:
-    """The folder of segments, as one process sees it.
+    """The folder of segments, opened by one process.
 
-    Concurrency: any thread.
+    Concurrency: safe to use from any thread.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder, made if need be, and remove what processes that died have left there.
+        """Open a folder, creating it if necessary, and remove the segments of dead processes.
 
         Raises:
-            OSError: it cannot be made, or belongs to someone else.
+            OSError: The folder cannot be created, or another user may write to it.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
@@ -94,27 +93,27 @@ class Segments:
         weakref.finalize(self, os.close, self._directory)
         facts = os.fstat(self._directory)
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-            raise PermissionError(f'{folder} has to belong to this user alone')
+            raise PermissionError(f'{folder} must belong to this user and be writable by this user only')
         self.host_id = self._read_host_id()
-        """Tells whether two processes see the same memory: random, and written into the folder."""
+        """Random id stored in the folder; equal for all processes that share the memory."""
         self._owner, self._lock = self._take_ownership()
-        weakref.finalize(self, _let_go, self._lock, str(folder / f'{_OWNER_FILE}{self._owner}'))
+        weakref.finalize(self, _release_owner, self._lock, str(folder / f'{_OWNER_FILE}{self._owner}'))
         self.sweep()
 
     @property
     def folder(self) -> Path:
-        """Where the segments lie."""
+        """Folder of the segments."""
         return self._folder
 
     def create(self, size_bytes: int, *, kept_name: str = '') -> Segment:
-        """Make a segment with writable bytes.
+        """Create a segment with writable bytes.
 
         Args:
-            size_bytes: At least 1. The memory is taken now, so that writing cannot fail later.
-            kept_name: Makes it outlive this process, under this name. Empty: it is removed with the last view.
+            size_bytes: Size, at least 1. The memory is allocated now, so that writing cannot fail later.
+            kept_name: Name of a kept segment, which outlives this process. Empty for a temporary segment.
 
         Raises:
-            OSError: there is not so much memory, or the kept name is taken.
+            OSError: There is not enough memory, or the kept name is in use.
         """
         name = self._new_name(kept_name)
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
@@ -129,13 +128,13 @@ class Segments:
         return self._segment(name, size_bytes, mapping)
 
     def write(self, parts: Sequence[bytes | memoryview]) -> Segment:
-        """Make a segment that holds `parts`, one after the other, read-only and removed with its last view.
+        """Create a temporary, read-only segment with the concatenated `parts`.
 
-        Memory that is written by the system need not be cleared and mapped page by page first: for
-        fresh memory that is most of the work.
+        Writing through the file system avoids clearing and mapping each page first, which takes most of the time for
+        new memory.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: There is not enough memory.
         """
         name = self._new_name('')
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
@@ -150,14 +149,13 @@ class Segments:
         return self._segment(name, size_bytes, mapping)
 
     def adopt(self, ref: SegmentRef, *, kept_name: str = '') -> Segment:
-        """Give another process's segment a name of our own and open it, read-only.
+        """Open another process's segment read-only, after linking it under a new name.
 
-        The other one may remove its name at any time afterwards. Its bytes are as trustworthy as it is:
-        check their digest.
+        The other process may then remove its name at any time. The bytes are untrusted: check their digest.
 
         Raises:
-            MemoryNotShared: it is not in this memory, or is not what was announced.
-            OSError: the kept name is taken.
+            MemoryNotShared: The segment is not in this memory, or does not have the announced size.
+            OSError: The kept name is in use.
         """
         if ref.host_id != self.host_id or not _NAME.fullmatch(ref.name) or ref.size_bytes < 1:
             raise MemoryNotShared()
@@ -175,25 +173,25 @@ class Segments:
             raise
 
     def open_kept(self, kept_name: str, size_bytes: int) -> Segment:
-        """Open a kept segment of our own, read-only.
+        """Open a kept segment read-only.
 
         Raises:
-            MemoryNotShared: there is none of that name and size.
+            MemoryNotShared: No kept segment has that name and size.
         """
         return self._open(self._new_name(kept_name), size_bytes)
 
     def kept_names(self) -> list[str]:
-        """Return the names of all kept segments, of whichever process."""
+        """Return the names of all kept segments, of all processes."""
         names = [entry.name for entry in self._folder.iterdir() if entry.name.startswith(_KEPT)]
         return sorted(name.removeprefix(_KEPT) for name in names)
 
     def remove_kept(self, kept_name: str) -> None:
-        """Remove the name of a kept segment; nothing happens where there is none."""
+        """Remove the name of a kept segment if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(self._new_name(kept_name), dir_fd=self._directory)
 
     def sweep(self) -> None:
-        """Remove the segments of processes that have died."""
+        """Remove the segments of dead processes."""
         entries = [entry.name for entry in self._folder.iterdir()]
         owners = {entry.partition('.')[0] for entry in entries if _OWNED.fullmatch(entry)}
         owners |= {entry.removeprefix(_OWNER_FILE) for entry in entries if entry.startswith(_OWNER_FILE)}
@@ -227,11 +225,11 @@ class Segments:
         if not kept_name:
             return f'{self._owner}.{os.urandom(8).hex()}'
         if not _NAME.fullmatch(kept_name) or len(kept_name) > 150:
-            raise ValueError(f'{kept_name!r} is no name for a segment')
+            raise ValueError(f'{kept_name!r} is not a segment name; use at most 150 letters, digits, ".", "_" and "-"')
         return _KEPT + kept_name
 
     def _read_host_id(self) -> str:
-        """Return the folder's id, written now if this process is the first."""
+        """Return the folder's id; the first process writes it."""
         mine = f'new-{os.urandom(8).hex()}'
         file = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
         try:
@@ -247,11 +245,11 @@ class Segments:
         finally:
             os.close(file)
         if not _HOST_ID.fullmatch(host_id):
-            raise OSError(f'{self._folder / "host"} is damaged; remove it while no service runs')
+            raise OSError(f'{self._folder / "host"} is damaged; stop all services and remove it')
         return host_id
 
     def _take_ownership(self) -> tuple[str, int]:
-        """Return a new owner and the descriptor whose lock says that it lives."""
+        """Return a new owner id and the descriptor of its locked file."""
         while True:
             owner = os.urandom(8).hex()
             name = f'{_OWNER_FILE}{owner}'
@@ -259,10 +257,10 @@ class Segments:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:
                 return owner, file
-            os.close(file)  # a sweep saw the file before its lock
+            os.close(file)  # another process removed the file before it was locked
 
     def _is_dead(self, owner_file: str) -> bool:
-        """Say whether the owner has died, and remove its file if so."""
+        """Return whether the owner has died, and remove its file in that case."""
         try:
             file = os.open(owner_file, os.O_RDWR | _OPEN, dir_fd=self._directory)
         except FileNotFoundError:
@@ -279,14 +277,14 @@ class Segments:
 
 
 def open_segments(config: SegmentsConfig, *, memory: Path = _SHARED_MEMORY) -> Segments | None:
-    """Open the folder of the configuration; None where memory is not to be, or cannot be, shared.
+    """Open the configured folder; return None if sharing memory is disabled or impossible.
 
     Args:
-        config: What was configured.
-        memory: The memory file system that the folder lies in where none was named.
+        config: Settings.
+        memory: Memory file system for the default folder.
 
     Raises:
-        OSError: a folder that was named cannot be used.
+        OSError: A configured folder cannot be used.
     """
     if not config.is_enabled:
         return None
@@ -299,25 +297,25 @@ def open_segments(config: SegmentsConfig, *, memory: Path = _SHARED_MEMORY) -> S
         return Segments(folder)
     except OSError as error:
         _log.warning(
-            'weights go as bytes, memory is not shared',
+            'shared memory not usable; sending bytes',
             folder=str(folder),
             problem=str(error),
-            cure="make the folder this user's alone (chmod 700), or name another one in `shared_memory.folder`",
+            cure='run chmod 700 on the folder, or set another one in `shared_memory.folder`',
         )
         return None
 
 
 def _write(file: int, parts: Sequence[bytes | memoryview]) -> int:
-    """Write parts one after the other, however much the system takes at once; return how many bytes there are.
+    """Write all parts in order, and return their total size in bytes.
 
     Raises:
-        OSError: there is no room for them.
+        OSError: There is not enough room.
     """
     views = [memoryview(part) for part in parts if len(part)]
     size_bytes = 0
     begin = 0
     while begin < len(views):
-        taken = os.pwritev(file, views[begin : begin + _PARTS_AT_ONCE], size_bytes)
+        taken = os.pwritev(file, views[begin : begin + _PARTS_PER_WRITE], size_bytes)
         if not taken:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         size_bytes += taken
@@ -338,6 +336,6 @@ def _unlink(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def _let_go(lock: int, owner_file: str) -> None:
+def _release_owner(lock: int, owner_file: str) -> None:
     _unlink(owner_file)
     os.close(lock)

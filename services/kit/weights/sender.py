@@ -1,4 +1,4 @@
-"""Sending a state to one who asks: the encoding that costs least, from the byte where a cut transfer ended."""
+"""The sender of states, which chooses the cheapest encoding and resumes interrupted transfers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -15,35 +15,35 @@ from twinkle.checkpoint_engine.delta import is_delta_possible
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a receiver can take, and where a cut transfer of it ended."""
+    """Encodings that a receiver accepts, and the position at which it resumes an interrupted transfer."""
 
     encodings: frozenset[Encoding] = frozenset()
-    """Beside WHOLE, which everyone takes."""
+    """Accepted encodings in addition to WHOLE, which every receiver accepts."""
     host_id: str = ''
-    """Of the memory it sees, for SHARED_MEMORY."""
+    """Id of the receiver's shared memory, for SHARED_MEMORY."""
     resume_offset: int = 0
-    """Encoded bytes it has; 0 for none."""
+    """Number of encoded bytes that the receiver has; 0 for none."""
     resume_digest: str = ''
-    """Of what they are the beginning of. Empty: of the state itself."""
+    """Digest of the encoded bytes that the receiver has the beginning of; empty for that of the state."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A version that the receiver holds, as the start of a delta."""
+    """A version that the receiver has, as the base of a delta."""
 
     version: int
     open: Callable[[], Awaitable[StateBytes | None]]
-    """Opens its bytes; None where they are here no more."""
+    """Opens the bytes of the version; returns None if they are no longer available."""
 
 
 class Sender:
-    """Turns states into frames. One for a whole service: what was encoded for one receiver serves the next.
+    """Converts states to frames. A service has one sender, so that receivers share encoded deltas.
 
-    Concurrency: many transfers at once; each keeps one chunk, and a delta, in memory.
+    Concurrency: many transfers may run at once; each has one chunk and one delta in memory.
     """
 
     def __init__(self, threads: Threads, *, delta_bytes: int = 256 << 20) -> None:
-        """Encode in `threads` and keep about `delta_bytes` of deltas."""
+        """Encode in `threads` and cache about `delta_bytes` of deltas."""
         self._deltas = Deltas(threads, capacity_bytes=delta_bytes)
 
     async def frames(
@@ -57,17 +57,17 @@ class Sender:
     ) -> AsyncGenerator[Frame, None]:
         """Yield the frames of a state.
 
-        The next chunk is read when the receiver has taken the one before.
+        Each chunk is read once the receiver has consumed the previous one.
 
         Args:
-            header: Says what the state is; how it is sent is filled in here.
-            source: Its bytes; closed at the end, whatever the end is.
-            wanted: What the receiver can take.
-            base: What the receiver holds. Unset: nothing.
-            offset_field: The request's field that holds the offset, for errors.
+            header: Header without the encoding, which this method chooses.
+            source: Bytes of the state; closed when the generator ends.
+            wanted: Encodings and position that the receiver requests.
+            base: Version that the receiver has; None for none.
+            offset_field: Field of the request with the offset, for errors.
 
         Raises:
-            InvalidField: the offset lies behind what is sent.
+            InvalidField: The offset is beyond the end of the encoded bytes.
         """
         try:
             header, encoded = await self._encoded(header, source, wanted, base)
@@ -83,7 +83,7 @@ class Sender:
     async def _encoded(
         self, header: Header, source: StateBytes, wanted: Wanted, base: Base | None
     ) -> tuple[Header, StateBytes]:
-        """Return the header with the encoding chosen, and where the encoded bytes are."""
+        """Return the header with the chosen encoding, and the encoded bytes."""
         segment = source.segment
         is_shared = segment is not None and segment.host_id == wanted.host_id
         if is_shared and Encoding.SHARED_MEMORY in wanted.encodings:
@@ -95,14 +95,14 @@ class Sender:
         return header, source
 
     async def _delta(self, source: StateBytes, base: Base) -> Delta | None:
-        held = await base.open()
-        if held is None:
+        base_bytes = await base.open()
+        if base_bytes is None:
             return None
         try:
-            is_possible = is_delta_possible(source.manifest, held.manifest)
-            return await self._deltas.get(source, held) if is_possible else None
+            is_possible = is_delta_possible(source.manifest, base_bytes.manifest)
+            return await self._deltas.get(source, base_bytes) if is_possible else None
         finally:
-            await held.close()
+            await base_bytes.close()
 
 
 def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:
@@ -116,12 +116,12 @@ def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:
 
 
 def _offset(header: Header, wanted: Wanted, field: str) -> int:
-    """Return where the chunks begin: where the receiver's end, if they are of the same bytes."""
+    """Return the position of the first chunk: the receiver's position if it has the beginning of the same bytes."""
     digest = wanted.resume_digest or header.manifest.digest
     if header.encoding is Encoding.SHARED_MEMORY or digest != header.resume_digest:
         return 0
     if wanted.resume_offset > header.encoded_size_bytes:
-        problem = f'is {wanted.resume_offset}, there are {header.encoded_size_bytes} bytes'
+        problem = f'must be at most {header.encoded_size_bytes}, got {wanted.resume_offset}'
         raise InvalidField(field, problem)
     return wanted.resume_offset
 

@@ -1,4 +1,4 @@
-"""What can be sent: the bytes of one state, wherever they lie."""
+"""The port for the bytes of one state, and its implementation in memory."""
 
 from typing import Protocol
 
@@ -7,53 +7,53 @@ from twinkle.checkpoint_engine import WeightManifest
 
 
 class StateBytes(Protocol):
-    """The bytes of a state, as its manifest lays them out.
+    """The bytes of a state in the layout of its manifest.
 
-    What was opened stays readable until it is closed, even when it is deleted meanwhile.
+    The bytes stay readable until `close`, even if the state is deleted.
     Concurrency: one `read` at a time.
     """
 
     @property
     def manifest(self) -> WeightManifest:
-        """Describes the bytes."""
+        """Manifest of the bytes."""
         ...
 
     @property
     def segment(self) -> SegmentRef | None:
-        """The shared-memory segment that holds exactly these bytes; None where they lie elsewhere."""
+        """Shared-memory segment with exactly these bytes; None if they are not in one."""
         ...
 
     async def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on, fewer only at the end."""
+        """Return `length` bytes starting at `offset`, or fewer at the end."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Release the bytes."""
         ...
 
 
 class HeldBytes:
-    """A state that lies in this process's memory."""
+    """A state in the memory of this process."""
 
     def __init__(self, manifest: WeightManifest, data: memoryview, *, segment: SegmentRef | None = None) -> None:
-        """Read `data`, which `manifest` describes and `segment`, if any, holds."""
+        """Read from `data`, which has the layout of `manifest` and may be mapped from `segment`."""
         self._manifest = manifest
         self._data = data
         self._segment = segment
 
     @property
     def manifest(self) -> WeightManifest:
-        """Describes the bytes."""
+        """Manifest of the bytes."""
         return self._manifest
 
     @property
     def segment(self) -> SegmentRef | None:
-        """The segment that holds them, if any."""
+        """Shared-memory segment with the bytes, if any."""
         return self._segment
 
     async def read(self, offset: int, length: int) -> memoryview:
-        """Return a view of `length` bytes from `offset` on, fewer only at the end."""
+        """Return a view of `length` bytes starting at `offset`, or fewer at the end."""
         return self._data[offset : offset + length]
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Release nothing: the memory belongs to the caller."""

@@ -1,4 +1,4 @@
-"""The order of a transfer's frames: header, chunks, commit, and then nothing more."""
+"""Validation of the order of a transfer's frames: one header, chunks, one commit."""
 
 import enum
 
@@ -7,7 +7,7 @@ from services.kit.weights.frames import Commit, Frame, Header
 
 
 class FrameKind(enum.Enum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     HEADER = 'header'
     CHUNK = 'chunk'
@@ -22,23 +22,22 @@ class FrameKind(enum.Enum):
 
 
 class Transfer:
-    """Where a transfer is; told of each frame before the frame is used."""
+    """State of a transfer, updated before each frame is used."""
 
     def __init__(self) -> None:
-        """Expect a header."""
         self._is_begun = False
         self._is_committed = False
 
     @property
     def is_committed(self) -> bool:
-        """Whether the commit has come."""
+        """Whether the commit was received."""
         return self._is_committed
 
     def accept(self, kind: FrameKind) -> None:
-        """Move on.
+        """Accept the next frame.
 
         Raises:
-            StreamOutOfOrder: this frame may not come now.
+            StreamOutOfOrder: The frame is not allowed at this point.
         """
         if self._is_committed:
             raise StreamOutOfOrder('its end: the commit was the last frame')
@@ -50,10 +49,10 @@ class Transfer:
         self._is_committed = kind is FrameKind.COMMIT
 
     def end(self) -> None:
-        """Take note that no more frames come.
+        """Check at the end of the stream that the transfer is complete.
 
         Raises:
-            StreamOutOfOrder: the commit has not come.
+            StreamOutOfOrder: The commit is missing.
         """
         if not self._is_committed:
             raise StreamOutOfOrder('a chunk or the commit' if self._is_begun else 'a header')

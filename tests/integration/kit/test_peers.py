@@ -1,4 +1,4 @@
-"""Mutual TLS over real sockets: who gets in, what others are told, and certificates renewed while in use."""
+"""Mutual TLS over real sockets: access, refusals, and certificates renewed while in use."""
 
 import asyncio
 import socket
@@ -38,13 +38,13 @@ UNTRUSTED = {'no certificate', 'certificate of a foreign authority', 'plaintext'
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The deployment's certificates."""
+    """Return a folder of the deployment's certificates."""
     return make_authority(tmp_path_factory.mktemp('tls'), services=(*EVERY_SERVICE, 'stranger'))
 
 
 @pytest.fixture(scope='module')
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same names, signed by somebody else."""
+    """Return a folder of certificates with equal names from another authority."""
     return make_authority(tmp_path_factory.mktemp('foreign'))
 
 
@@ -61,7 +61,7 @@ async def _serving(service: str, tls: TlsConfig) -> AsyncIterator[RpcServer]:
 
 
 async def _ask(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
-    """Make the one call that every service answers."""
+    """Make the call that every service serves."""
     stub = server_service_pb2_grpc.ServerServiceStub(channel)
     return await stub.GetServerInfo(
         server_service_pb2.GetServerInfoRequest(), timeout=10, metadata=identity_metadata(token)
@@ -69,7 +69,7 @@ async def _ask(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
 
 
 async def _code(address: str, tls: TlsConfig, *, token: str = TOKEN, service: str = '') -> grpc.StatusCode:
-    """Return how a call ends over a channel that tries nothing twice."""
+    """Return the status of a call over a channel without retries."""
     async with open_forwarding_channel(address, tls=tls, service=service) as channel:
         try:
             await _ask(channel, token=token)
@@ -80,7 +80,7 @@ async def _code(address: str, tls: TlsConfig, *, token: str = TOKEN, service: st
 
 @pytest.mark.parametrize('service', INTERNAL)
 async def test_only_the_right_certificate_with_the_token_gets_in(service: str, folder: Path, foreign: Path) -> None:
-    """The token alone opens nothing, nor does a certificate alone, nor that of another service."""
+    """A call needs both the token and the certificate of an allowed service."""
     gateway = tls_of(folder, 'gateway')
     callers = {
         'plaintext': (TlsConfig(), TOKEN),
@@ -104,7 +104,7 @@ async def test_only_the_right_certificate_with_the_token_gets_in(service: str, f
 
 @pytest.mark.parametrize('service', INTERNAL)
 async def test_services_call_each_other_only_where_the_architecture_says(service: str, folder: Path) -> None:
-    """A sampler may not call the model service, whatever token it has."""
+    """A sampler may not call the model service, even with a valid token."""
     async with _serving(service, tls_of(folder, service)) as server:
         codes = {caller: await _code(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
     allowed = {caller for caller, code in codes.items() if code is grpc.StatusCode.OK}
@@ -112,8 +112,8 @@ async def test_services_call_each_other_only_where_the_architecture_says(service
     assert {codes[caller] for caller in set(codes) - allowed} == {grpc.StatusCode.PERMISSION_DENIED}
 
 
-async def test_refusal_tells_nothing_of_who_would_be_let_in(folder: Path) -> None:
-    """Neither names nor files nor a library's words."""
+async def test_refusal_reveals_no_details(folder: Path) -> None:
+    """A refusal contains neither the allowed names nor file names nor messages of libraries."""
     async with (
         _serving('model', tls_of(folder, 'model')) as server,
         open_forwarding_channel(server.address, tls=tls_of(folder, 'sampler')) as channel,
@@ -126,22 +126,22 @@ async def test_refusal_tells_nothing_of_who_would_be_let_in(folder: Path) -> Non
 
 
 async def test_peers_can_be_named_by_dns_name(folder: Path) -> None:
-    """Certificates of an authority that signs no URIs work, too."""
+    """Certificates without URIs can be trusted by their DNS names."""
     async with _serving('model', tls_of(folder, 'model', trusted_peers=('stranger',))) as server:
         assert await _code(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
         assert await _code(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_tls_without_certificates_of_callers(folder: Path) -> None:
-    """Where nobody is trusted by certificate, the connection is encrypted and the token decides."""
+async def test_tls_without_client_certificates(folder: Path) -> None:
+    """A service without trusted peers encrypts connections and checks the token only."""
     async with _serving('data', tls_of(folder, 'data', trusted_peers=())) as server:
         caller = TlsConfig(ca=folder / 'ca.crt', trusted_peers=())
         assert await _code(server.address, caller) is grpc.StatusCode.OK
         assert await _code(server.address, caller, token='') is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_service_shows_who_it_is(folder: Path, foreign: Path) -> None:
-    """A caller does not talk to whoever happens to listen: the authority and the name have to be right."""
+async def test_caller_verifies_the_service(folder: Path, foreign: Path) -> None:
+    """A caller accepts a service only with the right authority and name."""
     async with _serving('data', tls_of(folder, 'data')) as server:
         believed = tls_of(folder, 'gateway', server_names={'data': 'data', 'model': 'model'})
         for service, code in {'data': grpc.StatusCode.OK, 'model': grpc.StatusCode.UNAVAILABLE}.items():
@@ -151,7 +151,7 @@ async def test_service_shows_who_it_is(folder: Path, foreign: Path) -> None:
 
 
 async def test_own_calls_are_encrypted_as_well(folder: Path) -> None:
-    """A channel of a service's own calls, with its interceptors, goes the same way as what is passed on."""
+    """A channel for a service's own calls uses the same TLS settings as a forwarding channel."""
     async with (
         _serving('data', tls_of(folder, 'data')) as server,
         open_channel(server.address, internal_token=TOKEN, tls=tls_of(folder, 'gateway')) as channel,
@@ -160,7 +160,7 @@ async def test_own_calls_are_encrypted_as_well(folder: Path) -> None:
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    """New connections see the new one; half a renewal changes nothing; calls under way and open channels go on."""
+    """New connections get the renewed certificate, and running calls and open channels continue."""
     make_authority(tmp_path, services=('data', 'gateway'))
     own = tls_of(tmp_path, 'gateway')
     async with (
@@ -178,7 +178,7 @@ async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) ->
 
 
 async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
-    """With what was in use before."""
+    """A channel that is opened during a renewal uses the previous certificate."""
     make_authority(tmp_path, services=('data', 'gateway'))
     own = tls_of(tmp_path, 'gateway')
     async with _serving('data', tls_of(tmp_path, 'data')) as server:
@@ -188,7 +188,7 @@ async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
 
 
 async def test_caller_shows_its_renewed_certificate(tmp_path: Path) -> None:
-    """A channel that was opened long ago shows what its file holds now, also through stubs made before."""
+    """An open channel presents the renewed certificate, even through stubs that were created before."""
     make_authority(tmp_path, services=('data', 'gateway'))
     seen: list[bytes] = []
     server = grpc.aio.server(interceptors=[_Seeing(seen)])
@@ -208,8 +208,8 @@ async def test_caller_shows_its_renewed_certificate(tmp_path: Path) -> None:
     assert seen[0] != seen[1] == seen[2] == (tmp_path / 'gateway.crt').read_bytes()
 
 
-async def test_authority_that_is_withdrawn_lets_nobody_in(tmp_path: Path, folder: Path) -> None:
-    """Replacing the file of authorities takes effect for new connections at once."""
+async def test_replaced_authority_applies_to_new_connections(tmp_path: Path, folder: Path) -> None:
+    """Replacing the file of authorities takes effect at once for new connections."""
     make_authority(tmp_path, services=('data', 'gateway'))
     trusted = tmp_path / 'trusted.crt'
     trusted.write_bytes((tmp_path / 'ca.crt').read_bytes())
@@ -222,7 +222,7 @@ async def test_authority_that_is_withdrawn_lets_nobody_in(tmp_path: Path, folder
 
 
 class _Seeing(grpc.aio.ServerInterceptor):
-    """Notes the certificate of whoever calls, and refuses."""
+    """Records the certificates of callers and refuses their calls."""
 
     def __init__(self, seen: list[bytes]) -> None:
         self._seen = seen
@@ -239,7 +239,7 @@ class _Seeing(grpc.aio.ServerInterceptor):
 
 
 async def _shown(address: str, folder: Path) -> bytes:
-    """Return the certificate that a new connection is shown."""
+    """Return the certificate that a new connection receives."""
 
     def connect() -> bytes:
         context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))

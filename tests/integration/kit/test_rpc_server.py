@@ -1,4 +1,4 @@
-"""The server builder over real sockets: errors, identity, limits, traces, unbuilt methods, draining."""
+"""The server over real sockets: errors, identity, limits, traces, methods that are not implemented, draining."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,16 +38,15 @@ class KitConfig(ServiceConfig):
 
 
 class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
-    """Answers with what each test needs."""
+    """Answers as each test needs."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
         self.was_cancelled = asyncio.Event()
         self.release = asyncio.Event()
         self.has_begun = asyncio.Event()
 
     async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Fail as the id says, or answer with the tenant."""
+        """Fail as the id says, or return the tenant."""
         if request.dataset_id == 'bad':
             raise InvalidField('dataset_id', 'must be good')
         if request.dataset_id == 'full':
@@ -70,7 +69,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         raise InvalidField('inner', 'is wrong')
 
     async def ExportDataset(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Stream for ever and note a cancellation."""
+        """Stream without end and record a cancellation."""
         try:
             while True:
                 yield dataset_service_pb2.ExportDatasetResponse()
@@ -117,14 +116,14 @@ async def _failure(channel: grpc.aio.Channel, dataset_id: str) -> grpc.aio.AioRp
 
 
 async def test_tenant_comes_from_identity_of_the_calling_service() -> None:
-    """A call made for a tenant is served as that tenant."""
+    """A call that a service makes for a tenant is served as that tenant."""
     async with _serving() as (_, _, channel):
         with acting_for(ALICE):
             assert (await _get(channel, 'x')).dataset.dataset_id == 'alice'
 
 
 async def test_domain_error_becomes_status_with_details() -> None:
-    """Code, reason, field and retry time arrive, and come back as the same facts."""
+    """Code, reason, field, retry time and disposition of an error survive the conversion to a status and back."""
     async with _serving() as (_, _, channel):
         bad = await _failure(channel, 'bad')
         assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -134,14 +133,14 @@ async def test_domain_error_becomes_status_with_details() -> None:
         assert [detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR) for detail in details] == [True, False]
 
 
-async def test_error_inside_task_group_keeps_its_fact() -> None:
-    """What one task of a group raises is what the caller learns."""
+async def test_error_inside_a_task_group_is_unwrapped() -> None:
+    """The caller receives the error that a task of a group raised."""
     async with _serving() as (_, _, channel):
         assert error_from_call(await _failure(channel, 'group'), service='data').violations[0].field == 'inner'
 
 
-async def test_unforeseen_error_tells_nothing_but_request_id() -> None:
-    """Neither message nor path of an unknown exception reaches the caller."""
+async def test_unexpected_error_reveals_only_the_request_id() -> None:
+    """The message and paths of an unknown exception do not reach the caller."""
     async with _serving() as (_, _, channel):
         broken = await _failure(channel, 'broken')
         assert broken.code() is grpc.StatusCode.INTERNAL
@@ -153,14 +152,14 @@ async def test_unforeseen_error_tells_nothing_but_request_id() -> None:
 
 @pytest.mark.parametrize('token', ['', 'wrong'])
 async def test_call_without_right_token_is_refused(token: str) -> None:
-    """No token and a wrong one are UNAUTHENTICATED."""
+    """A missing token and a wrong one lead to UNAUTHENTICATED."""
     async with _serving() as (_, server, _), open_channel(server.address, internal_token=token) as channel:
         with acting_for(ALICE):
             assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_unbuilt_method_says_so_and_is_listed_so() -> None:
-    """A method the servicer lacks is UNIMPLEMENTED with a reason and listed as unsupported."""
+async def test_missing_method_is_unimplemented_and_listed() -> None:
+    """A method that the servicer does not implement is UNIMPLEMENTED and listed as not supported."""
     async with _serving() as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -175,7 +174,7 @@ async def test_unbuilt_method_says_so_and_is_listed_so() -> None:
 
 
 async def test_unknown_method_is_unimplemented_with_reason() -> None:
-    """A method outside the contract gets the same kind of answer."""
+    """A method outside the contract is UNIMPLEMENTED with a reason."""
     async with _serving() as (_, _, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary('/twinkle.api.data.v1.Nothing/Here')(b'')
@@ -184,7 +183,7 @@ async def test_unknown_method_is_unimplemented_with_reason() -> None:
 
 @pytest.mark.parametrize('shape', ['unary', 'stream'])
 async def test_oversize_message_names_size_and_limit(shape: str) -> None:
-    """A message above the limit is refused before the servicer sees it."""
+    """A message above the limit is refused before the servicer receives it."""
     async with _serving(message_bytes=2048) as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         big = dataset_service_pb2.UploadRequest()
@@ -196,8 +195,8 @@ async def test_oversize_message_names_size_and_limit(shape: str) -> None:
 
 
 @pytest.mark.parametrize('method', ['GetDataset', 'Upload', 'ExportDataset'])
-async def test_bytes_that_are_no_message_are_refused_in_our_words(method: str) -> None:
-    """What cannot be decoded is bad input like any other: a reason, a field, no library's message."""
+async def test_invalid_bytes_are_refused_as_an_invalid_field(method: str) -> None:
+    """Bytes that cannot be parsed lead to INVALID_FIELD without a message of the library."""
     async with _serving() as (_, _, channel):
         path = f'/twinkle.api.data.v1.DatasetService/{method}'
         shapes = {'GetDataset': channel.unary_unary, 'Upload': channel.stream_unary}
@@ -210,7 +209,7 @@ async def test_bytes_that_are_no_message_are_refused_in_our_words(method: str) -
 
 
 async def test_error_that_quotes_a_long_text_arrives() -> None:
-    """Whatever a caller sends, its refusal fits the metadata it travels in."""
+    """An error that quotes a long text is cut to the size limit of the metadata."""
     async with _serving() as (_, _, channel):
         error = error_from_call(await _failure(channel, 'long'), service='data')
         assert error.reason == 'UNKNOWN_COMPONENT'
@@ -218,8 +217,8 @@ async def test_error_that_quotes_a_long_text_arrives() -> None:
 
 
 @pytest.mark.parametrize('listen', ['nonsense', '127.0.0.1:port', 'taken'])
-async def test_address_that_cannot_be_served_on_ends_the_program_with_a_word(listen: str) -> None:
-    """No traceback: the setting and the cure."""
+async def test_unusable_address_ends_the_program(listen: str) -> None:
+    """An address that cannot be used ends the program with a message that names the setting."""
     async with _serving() as (_, running, _):
         config = KitConfig(internal_token=TOKEN, listen=running.address if listen == 'taken' else listen)
         server = RpcServer(config, authenticator=InternalAuthenticator(TOKEN), endpoints=[])
@@ -228,7 +227,7 @@ async def test_address_that_cannot_be_served_on_ends_the_program_with_a_word(lis
 
 
 async def test_cancelled_stream_ends_the_generator_at_once() -> None:
-    """When the client goes away, the servicer's clean-up runs."""
+    """The cleanup of a servicer runs as soon as the client disconnects."""
     async with _serving() as (servicer, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         call = stub.ExportDataset(dataset_service_pb2.ExportDatasetRequest())
@@ -238,7 +237,7 @@ async def test_cancelled_stream_ends_the_generator_at_once() -> None:
 
 
 async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
-    """A drain answers what had begun."""
+    """A server that drains completes running calls and refuses new ones."""
     async with _serving() as (servicer, server, channel):
         running = asyncio.ensure_future(_get(channel, 'slow'))
         await asyncio.wait_for(servicer.has_begun.wait(), 5)
@@ -249,15 +248,15 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
         assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_health_tells_serving_without_credentials() -> None:
-    """Load balancers can ask without a key."""
+async def test_health_needs_no_credentials() -> None:
+    """Load balancers can query the health service without a key."""
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_layers_stand_in_the_stated_order() -> None:
-    """Refusals are traced, named, counted, logged and mapped because of this order."""
+def test_layers_have_the_documented_order() -> None:
+    """The order of the layers makes refusals traced, named, counted, logged and mapped."""
     layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',
@@ -274,14 +273,14 @@ def test_layers_stand_in_the_stated_order() -> None:
 
 
 def test_address_outside_loopback_needs_a_token(tmp_path: Path) -> None:
-    """A service without a secret does not open its door to the network."""
+    """A service without an internal token refuses to listen on other addresses than loopback."""
     config = KitConfig(listen='0.0.0.0:0', state_dir=tmp_path)
     with pytest.raises(ValueError, match='internal_token'):
         RpcServer(config, authenticator=InternalAuthenticator(''), endpoints=[])
 
 
 def test_every_default_timeout_belongs_to_a_method_of_the_contract() -> None:
-    """The service config names only methods that exist."""
+    """The service config contains only methods that exist."""
     assert default_timeouts()
     for path in default_timeouts():
         service, method = path[1:].split('/')

@@ -1,4 +1,4 @@
-"""The client of the checkpoint service against a service that breaks, damages and lies."""
+"""The client of the checkpoint service against a service that fails, damages data and sends wrong digests."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -24,32 +24,31 @@ OTHER = make_state(2, size_bytes=3 * CHUNK_BYTES)
 
 
 class FakeConfig(ServiceConfig):
-    """Stands for the checkpoint service."""
+    """Configuration of the fake checkpoint service."""
 
     service = 'checkpoint'
 
 
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Sends what its script says, call after call, and notes what it was asked."""
+    """Sends scripted frames and records the requests."""
 
     def __init__(self, *script: Callable[[Any], list[Any]]) -> None:
-        """Play `script`: each part makes the frames of one call; an error in them is raised."""
         self._script = list(script)
         self.requests: list[Any] = []
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Play the next part."""
+        """Send the next part of the script."""
         for item in self._next(request):
             synced = isinstance(item, Synced)
             yield wire.SubscribeResponse(is_synced=True) if synced else wire.SubscribeResponse(frame=item)
 
     async def Fetch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Play the next part."""
+        """Send the next part of the script."""
         for item in self._next(request):
             yield wire.FetchResponse(frame=item)
 
     async def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        """Read the first message and play the next part."""
+        """Read the first message and send the next part of the script."""
         list(self._next(await anext(request_iterator)))
         return wire.PublishResponse(version=weights_pb2.AdapterVersion(version=1))
 
@@ -62,7 +61,7 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
 
 
 def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[weights_pb2.WeightFrame]:
-    """Return the frames of a state from a byte on."""
+    """Return the frames of a state, starting at a byte."""
     header = weights_pb2.FrameHeader(
         manifest=manifest_to_proto(state.manifest),
         encoding=weights_pb2.FRAME_ENCODING_WHOLE,
@@ -77,13 +76,13 @@ def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[wei
 
 
 def damaged(offset: int) -> weights_pb2.WeightFrame:
-    """Return a chunk whose checksum is wrong."""
+    """Return a chunk with a wrong checksum."""
     return weights_pb2.WeightFrame(chunk=chunk_to_proto(StateChunk(offset, bytes(CHUNK_BYTES), 0)))
 
 
 @asynccontextmanager
 async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterator[WeightClient]:
-    """Serve the fake and give a client of it."""
+    """Serve the fake and return a client of it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         servicer,
@@ -99,8 +98,8 @@ async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterato
         await server.stop(timedelta())
 
 
-async def test_fetch_goes_on_at_the_byte_where_a_stream_broke() -> None:
-    """After a break and after a damaged chunk, nothing that was held is asked for again."""
+async def test_fetch_resumes_at_the_byte_where_a_stream_broke() -> None:
+    """Received bytes are not requested again after a broken stream or a damaged chunk."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: [*frames(STATE, offset=request.offset)[:2], damaged(request.offset + CHUNK_BYTES)],
@@ -112,7 +111,7 @@ async def test_fetch_goes_on_at_the_byte_where_a_stream_broke() -> None:
 
 
 async def test_fetch_never_mixes_two_states() -> None:
-    """Where another state comes after a break, it is taken from its beginning."""
+    """If another state is sent after a break, it is received from the beginning."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: frames(OTHER, offset=request.offset),
@@ -122,8 +121,8 @@ async def test_fetch_never_mixes_two_states() -> None:
         assert (await client.fetch_version('ad-1')).state == OTHER
 
 
-async def test_fetch_gives_up_on_what_does_not_move_and_on_refusals() -> None:
-    """After the attempts it has (and those of the channel below it), or at once."""
+async def test_fetch_fails_without_progress_and_after_refusals() -> None:
+    """A fetch fails after its attempts without progress, and at once after a refusal."""
     async with client_of(FakeStreams(*[lambda request: [Draining()]] * 9), attempts=1) as client:
         with pytest.raises(DomainError) as caught:
             await client.fetch_version('ad-1')
@@ -134,8 +133,8 @@ async def test_fetch_gives_up_on_what_does_not_move_and_on_refusals() -> None:
     assert caught.value.reason == 'VERSION_NOT_FOUND'
 
 
-async def test_follow_resumes_and_moves_on() -> None:
-    """The half version is gone on with; the next stream begins behind what is held, and offers to take deltas to it."""
+async def test_follow_resumes_a_partial_version() -> None:
+    """A partial version is resumed, and the next stream starts after the received version and accepts deltas."""
     fake = FakeStreams(
         lambda request: frames(STATE, version=4)[:3],
         lambda request: [*frames(STATE, version=4, offset=request.resume_offset), Draining()],
@@ -149,8 +148,8 @@ async def test_follow_resumes_and_moves_on() -> None:
     assert [bool(r.accepted_encodings) for r in fake.requests[:3]] == [False, False, True]
 
 
-async def test_a_state_that_lies_about_itself_is_not_given_out() -> None:
-    """Right checksums with a wrong digest are asked for again from the start."""
+async def test_state_with_a_wrong_digest_is_not_returned() -> None:
+    """A state with valid checksums and a wrong digest is requested again from the start."""
     lie = [frames(STATE)[0], *frames(make_state(9, size_bytes=4 * CHUNK_BYTES))[1:]]
     fake = FakeStreams(lambda request: lie, lambda request: frames(STATE, offset=request.offset))
     async with client_of(fake) as client:
@@ -158,8 +157,8 @@ async def test_a_state_that_lies_about_itself_is_not_given_out() -> None:
     assert [request.offset for request in fake.requests] == [0, 0]
 
 
-async def test_publish_is_sent_again_where_that_helps() -> None:
-    """Not where the service refused it."""
+async def test_publish_is_repeated_after_transient_errors() -> None:
+    """A publish is repeated after transient errors and not after other errors."""
     fake = FakeStreams(lambda request: [Draining()], lambda request: [])
     async with client_of(fake) as client:
         assert (await client.publish_version('ad-1', STATE, version=1)).version == 1

@@ -1,4 +1,4 @@
-"""Deltas and shared memory between the client and a service: used where they work, given up where not, never wrong."""
+"""Deltas and shared memory between client and service, and the fallback to plain bytes."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ CHUNK = 1 << 10
 
 
 def near(state: PackedState, seed: int) -> PackedState:
-    """Return another state of the same tensors, its two lowest bits of every byte changed."""
+    """Return another state of the same tensors, with the two lowest bits of every byte changed."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
@@ -48,7 +48,7 @@ DELTA_BYTES = encode_delta(SECOND.manifest, SECOND.data, FIRST.data)
 
 
 class FakeConfig(ServiceConfig):
-    """Stands for the checkpoint service."""
+    """Configuration of the fake checkpoint service."""
 
     service = 'checkpoint'
 
@@ -58,7 +58,7 @@ Script = Callable[[Any], list[Any]]
 
 @dataclass
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Plays scripted frames with the generated code, as any other implementation might, and notes the requests."""
+    """Sends scripted frames with the generated code, like any other implementation, and records the requests."""
 
     script: list[Script]
     requests: list[Any] = field(default_factory=list[Any])
@@ -66,19 +66,19 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Play the next part; the last one stays open."""
+        """Send the next part of the script; the last one stays open."""
         for item in self._next(request):
             yield wire.SubscribeResponse(frame=item)
         if not self.script:
             await asyncio.Event().wait()
 
     async def Fetch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Play the next part."""
+        """Send the next part of the script."""
         for item in self._next(request):
             yield wire.FetchResponse(frame=item)
 
     async def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        """Take all frames; the next part may refuse them."""
+        """Receive all frames; the next part of the script may refuse them."""
         self.published.append([])
         async for request in request_iterator:
             self.published[-1].append(request.frame)
@@ -104,7 +104,7 @@ def _raising(items: list[Any]) -> Any:
 
 @asynccontextmanager
 async def client_of(fake: FakeStreams, segments: Segments | None = None) -> AsyncIterator[WeightClient]:
-    """Serve the fake and give a client of it."""
+    """Serve the fake and return a client of it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         fake,
@@ -121,7 +121,7 @@ async def client_of(fake: FakeStreams, segments: Segments | None = None) -> Asyn
 
 
 def frames(state: PackedState, encoded: bytes | memoryview, *, offset: int = 0, **header: Any) -> list[Any]:
-    """Return the frames of an encoded state from a byte on."""
+    """Return the frames of an encoded state, starting at a byte."""
     fields = {'encoding': weights_pb2.FRAME_ENCODING_WHOLE, **header}
     message = weights_pb2.FrameHeader(
         manifest=manifest_to_proto(state.manifest),
@@ -155,14 +155,14 @@ def shared(state: PackedState, version: int, segment: weights_pb2.SharedSegment)
 
 
 async def received(client: WeightClient, count: int) -> list[ReceivedState]:
-    """Return the first states that a follower gets."""
+    """Return the first states that a follower receives."""
     async with aclosing(client.follow('ad-1')) as events:
         states = [await anext(events) for _ in range(count)]
     return [state for state in states if isinstance(state, ReceivedState)]
 
 
-async def test_follower_takes_deltas_from_the_second_version_on() -> None:
-    """What it gets is bit for bit the version, and cost the delta's bytes."""
+async def test_follower_receives_deltas_after_the_first_version() -> None:
+    """A follower receives later versions as deltas, bitwise equal to the published states."""
     fake = FakeStreams([lambda request: [*whole(FIRST, 1), *delta(SECOND, 2)]])
     async with client_of(fake) as client:
         first, second = await received(client, 2)
@@ -173,8 +173,8 @@ async def test_follower_takes_deltas_from_the_second_version_on() -> None:
 
 
 @pytest.mark.parametrize('frame_count', range(1, 2 + len(DELTA_BYTES) // CHUNK))
-async def test_cut_delta_goes_on_at_the_encoded_byte(frame_count: int) -> None:
-    """After any frame; the request names the bytes that it has the beginning of."""
+async def test_interrupted_delta_resumes_at_the_encoded_byte(frame_count: int) -> None:
+    """A delta can be interrupted after any frame, and the next request identifies the received bytes."""
     fake = FakeStreams(
         [
             lambda request: [*whole(FIRST, 1), *delta(SECOND, 2)[:frame_count], Draining()],
@@ -189,8 +189,8 @@ async def test_cut_delta_goes_on_at_the_encoded_byte(frame_count: int) -> None:
     assert request.resume_digest == state_digest(DELTA_BYTES)
 
 
-async def test_another_delta_after_a_cut_is_begun_anew() -> None:
-    """Bytes of a delta to one base are never gone on with by those of another."""
+async def test_different_delta_after_an_interruption_starts_over() -> None:
+    """The bytes of a delta to one base are never continued with those of another delta."""
     other = encode_delta(THIRD.manifest, THIRD.data, FIRST.data)
     fake = FakeStreams(
         [
@@ -217,7 +217,7 @@ async def test_another_delta_after_a_cut_is_begun_anew() -> None:
     ],
 )
 async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(bad: Callable[[], list[Any]]) -> None:
-    """The follower sees the version, and nothing of what went wrong; later versions may be deltas again."""
+    """A follower receives the version whole if a delta fails, and later versions may be deltas again."""
     fake = FakeStreams(
         [
             lambda request: [*whole(FIRST, 1), *bad()],
@@ -231,8 +231,8 @@ async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(bad: Calla
     assert (fake.requests[1].held_version, fake.requests[1].resume_offset) == (1, 0)
 
 
-async def test_damaged_chunk_of_a_delta_is_asked_for_again() -> None:
-    """From the byte before it, repeated and reordered ones, too."""
+async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
+    """A delta continues before a damaged, repeated or misplaced chunk."""
     good = delta(SECOND, 2)
     damaged = weights_pb2.WeightFrame()
     damaged.CopyFrom(good[2])
@@ -251,7 +251,7 @@ async def test_damaged_chunk_of_a_delta_is_asked_for_again() -> None:
 
 
 async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path) -> None:
-    """By other processes, as long as the state is used; then its name is gone."""
+    """Other processes can open the file of a shared state as long as the state is in use."""
     sender, segments = Segments(tmp_path / 'shm'), Segments(tmp_path / 'shm')
     made = sender.create(len(FIRST.data))
     made.data[:] = FIRST.data
@@ -271,7 +271,7 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
 
 @pytest.mark.parametrize('name', ['../secret', '/etc/passwd', 'link', 'missing', 'wrong', 'short'])
 async def test_segment_that_cannot_be_used_leads_to_bytes(tmp_path: Path, name: str) -> None:
-    """A path, a link, nothing, other bytes, too few: the state comes whole, and after two of them none is asked for."""
+    """An unusable segment is replaced by plain bytes, and after two of them no more are requested."""
     folder = tmp_path / 'shm'
     segments = Segments(folder)
     (tmp_path / 'secret').write_bytes(FIRST.data)
@@ -288,8 +288,8 @@ async def test_segment_that_cannot_be_used_leads_to_bytes(tmp_path: Path, name: 
     assert sorted(path.name for path in folder.iterdir() if '.' in path.name) == []
 
 
-async def test_published_state_is_handed_over_in_a_segment_that_does_not_stay(tmp_path: Path) -> None:
-    """Header and commit alone are sent; the segment holds the state when they come."""
+async def test_published_segment_is_removed_after_the_publish(tmp_path: Path) -> None:
+    """Only header and commit are sent, and the segment exists until the service has answered."""
     segments = Segments(tmp_path / 'shm')
     seen: list[bytes] = []
 
@@ -303,11 +303,11 @@ async def test_published_state_is_handed_over_in_a_segment_that_does_not_stay(tm
     assert [frame.WhichOneof('frame') for frame in fake.published[0]] == ['header', 'commit']
     assert fake.published[0][0].header.encoding == SHARED
     assert seen == [bytes(FIRST.data)]
-    assert leftovers(segments) == []
+    assert segment_names(segments) == []
 
 
-async def test_service_on_another_host_is_sent_bytes_from_then_on(tmp_path: Path) -> None:
-    """One refusal is enough; nothing stays in the folder."""
+async def test_service_on_another_host_receives_bytes(tmp_path: Path) -> None:
+    """One refusal disables shared memory, and no files stay in the folder."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [MemoryNotShared()], lambda header: [], lambda header: []])
     async with client_of(fake, segments) as client:
@@ -315,17 +315,17 @@ async def test_service_on_another_host_is_sent_bytes_from_then_on(tmp_path: Path
             await client.publish_version('ad-1', FIRST, version=version)
     assert [call[0].header.encoding for call in fake.published] == [SHARED, 1, 1]
     assert b''.join(frame.chunk.data for frame in fake.published[1]) == bytes(FIRST.data)
-    assert leftovers(segments) == []
+    assert segment_names(segments) == []
 
 
 async def test_nothing_stays_after_a_refused_or_cancelled_publish(tmp_path: Path) -> None:
-    """Whatever ends it."""
+    """A refused or cancelled publish leaves no segment behind."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [InvalidField('x', 'y')]])
     async with client_of(fake, segments) as client:
         with pytest.raises(DomainError):
             await client.publish_version('ad-1', FIRST, version=1)
-        assert leftovers(segments) == []
+        assert segment_names(segments) == []
         fake.begun.clear()
         publishing = asyncio.ensure_future(client.publish_version('ad-1', FIRST, version=2))
         fake.script.append(lambda header: [Draining()])
@@ -333,11 +333,11 @@ async def test_nothing_stays_after_a_refused_or_cancelled_publish(tmp_path: Path
         publishing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await publishing
-    assert leftovers(segments) == []
+    assert segment_names(segments) == []
 
 
-async def test_segments_of_a_killed_process_are_swept_by_the_next(tmp_path: Path) -> None:
-    """Those of living ones are not."""
+async def test_segments_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    """The next process removes the segments of dead processes and keeps those of living ones."""
     folder = tmp_path / 'shm'
     living = Segments(folder)
     kept = living.create(8)
@@ -351,19 +351,19 @@ async def test_segments_of_a_killed_process_are_swept_by_the_next(tmp_path: Path
     assert process.stdout is not None
     name = (await process.stdout.readline()).decode().strip()
     living.sweep()
-    assert leftovers(living) == sorted([name, kept.ref.name])
+    assert segment_names(living) == sorted([name, kept.ref.name])
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     Segments(folder)
-    assert leftovers(living) == [kept.ref.name]
+    assert segment_names(living) == [kept.ref.name]
 
 
-def leftovers(segments: Segments) -> list[str]:
+def segment_names(segments: Segments) -> list[str]:
     """Return the names of all segments."""
     gc.collect()
     return sorted(path.name for path in segments.folder.iterdir() if '.' in path.name)
 
 
 def test_delta_of_these_tests_has_several_chunks_and_saves() -> None:
-    """Else cutting it would mean nothing."""
+    """The delta of these tests has several chunks and is smaller than the state."""
     assert 3 * CHUNK < len(DELTA_BYTES) < len(SECOND.data)

@@ -1,4 +1,4 @@
-"""Bytes in memory: bounded for each tenant and for all, given out fairly, and given back whatever happens."""
+"""Byte gate: limits per tenant and in total, fair admission, and release in all cases."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 async def settle() -> None:
-    """Let every task that can go on do so."""
+    """Let other tasks run until they wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -27,8 +27,8 @@ async def filled(gate: ByteGate, tenant_id: str) -> int:
     raise AssertionError('nothing bounds it')
 
 
-async def test_tenant_beyond_its_bytes_waits_and_is_refused() -> None:
-    """What finds no room in time is refused and leaves nothing behind; another tenant is served meanwhile."""
+async def test_tenant_over_its_limit_is_refused() -> None:
+    """A request without room is refused and leaves no bytes behind, while other tenants are served."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     await gate.take('alice', 15 * MIB)
     with pytest.raises(BytesFull):
@@ -39,8 +39,8 @@ async def test_tenant_beyond_its_bytes_waits_and_is_refused() -> None:
     assert gate.held_bytes == 30 * MIB
 
 
-async def test_some_room_is_left_for_small_ones() -> None:
-    """A tenant that has all it may of large bodies still polls; so do all others."""
+async def test_room_is_reserved_for_small_requests() -> None:
+    """A tenant whose large bodies use all available bytes can still poll, and so can all others."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     for tenant_id in ('a', 'b', 'c', 'd', 'e'):
         assert await filled(gate, tenant_id) <= 15
@@ -49,15 +49,15 @@ async def test_some_room_is_left_for_small_ones() -> None:
     assert gate.held_bytes <= 60 * MIB + 3 * 64 * KIB
 
 
-async def test_few_tenants_never_have_all() -> None:
-    """Each takes no more than it leaves free, so that the next one finds something."""
+async def test_few_tenants_cannot_take_everything() -> None:
+    """Each tenant takes at most as much as it leaves free, so the next one finds room."""
     gate = ByteGate(tenant_bytes=64 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     counts = [await filled(gate, tenant_id) for tenant_id in ('a', 'b', 'c')]
     assert counts[0] > counts[1] > counts[2] > 4
 
 
-async def test_those_that_wait_go_on_in_turn_as_bytes_come_free() -> None:
-    """The tenant that holds least first, one tenant's in their order; nobody waits while there is room."""
+async def test_waiters_are_admitted_in_order() -> None:
+    """Waiters of one tenant are admitted in order as bytes are released."""
     gate = ByteGate(tenant_bytes=4 * MIB, total_bytes=8 * MIB, wait_seconds=None)
     await gate.take('alice', 3 * MIB)
     order: list[str] = []
@@ -78,8 +78,8 @@ async def test_those_that_wait_go_on_in_turn_as_bytes_come_free() -> None:
     assert order == ['alice1', 'alice2']
 
 
-async def test_hold_gives_back_all_it_took_also_when_it_is_cut_off() -> None:
-    """A call that is cancelled while it waits, or at the moment it is let in, leaves the gate as it was."""
+async def test_cancelled_hold_releases_its_bytes() -> None:
+    """A call that is cancelled while it waits, or as it is admitted, leaves no bytes behind."""
     gate = ByteGate(tenant_bytes=4 * MIB, total_bytes=16 * MIB, wait_seconds=None)
     first, second = gate.hold('alice'), gate.hold('alice')
     await first.grow(3 * MIB)
@@ -96,8 +96,8 @@ async def test_hold_gives_back_all_it_took_also_when_it_is_cut_off() -> None:
     assert gate.held_bytes == 0
 
 
-async def test_what_is_larger_than_all_room_goes_alone() -> None:
-    """It counts as all that its tenant may have, and does not wait for ever."""
+async def test_request_over_the_limit_runs_alone() -> None:
+    """A request that exceeds the limit counts as the complete limit and does not wait forever."""
     gate = ByteGate(tenant_bytes=4 * MIB, total_bytes=16 * MIB, wait_seconds=0)
     hold = gate.hold('alice')
     await hold.grow(100 * MIB)
@@ -111,13 +111,13 @@ async def test_what_is_larger_than_all_room_goes_alone() -> None:
 
 
 async def test_hold_that_is_released_while_it_waits_keeps_nothing() -> None:
-    """What it waited for comes when nobody would give it back any more."""
+    """Bytes that are admitted after the release of their hold are released at once."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=None)
     await gate.take('alice', 15 * MIB)
     hold = gate.hold('alice')
     growing = asyncio.ensure_future(hold.grow(8 * MIB))
     await settle()
-    # Its bytes are admitted, and it is released before it goes on.
+    # The bytes are admitted, and the hold is released before its task continues.
     gate.give_back('alice', 15 * MIB)
     hold.release()
     await growing

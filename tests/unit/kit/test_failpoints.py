@@ -1,4 +1,4 @@
-"""Failpoints: where a test can end the process, and that nothing else ever does."""
+"""Failpoints: a test can kill the process at named points, and nothing else does."""
 
 import re
 import signal
@@ -38,8 +38,8 @@ for place in ('operation.begun', 'journal.commit.before', 'journal.commit.before
 """
 
 
-def test_the_process_ends_at_the_time_that_was_armed():
-    """It dies as by kill -9, the second time the place is reached."""
+def test_process_is_killed_at_the_armed_count():
+    """The process is killed when a failpoint is reached for the armed time."""
     ended = subprocess.run(
         [sys.executable, '-c', PROGRAM],
         env={VARIABLE: 'journal.commit.before=2'},
@@ -51,22 +51,22 @@ def test_the_process_ends_at_the_time_that_was_armed():
     assert ended.stdout.split() == ['operation.begun', 'journal.commit.before']
 
 
-def test_places_that_are_not_armed_are_passed():
-    """Nothing happens, however often."""
+def test_failpoints_that_are_not_armed_have_no_effect():
+    """Reaching a failpoint that is not armed does nothing."""
     for name in PLACES:
         Failpoints({}).reach(name)
         Failpoints.from_environment({}).reach(name)
 
 
 @pytest.mark.parametrize('value', ['nowhere=1', 'operation.begun=often', 'snapshot.taken=0'])
-def test_what_cannot_be_meant_is_refused(value):
-    """A test that arms nothing by mistake would prove nothing."""
+def test_invalid_settings_are_refused(value):
+    """Unknown names and invalid counts are errors, so that no test runs without its failpoint."""
     with pytest.raises(ValueError, match=r'.'):
         Failpoints.from_environment({VARIABLE: value})
 
 
-def test_every_place_is_somewhere():
-    """Each name that can be armed is reached by the services' code, and no other is."""
+def test_every_failpoint_is_in_the_code():
+    """The code of the services reaches exactly the listed failpoints."""
     root = Path(__file__).parents[3] / 'services'
     found = {
         name

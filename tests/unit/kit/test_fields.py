@@ -1,4 +1,4 @@
-"""Plain fields are checked the same way in every service."""
+"""Checks of fields that several services share."""
 
 from datetime import timedelta
 
@@ -17,32 +17,32 @@ from services.kit.rpc.fields import (
 
 
 @pytest.mark.parametrize('value', ['', 'x' * 257, 'a\x00b', 'a\nb'])
-def test_what_is_no_id_is_refused(value: str) -> None:
-    """Empty, endless and unprintable ids are named."""
+def test_invalid_ids_are_refused(value: str) -> None:
+    """Empty, overlong and unprintable ids are refused, and the error names the field."""
     with pytest.raises(InvalidField) as caught:
         id_from_proto(value, 'request_id')
     assert caught.value.field == 'request_id'
 
 
 @pytest.mark.parametrize('value', ['', '.', '..', '.x', 'a/b', 'a b', 'x' * 129])
-def test_what_may_not_stand_in_a_path_is_no_name(value: str) -> None:
-    """A name leads nowhere else."""
+def test_names_with_path_syntax_are_refused(value: str) -> None:
+    """A name cannot contain anything that has a meaning in a path."""
     with pytest.raises(InvalidField):
         name_from_proto(value, 'name')
     with pytest.raises(InvalidField):
         adapter_id_from_proto(value, 'adapter_id')
 
 
-def test_a_colon_joins_the_parts_of_an_adapter_id_alone() -> None:
-    """Names of checkpoints have none, and no id begins with one."""
+def test_colons_are_allowed_in_adapter_ids_only() -> None:
+    """Adapter ids may contain colons after the first character, and names may not."""
     assert adapter_id_from_proto('s-1:train:0', 'adapter_id') == 's-1:train:0'
     for check, value in ((name_from_proto, 's-1:train:0'), (adapter_id_from_proto, ':train')):
         with pytest.raises(InvalidField):
             check(value, 'x')
 
 
-def test_good_values_come_back_as_they_are() -> None:
-    """Checks change nothing."""
+def test_valid_values_are_returned_unchanged() -> None:
+    """The checks return valid values without a change."""
     assert id_from_proto('hf://org/name', 'x') == 'hf://org/name'
     assert name_from_proto('step-1.0_b', 'x') == 'step-1.0_b'
     assert not_negative(0, 'x') == 0
@@ -51,12 +51,12 @@ def test_good_values_come_back_as_they_are() -> None:
 
 @pytest.mark.parametrize('message', [Duration(seconds=-1), Duration(seconds=1 << 62), Duration(seconds=61)])
 def test_durations_out_of_range_are_refused(message: Duration) -> None:
-    """Also one that is longer than Python can hold."""
+    """Durations outside the range are refused, also those that Python cannot represent."""
     with pytest.raises(InvalidField):
         duration_from_proto(message, 'timeout', least=timedelta(), most=timedelta(minutes=1))
 
 
 def test_a_count_below_zero_is_refused() -> None:
-    """And named."""
+    """The refusal of a negative count names the field."""
     with pytest.raises(InvalidField):
         not_negative(-1, 'offset')

@@ -1,4 +1,4 @@
-"""JSON values survive their messages."""
+"""Conversion of JSON values to messages and back."""
 
 import math
 from typing import Any
@@ -18,12 +18,12 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_structs_keep_json_values(values: dict[str, Any]) -> None:
-    """What goes into a struct comes out equal."""
+    """JSON values survive the conversion to a struct and back."""
     assert dict_from_struct(struct_of(values)) == values
 
 
 def test_numbers_without_a_fraction_become_integers() -> None:
-    """A struct knows doubles alone; counts are meant as integers."""
+    """Numbers without a fraction become integers, because structs contain doubles only."""
     found = dict_from_struct(struct_of({'a': 3.0, 'b': 3.5, 'c': 1e300, 'd': -0.0}))
     assert {name: type(value) for name, value in found.items()} == {'a': int, 'b': float, 'c': float, 'd': int}
     odd = Struct()

@@ -1,4 +1,4 @@
-"""Ids, clocks, pages and configuration."""
+"""Ids, clocks, paging, configuration and worker threads."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -20,14 +20,14 @@ class ProbeConfig(ServiceConfig):
 
 
 def test_ids_are_unique_and_carry_their_prefix() -> None:
-    """Ten thousand ids differ, and each says what it identifies."""
+    """Ten thousand ids differ, and each begins with its prefix."""
     ids = {new_id('ad') for _ in range(10_000)}
     assert len(ids) == 10_000
     assert all(item.startswith('ad-') and len(item) == 25 for item in ids)
 
 
-def test_fake_clock_moves_only_when_told() -> None:
-    """Both of its faces advance together."""
+def test_fake_clock_moves_only_when_advanced() -> None:
+    """The wall-clock and the monotonic time of a fake clock advance together."""
     clock = FakeClock()
     begin = clock.now()
     clock.advance(timedelta(seconds=3))
@@ -35,8 +35,8 @@ def test_fake_clock_moves_only_when_told() -> None:
     assert clock.monotonic() == 3.0
 
 
-def test_page_token_brings_back_the_sort_key() -> None:
-    """The key survives; the default and the greatest page size hold."""
+def test_page_token_restores_the_sort_key() -> None:
+    """A page token restores the sort key, and page sizes have a default and a maximum."""
     token = page_token_after(('2026', 'ad-1'), query='list/alice')
     page = parse_page(0, token, query='list/alice', key_types=(str, str))
     assert (page.after, page.size) == (('2026', 'ad-1'), 50)
@@ -55,19 +55,19 @@ BAD_TOKENS = [
 
 @pytest.mark.parametrize('token', BAD_TOKENS)
 def test_page_token_of_another_query_is_refused(token: str) -> None:
-    """Nothing but a token made for this query is taken."""
+    """Only a token that was created for the same query is accepted."""
     with pytest.raises(InvalidPageToken):
         parse_page(10, token, query='list/alice', key_types=(str, str))
 
 
 def test_negative_page_size_is_refused() -> None:
-    """The field is named."""
+    """The refusal of a negative page size names the field."""
     with pytest.raises(InvalidField, match='page_size'):
         parse_page(-1, '', query='q', key_types=(str,))
 
 
-def test_config_takes_the_later_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line wins over the environment, which wins over the file."""
+def test_config_sources_override_each_other_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line overrides the environment, which overrides the file."""
     file = tmp_path / 'probe.yaml'
     file.write_text('listen: 127.0.0.1:1\ndrain_seconds: 1\nlimits: {queue_length: 5}\n')
     monkeypatch.setenv('TWINKLE_PROBE_DRAIN_SECONDS', '2')
@@ -78,7 +78,7 @@ def test_config_takes_the_later_source(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_config_leaves_the_aliases_of_models_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their variable begins as one of the model service's fields would."""
+    """The variable of the hub's model aliases is not read as a field of the model service."""
 
     class OfModel(ServiceConfig):
         service = 'model'
@@ -93,7 +93,7 @@ def test_config_leaves_the_aliases_of_models_to_the_hub(monkeypatch: pytest.Monk
     [('lisden=x', 'lisden'), ('limits.queue_length=-1', 'limits.queue_length'), ('limits=3', 'limits')],
 )
 def test_wrong_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A typing mistake ends the start with its name."""
+    """An invalid setting ends the start with a message that names it."""
     with pytest.raises(SystemExit) as caught:
         load_config(ProbeConfig, ['--set', argument])
     assert caught.value.code == 2
@@ -101,12 +101,12 @@ def test_wrong_config_names_the_field(argument: str, named: str, capsys: pytest.
 
 
 def test_config_does_not_show_its_secret() -> None:
-    """The internal token stays out of logs."""
+    """The representation of a configuration does not contain the internal token."""
     assert 'hush' not in repr(ProbeConfig(internal_token='hush'))
 
 
 async def test_worker_keeps_order_and_raises_in_the_caller() -> None:
-    """Calls run one after the other; an exception reaches who awaits."""
+    """Calls run in order, and an exception is raised where the call is awaited."""
     worker = SingleWorker('test')
     seen: list[int] = []
     try:

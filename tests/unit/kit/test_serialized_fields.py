@@ -1,4 +1,4 @@
-"""A text is read out of a serialized message exactly as the parser reads it."""
+"""Fields read from serialized messages equal those of the parser."""
 
 import pytest
 from hypothesis import given
@@ -15,15 +15,15 @@ def _request(adapter_id: str, *, number: int = 3) -> training_service_pb2.Execut
 
 
 def test_text_is_read_beside_and_inside_other_fields() -> None:
-    """Wherever it stands, and also where other kinds of fields stand before it."""
+    """A text is found in nested messages and after fields of other types."""
     assert peek_text(_request('ad-1').SerializeToString(), 1, 1) == 'ad-1'
     create = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model='tiny', is_optimizer_included=True)
     assert peek_text(create.SerializeToString(), 2) == 'tiny'
     assert peek_text(create.SerializeToString(), 10) == ''
 
 
-def test_messages_behind_each_other_are_read_as_merged() -> None:
-    """Of two adapters the last one counts, and a later part without one leaves the first, as in the parser."""
+def test_repeated_messages_are_merged() -> None:
+    """Repeated embedded messages are merged as by the parser: the last text counts."""
     parts = [_request('ad-1'), _request('ad-2'), _request('')]
     raw = b''.join(part.SerializeToString() for part in parts)
     parsed = training_service_pb2.ExecuteRequest.FromString(raw)
@@ -31,15 +31,15 @@ def test_messages_behind_each_other_are_read_as_merged() -> None:
 
 
 @given(st.text(max_size=40), st.integers(-(2**63), 2**63 - 1))
-def test_what_is_read_is_what_the_parser_reads(adapter_id: str, number: int) -> None:
-    """For any text, and any number before it."""
+def test_text_equals_that_of_the_parser(adapter_id: str, number: int) -> None:
+    """The result equals that of the parser for any text and number."""
     raw = _request(adapter_id, number=number).SerializeToString()
     assert peek_text(raw, 1, 1) == adapter_id
 
 
 @given(st.binary(max_size=64))
-def test_bytes_that_are_no_message_are_refused_or_read(data: bytes) -> None:
-    """Whatever comes, there is a text or the one error."""
+def test_random_bytes_give_a_text_or_the_error(data: bytes) -> None:
+    """Random bytes lead to a text or to UnreadableMessageError."""
     try:
         found = peek_text(data, 1, 1)
     except UnreadableMessageError:
@@ -48,22 +48,22 @@ def test_bytes_that_are_no_message_are_refused_or_read(data: bytes) -> None:
 
 
 @pytest.mark.parametrize('cut', [1, 2, 5])
-def test_message_that_was_cut_is_refused(cut: int) -> None:
-    """A field that ends behind the end is no field."""
+def test_truncated_message_is_refused(cut: int) -> None:
+    """A field that extends beyond the end of the message is an error."""
     raw = _request('ad-1').operation.SerializeToString()
     with pytest.raises(UnreadableMessageError):
         peek_text(raw[:-cut], 1)
 
 
-def test_message_of_very_many_fields_is_not_read_through() -> None:
-    """Who sends a million fields does not hold the others up."""
+def test_number_of_fields_is_limited() -> None:
+    """A message with a million fields is refused before it is read completely."""
     raw = adapter_service_pb2.GetAdapterRequest(adapter_id='a').SerializeToString() * (MAX_FIELDS + 1)
     with pytest.raises(UnreadableMessageError):
         peek_text(raw, 1)
 
 
-def test_presence_of_a_message_is_told_without_reading_it() -> None:
-    """An empty one is present as well."""
+def test_presence_of_an_embedded_message_is_detected() -> None:
+    """An embedded message is present even if it is empty."""
     request = training_service_pb2.UploadBatchRequest()
     assert not has_field(request.SerializeToString(), 1)
     request.header.SetInParent()

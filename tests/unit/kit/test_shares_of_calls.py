@@ -1,4 +1,4 @@
-"""One tenant cannot take all calls that a server has, and the last one is never anybody's alone."""
+"""Concurrent calls: tenants share the limit of a server, and none can take all of it."""
 
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -12,7 +12,7 @@ from services.kit.rpc.layers import Layer, share_calls
 
 
 async def _fill(share: Layer, stack: AsyncExitStack, tenant_id: str, *, is_internal: bool = False) -> int:
-    """Begin calls of a tenant until one is refused, or thirty; return how many there are."""
+    """Start calls of a tenant until one is refused or thirty run; return their number."""
     for count in range(30):
         call = Call('/x', cast(Any, None), caller=Caller(tenant_id=tenant_id, is_internal=is_internal))
         try:
@@ -22,15 +22,15 @@ async def _fill(share: Layer, stack: AsyncExitStack, tenant_id: str, *, is_inter
     return 30
 
 
-async def test_tenants_share_what_there_is() -> None:
-    """One that floods the server gets half; each that comes after it half of what is left, and a call at least."""
+async def test_tenants_share_the_calls() -> None:
+    """The first tenant gets half of the calls, and each later one half of the rest and at least one."""
     share = share_calls(16)
     async with AsyncExitStack() as stack:
         assert [await _fill(share, stack, name) for name in ('flood', 'second', 'third', 'fourth')] == [8, 4, 2, 1]
 
 
-async def test_calls_that_ended_are_free_again() -> None:
-    """Nothing of them is remembered."""
+async def test_completed_calls_are_available_again() -> None:
+    """Calls that completed no longer count for their tenant."""
     share = share_calls(4)
     for _ in range(3):
         async with AsyncExitStack() as stack:
@@ -38,13 +38,13 @@ async def test_calls_that_ended_are_free_again() -> None:
 
 
 async def test_calls_between_services_are_not_refused() -> None:
-    """They are for tenants that were counted where they came in."""
+    """Internal calls are not limited, because the gateway has counted their tenants."""
     async with AsyncExitStack() as stack:
         assert await _fill(share_calls(4), stack, '', is_internal=True) == 30
 
 
-async def test_a_refusal_says_when_to_come_again() -> None:
-    """Code, numbers and time are those of a full queue."""
+async def test_refusal_has_a_retry_time() -> None:
+    """A refused call has the code, the metadata and the retry time of a full queue."""
     share = share_calls(2)
     async with AsyncExitStack() as stack:
         await _fill(share, stack, 'flood')

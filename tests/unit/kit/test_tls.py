@@ -1,4 +1,4 @@
-"""Certificate files: what is refused at the start and with which word, and what a renewal does."""
+"""Certificate files: validation at the start, renewal, and creation for development."""
 
 import os
 from pathlib import Path
@@ -24,18 +24,18 @@ from services.sampler.config import SamplerConfig
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Good certificates."""
+    """Return a folder of valid certificates."""
     return make_authority(tmp_path_factory.mktemp('tls'))
 
 
 @pytest.fixture(scope='module')
 def expired(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of a quarter of a century ago."""
+    """Return a folder of certificates that expired long ago."""
     return make_authority(tmp_path_factory.mktemp('expired'), now=long_ago())
 
 
 def _refusal(capsys: pytest.CaptureFixture[str], *settings: str, of: type[ServiceConfig] = DataConfig) -> str:
-    """Return what a service says that refuses to start."""
+    """Return the error output of a service that refuses to start."""
     with pytest.raises(SystemExit) as caught:
         load_config(of, [part for setting in settings for part in ('--set', setting)])
     assert caught.value.code == 2
@@ -47,8 +47,8 @@ def _settings(folder: Path, service: str = 'data', **other: Path | str) -> list[
     return [f'tls.{name}={value}' for name, value in {**values, **other}.items()]
 
 
-def test_good_files_are_taken(folder: Path) -> None:
-    """What `twinkle certs` makes can be used, with the identity of every caller."""
+def test_created_certificates_are_accepted(folder: Path) -> None:
+    """Certificates that `twinkle certs` creates are valid, and name all callers."""
     config = load_config(DataConfig, [part for item in _settings(folder) for part in ('--set', item)])
     assert config.peers() == {'twinkle://gateway', 'twinkle://model'}
     assert load_material(config.tls).expire_time is not None
@@ -60,7 +60,7 @@ def test_good_files_are_taken(folder: Path) -> None:
         ({'certificate': 'nowhere.crt'}, 'tls.certificate', 'twinkle certs'),
         ({'key': 'nowhere.key'}, 'tls.key', 'twinkle certs'),
         ({'ca': 'nowhere.crt'}, 'tls.ca', 'twinkle certs'),
-        ({'key': 'model.key'}, 'tls.key', 'made together'),
+        ({'key': 'model.key'}, 'tls.key', 'one pair'),
         ({'certificate': 'data.key'}, 'tls.certificate', 'PEM'),
         ({'key': 'data.crt'}, 'tls.key', 'PEM'),
         ({'key': 'locked.key'}, 'tls.key', 'passphrase'),
@@ -70,7 +70,7 @@ def test_good_files_are_taken(folder: Path) -> None:
 def test_unusable_file_is_refused_at_the_start(
     folder: Path, change: dict[str, str], field: str, cure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The field and the cure are named, and no traceback."""
+    """An unusable file ends the start with a message that names the setting and the fix."""
     key = load_pem_private_key((folder / 'data.key').read_bytes(), password=None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b'secret'))
     (folder / 'locked.key').write_bytes(locked)
@@ -79,10 +79,10 @@ def test_unusable_file_is_refused_at_the_start(
     assert cure in told
 
 
-def test_certificates_out_of_their_time_are_refused(
+def test_certificates_outside_their_validity_are_refused(
     folder: Path, expired: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that has ended, one that has not begun, and an authority that has ended."""
+    """Expired and not yet valid certificates are refused, and so is an expired authority."""
     own = {'certificate': expired / 'data.crt', 'key': expired / 'data.key'}
     assert 'tls.certificate' in (told := _refusal(capsys, *_settings(folder, **own)))
     assert 'expired' in told
@@ -93,17 +93,17 @@ def test_certificates_out_of_their_time_are_refused(
 
 @pytest.mark.parametrize('missing', ['certificate', 'key'])
 def test_half_a_pair_is_refused(folder: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A certificate without its key, and the reverse."""
+    """A certificate without its key is refused, and so is a key without its certificate."""
     settings = [item for item in _settings(folder) if not item.startswith(f'tls.{missing}')]
     assert f'{missing} is missing' in _refusal(capsys, *settings)
 
 
 @pytest.mark.parametrize('service', [DataConfig, GatewayConfig])
 @pytest.mark.parametrize('missing', ['ca', 'certificate'])
-def test_trust_without_means_to_check_it_is_refused(
+def test_trusted_peers_require_tls_and_an_authority(
     folder: Path, missing: str, service: type[ServiceConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever is to be asked for a certificate has to be checked against something, over TLS."""
+    """Trusted peers can be configured only together with TLS and an authority that signs their certificates."""
     settings = [item for item in _settings(folder) if item.startswith('tls.ca') == (missing != 'ca')]
     assert f'tls.{missing}' in _refusal(capsys, *settings, 'tls.trusted_peers=["twinkle://gateway"]', of=service)
 
@@ -118,20 +118,20 @@ def test_trust_without_means_to_check_it_is_refused(
         (SamplerConfig, {'gateway', 'sampler'}),
     ],
 )
-def test_service_trusts_those_that_have_to_call_it(config: type[ServiceConfig], callers: set[str]) -> None:
-    """As the architecture draws the arrows."""
+def test_service_trusts_its_callers_in_the_architecture(config: type[ServiceConfig], callers: set[str]) -> None:
+    """Each service trusts the callers that the architecture describes."""
     assert set(config.callers) == callers
 
 
 def test_gateway_alone_needs_no_authority(folder: Path) -> None:
-    """Clients have keys, not certificates: a gateway may serve TLS and ask nobody."""
+    """A gateway may serve TLS without client certificates, because clients have keys."""
     config = GatewayConfig(tls=tls_of(folder, 'gateway', ca=None))
     assert config.peers() == set()
     assert not config.listeners()[0].is_mutual
 
 
 def test_public_certificate_is_shown_to_clients_only(folder: Path) -> None:
-    """What clients see may be of another authority than what services see."""
+    """Clients and services may see certificates of different authorities."""
     public = {'certificate': folder / 'data.crt', 'key': folder / 'data.key'}
     config = GatewayConfig.model_validate(
         {'tls': tls_of(folder, 'gateway'), 'public_tls': public, 'internal_listen': '127.0.0.1:0'}
@@ -142,7 +142,7 @@ def test_public_certificate_is_shown_to_clients_only(folder: Path) -> None:
 
 
 def test_renewed_files_are_read_again(tmp_path: Path) -> None:
-    """A new pair is used from then on; half of one is not, and neither is none."""
+    """A complete new pair is used at once, and an incomplete or missing one is ignored."""
     make_authority(tmp_path, services=('data', 'other'))
     files = TlsFiles(tls_of(tmp_path, 'data'))
     first = files.current()
@@ -157,7 +157,7 @@ def test_renewed_files_are_read_again(tmp_path: Path) -> None:
 
 
 def test_renewal_that_failed_is_tried_again(tmp_path: Path) -> None:
-    """What was of no use becomes so without a change that its file shows: by another mode, or as time goes by."""
+    """Unusable files are read again after some time, even if they did not change."""
     make_authority(tmp_path, services=('data',))
     now = 0.0
     files = TlsFiles(tls_of(tmp_path, 'data'), clock=lambda: now)
@@ -175,8 +175,8 @@ def test_renewal_that_failed_is_tried_again(tmp_path: Path) -> None:
     assert files.current().key == renewed != good
 
 
-def test_files_written_again_with_the_same_bytes_are_the_same(tmp_path: Path) -> None:
-    """Whoever holds connections for what they hold needs no new ones."""
+def test_files_rewritten_with_equal_bytes_keep_the_object(tmp_path: Path) -> None:
+    """Rewriting files with equal bytes does not make their users reconnect."""
     make_authority(tmp_path, services=('data',))
     files = TlsFiles(tls_of(tmp_path, 'data'))
     first, certificate = files.current(), tmp_path / 'data.crt'
@@ -186,8 +186,8 @@ def test_files_written_again_with_the_same_bytes_are_the_same(tmp_path: Path) ->
     assert files.current() is first
 
 
-def test_whoever_comes_during_a_renewal_gets_what_was_before(tmp_path: Path) -> None:
-    """The files of a configuration are read once a process, whoever asks."""
+def test_users_that_come_during_a_renewal_get_the_previous_files(tmp_path: Path) -> None:
+    """All users in a process share the last valid contents of the files."""
     make_authority(tmp_path, services=('data',))
     first = shared_files(tls_of(tmp_path, 'data')).current()
     (tmp_path / 'data.key').write_text('half a renewal')
@@ -196,15 +196,15 @@ def test_whoever_comes_during_a_renewal_gets_what_was_before(tmp_path: Path) -> 
         shared_files(tls_of(tmp_path, 'data', ca=None))
 
 
-def test_made_files_are_the_owner_s_alone(tmp_path: Path) -> None:
-    """Nobody else can read a key."""
+def test_only_the_owner_can_read_created_files(tmp_path: Path) -> None:
+    """Other users can read neither the created keys nor their folder."""
     make_authority(tmp_path / 'new')
     assert [path for path in (tmp_path / 'new').iterdir() if path.stat().st_mode & 0o077] == []
     assert (tmp_path / 'new').stat().st_mode & 0o077 == 0
 
 
-def test_what_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
-    """A second run changes nothing; a forced one renews the services' and keeps the authority."""
+def test_existing_certificates_are_kept_unless_forced(tmp_path: Path) -> None:
+    """A second run changes nothing, and a forced one replaces the certificates of services but not the authority."""
     first = make_certificates(tmp_path, {'data': ()})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     again = make_certificates(tmp_path, {'data': ()})
@@ -216,8 +216,8 @@ def test_what_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     assert changed == {'data.crt', 'data.key'}
 
 
-def test_host_that_a_kept_certificate_lacks_is_told(tmp_path: Path) -> None:
-    """A certificate that is there is not silently for less than was asked for."""
+def test_missing_host_of_an_existing_certificate_is_reported(tmp_path: Path) -> None:
+    """A certificate that lacks a requested host is an error, and a forced run adds the host."""
     make_certificates(tmp_path, {'data': ()})
     with pytest.raises(ValueError, match='--force'):
         make_certificates(tmp_path, {'data': ('data.example', '10.0.0.7')})
@@ -226,8 +226,8 @@ def test_host_that_a_kept_certificate_lacks_is_told(tmp_path: Path) -> None:
     assert set(make_certificates(tmp_path, {'data': ()}, is_forced=True)[1].names) == set(made.names)
 
 
-def test_authority_that_cannot_sign_is_told(tmp_path: Path) -> None:
-    """Its key may be kept elsewhere, and it may have expired: both are said."""
+def test_authority_that_cannot_sign_is_reported(tmp_path: Path) -> None:
+    """A missing authority key and an expired authority are errors."""
     make_certificates(tmp_path / 'kept', {'data': ()})
     (tmp_path / 'kept' / 'ca.key').unlink()
     assert len(make_certificates(tmp_path / 'kept', {'data': ()})) == 2
@@ -239,6 +239,6 @@ def test_authority_that_cannot_sign_is_told(tmp_path: Path) -> None:
 
 
 def test_no_tls_is_the_default() -> None:
-    """Without the section, nobody is asked for a certificate."""
+    """A default configuration neither uses nor requires certificates."""
     config = DataConfig()
     assert (config.tls, config.peers(), config.listeners()[0].is_mutual) == (TlsConfig(), set(), False)

@@ -1,4 +1,4 @@
-"""Chunks written and read by hand: the very bytes and values of the generated code."""
+"""The chunk codec writes and reads the same bytes as the generated code."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -35,7 +35,7 @@ def _facts(message):
 @pytest.mark.parametrize(('message_class', 'encode', 'decode'), _MESSAGES)
 @given(chunk=chunks)
 def test_bytes_are_those_of_the_generated_code(message_class, encode, decode, chunk) -> None:
-    """Each writes what the other reads, and both write the same."""
+    """The codec and the generated code write equal bytes and read each other's."""
     generated = _generated(message_class, chunk)
     data = encode(chunk)
     assert data == generated.SerializeToString()
@@ -48,8 +48,8 @@ def test_bytes_are_those_of_the_generated_code(message_class, encode, decode, ch
 @given(
     data=st.binary(max_size=60) | chunks.map(codec.encode_chunk), cut=st.integers(0, 80), extra=st.binary(max_size=6)
 )
-def test_whatever_the_bytes_the_generated_code_agrees(data: bytes, cut: int, extra: bytes) -> None:
-    """Random, cut and lengthened messages: the same chunk, or the same message, or an error of both."""
+def test_codec_agrees_with_the_generated_code_on_any_bytes(data: bytes, cut: int, extra: bytes) -> None:
+    """Both return equal values, or both fail, for random, truncated and extended messages."""
     for message_class, _, decode in _MESSAGES:
         for candidate in (data, data[:cut], data + extra, data[:cut] + extra + data[cut:]):
             _check_agreement(message_class, decode, candidate)
@@ -84,15 +84,15 @@ def _field(number: int, payload: bytes) -> bytes:
         b'\x08\x87\x00\x12\x02ab\x18\x85\x00',  # numbers longer than they have to be
     ],
 )
-def test_other_spellings_of_a_chunk_mean_the_same(inner: bytes) -> None:
-    """What other writers may send is read as the generated code reads it."""
+def test_unusual_encodings_of_a_chunk_are_read_alike(inner: bytes) -> None:
+    """Unusual but valid encodings of a chunk are read as by the generated code."""
     data = _field(1, _field(2, inner))
     assert _facts(codec.decode_published(data)) == (7, b'ab', 5)
     assert _facts(wire.PublishRequest.FromString(data)) == (7, b'ab', 5)
 
 
 def test_other_frames_are_left_to_the_generated_code() -> None:
-    """Headers, commits, news and empty messages."""
+    """Headers, commits, events and empty messages are parsed by the generated code."""
     header = wire.PublishRequest(frame=weights_pb2.WeightFrame(header=weights_pb2.FrameHeader(adapter_id='a')))
     assert codec.decode_published(codec.encode_published(header)) == header
     synced = wire.SubscribeResponse(is_synced=True)
@@ -101,7 +101,7 @@ def test_other_frames_are_left_to_the_generated_code() -> None:
 
 
 def test_bytes_of_a_chunk_are_a_view_of_the_message() -> None:
-    """Nothing is copied on the way in."""
+    """Reading a chunk does not copy its data."""
     message = codec.encode_chunk(StateChunk(0, bytes(1000), 3))
     decoded = codec.decode_published(message)
     assert isinstance(decoded, StateChunk)
@@ -109,8 +109,8 @@ def test_bytes_of_a_chunk_are_a_view_of_the_message() -> None:
     assert decoded.data.obj is message
 
 
-def test_a_chunk_message_holds_nothing_else() -> None:
-    """The fast path knows the contract's fields by number; this fails when they change."""
+def test_chunk_message_has_only_the_known_fields() -> None:
+    """The codec relies on the field numbers of the contract, which this test checks."""
     fields = [(field.name, field.number) for field in tensor_pb2.TensorChunk.DESCRIPTOR.fields]
     assert fields == [('offset', 1), ('data', 2), ('checksum', 3)]
     assert weights_pb2.WeightFrame.DESCRIPTOR.fields_by_name['chunk'].number == 2

@@ -1,4 +1,4 @@
-"""LoRA configurations and manifests to messages and back."""
+"""Conversion of LoRA configurations and manifests to messages and back."""
 
 from dataclasses import replace
 
@@ -41,23 +41,23 @@ configs = st.builds(
 
 @given(config=configs)
 def test_lora_config_round_trip(config: LoraConfig) -> None:
-    """Every field survives, an unset seed too; of patterns, the names that count."""
+    """All fields survive the conversion, including an unset seed and the pattern names that have an effect."""
     ranks, alphas = in_effect(config.rank_pattern), in_effect(config.alpha_pattern)
     expected = replace(config, rank_pattern=ranks, alpha_pattern=alphas)
     assert lora_config_from_proto(lora_config_to_proto(config), 'x') == expected
 
 
 @given(pattern=st.dictionaries(_PATHS, st.integers(1, 64), max_size=6), path=_PATHS)
-def test_every_layer_has_the_rank_and_alpha_it_had(pattern: dict[str, int], path: str) -> None:
-    """Whatever the order of the names was: a message has none."""
+def test_rank_and_alpha_of_each_layer_survive(pattern: dict[str, int], path: str) -> None:
+    """Each layer keeps its rank and alpha, although messages do not keep the order of patterns."""
     config = LoraConfig(rank_pattern=pattern, alpha_pattern=pattern)
     again = lora_config_from_proto(lora_config_to_proto(config), 'x')
     for found in (again.rank_pattern, again.alpha_pattern):
         assert value_at(found, path, 0) == value_at(pattern, path, 0)
 
 
-def test_the_longest_name_of_a_message_counts() -> None:
-    """As the contract says, in whatever order another language wrote it."""
+def test_longest_pattern_name_takes_precedence() -> None:
+    """The longest matching name takes precedence, regardless of the order in the message."""
     message = training_config_pb2.LoraConfig(rank_pattern={'q': 2, '1.q': 5, 'layers.1.q': 7})
     config = lora_config_from_proto(message, 'x')
     paths = ('layers.0.q', 'a.1.q', 'layers.1.q')
@@ -65,7 +65,7 @@ def test_the_longest_name_of_a_message_counts() -> None:
 
 
 def test_unset_fields_have_the_librarys_defaults() -> None:
-    """An empty message is the default configuration."""
+    """An empty message is converted to the default configuration."""
     assert lora_config_from_proto(training_config_pb2.LoraConfig(), 'x') == LoraConfig()
 
 
@@ -85,8 +85,8 @@ def test_unset_fields_have_the_librarys_defaults() -> None:
         ({'alpha_pattern': {'q': -1.0}}, "alpha_pattern['q']"),
     ],
 )
-def test_bad_values_name_the_field(fields: dict[str, object], field: str) -> None:
-    """With the path that led to the message."""
+def test_invalid_values_name_the_field(fields: dict[str, object], field: str) -> None:
+    """The refusal of an invalid value contains the complete path of the field."""
     with pytest.raises(InvalidField) as caught:
         lora_config_from_proto(training_config_pb2.LoraConfig(**fields), 'a.b')  # type: ignore[arg-type]
     assert caught.value.field == f'a.b.{field}'
@@ -94,7 +94,7 @@ def test_bad_values_name_the_field(fields: dict[str, object], field: str) -> Non
 
 @given(config=configs, size=st.integers(0, 300))
 def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
-    """Entries of both sections, digest and bytes."""
+    """Tensor entries, the digest and the data survive the conversion."""
     adapter = {'w': TensorData('uint8', (size,), bytes(size)), 's': TensorData('bfloat16', (), b'ab')}
     trainer = {'w': TensorData('int64', (1, 1), bytes(8))}
     state = pack_state(adapter, base_model='org/m', lora_config=config, trainer=trainer)
@@ -104,7 +104,7 @@ def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
 
 
 def test_versions_of_a_run_share_their_entries() -> None:
-    """They are checked once; whatever else differs is taken from each message."""
+    """The tensor entries of equal manifests are checked once, and all other fields come from each message."""
     config = LoraConfig()
     states = [pack_state({'w': TensorData('uint8', (2,), data)}, base_model='m', lora_config=config) for data in _TWO]
     first, second = (manifest_from_proto(manifest_to_proto(state.manifest), 'x') for state in states)
@@ -117,8 +117,8 @@ def test_versions_of_a_run_share_their_entries() -> None:
     ('change', 'field'),
     [({'digest': 'x'}, 'a.digest'), ({'base_model': ''}, 'a.base_model'), ({'size_bytes': 3}, 'a.size_bytes')],
 )
-def test_what_resembles_a_known_manifest_is_checked(change: dict[str, object], field: str) -> None:
-    """To have seen a good one hides no defect of the next, also when that one has come before."""
+def test_manifest_similar_to_a_cached_one_is_checked(change: dict[str, object], field: str) -> None:
+    """A cached manifest does not hide an error in the next one, even if that error came before."""
     message = manifest_to_proto(_ONE)
     manifest_from_proto(message, 'a')
     for name, value in change.items():
@@ -129,8 +129,8 @@ def test_what_resembles_a_known_manifest_is_checked(change: dict[str, object], f
         assert caught.value.field == field
 
 
-def test_entries_of_another_state_are_not_taken_for_known_ones() -> None:
-    """One number in one entry tells them apart."""
+def test_different_entries_are_not_confused() -> None:
+    """Manifests that differ in one number of one entry are different."""
     message = manifest_to_proto(_ONE)
     manifest_from_proto(message, 'a')
     message.tensors[0].offset = 1

@@ -1,4 +1,4 @@
-"""Segments of shared memory: handed over by name, never anything else, and nothing is left behind."""
+"""Shared-memory segments: transfer by name, checks of names, and removal."""
 
 import gc
 import os
@@ -15,18 +15,18 @@ from services.kit.weights import SegmentRef, Segments, SegmentsConfig, open_segm
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where segments lie."""
+    """Return the folder of the segments."""
     return tmp_path / 'segments'
 
 
 def left(folder: Path) -> set[str]:
-    """Return the names of everything that holds bytes of a state."""
+    """Return the names of all files with bytes of a state."""
     gc.collect()
     return {path.name for path in folder.iterdir() if path.name != 'host' and not path.name.startswith('owner-')}
 
 
-def test_a_segment_is_handed_over_and_outlives_its_makers_name(folder: Path) -> None:
-    """The receiver has a name of its own, read-only, for as long as any view of the bytes lives."""
+def test_adopted_segment_outlives_the_name_of_its_creator(folder: Path) -> None:
+    """The receiver links the segment under a new name, read-only, as long as any view of the bytes exists."""
     sender, receiver = Segments(folder), Segments(folder)
     assert sender.host_id == receiver.host_id
     made = sender.create(5)
@@ -43,8 +43,8 @@ def test_a_segment_is_handed_over_and_outlives_its_makers_name(folder: Path) -> 
     assert left(folder) == set()
 
 
-def test_segments_vanish_with_their_last_view(folder: Path) -> None:
-    """Also where nobody removed them, as after a cancelled publish."""
+def test_segment_is_removed_with_its_last_view(folder: Path) -> None:
+    """A segment is removed with its last view, for example after a cancelled publish."""
     segments = Segments(folder)
     made = segments.create(8)
     assert len(left(folder)) == 1
@@ -53,7 +53,7 @@ def test_segments_vanish_with_their_last_view(folder: Path) -> None:
 
 
 def test_kept_segments_outlive_the_process(folder: Path) -> None:
-    """Their owner opens them by name after a restart; others do not sweep them."""
+    """A kept segment can be opened by name after a restart, and other processes do not remove it."""
     first = Segments(folder)
     loose = first.create(3)
     loose.data[:] = b'abc'
@@ -74,7 +74,7 @@ def test_kept_segments_outlive_the_process(folder: Path) -> None:
 
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', '..', '.', '', 'a/b', 'x\0y', 'a' * 300, 'ab\n', 'missing'])
 def test_hostile_names_open_nothing(folder: Path, name: str) -> None:
-    """A path is no name, wherever it leads."""
+    """A path is never accepted as the name of a segment."""
     (folder.parent / 'x').write_bytes(b'secret')
     segments = Segments(folder)
     with pytest.raises(MemoryNotShared):
@@ -82,8 +82,8 @@ def test_hostile_names_open_nothing(folder: Path, name: str) -> None:
     assert left(folder) == set()
 
 
-def test_links_folders_and_other_sizes_are_no_segments(folder: Path) -> None:
-    """What was put there to be followed, read without end, or shorter than announced is refused and not kept."""
+def test_links_folders_and_wrong_sizes_are_refused(folder: Path) -> None:
+    """Links, folders, pipes and files of another size are refused and leave no files behind."""
     secret = folder.parent / 'secret'
     secret.write_bytes(b'secret')
     segments = Segments(folder)
@@ -104,8 +104,8 @@ def test_links_folders_and_other_sizes_are_no_segments(folder: Path) -> None:
     assert left(folder) == {made.ref.name, 'link', 'folder', 'pipe', 'short'}
 
 
-def test_a_folder_of_others_is_not_used(folder: Path) -> None:
-    """Whoever else could write there could put anything in a segment's place."""
+def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
+    """A folder that other users can write to is refused, because they could replace segments."""
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(PermissionError):
@@ -116,28 +116,28 @@ def test_a_folder_of_others_is_not_used(folder: Path) -> None:
         Segments(link)
 
 
-def test_what_does_not_fit_is_refused_and_leaves_nothing(folder: Path) -> None:
-    """Memory is taken when the segment is made, so that writing to it cannot fail."""
+def test_segment_without_enough_memory_is_refused(folder: Path) -> None:
+    """Memory is allocated with the segment, so a later write cannot fail, and a refusal leaves no file behind."""
     segments = Segments(folder)
     with pytest.raises(OSError, match=r'.'):  # which one depends on the file system
         segments.create(1 << 60)
     assert left(folder) == set()
 
 
-def test_parts_are_written_one_after_the_other(folder: Path) -> None:
-    """However many there are, empty ones among them; the result is read-only, and gone with its last view."""
+def test_parts_are_concatenated(folder: Path) -> None:
+    """Any number of parts, including empty ones, are concatenated in a read-only segment."""
     segments = Segments(folder)
     parts = [bytes([number % 256]) * (number % 5) for number in range(2000)]
     made = segments.write([*parts, memoryview(b'end')])
     assert bytes(made.data) == b''.join(parts) + b'end'
     assert made.data.readonly
     assert bytes(Segments(folder).adopt(made.ref).data) == bytes(made.data)
-    made.let_go()
+    made.release()
     assert left(folder) == set()
 
 
-def test_parts_that_find_no_room_leave_nothing(folder: Path) -> None:
-    """Also where some of them had been written."""
+def test_parts_without_enough_memory_leave_no_file(folder: Path) -> None:
+    """A failed write removes the segment, even if some parts were written."""
     segments = Segments(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
@@ -149,8 +149,8 @@ def test_parts_that_find_no_room_leave_nothing(folder: Path) -> None:
     assert left(folder) == set()
 
 
-def test_memory_that_cannot_be_shared_is_told_of(tmp_path: Path) -> None:
-    """Weights go as bytes then, and whoever runs the service learns which folder is to blame, and the cure."""
+def test_unusable_default_folder_is_logged(tmp_path: Path) -> None:
+    """If the default folder cannot be used, bytes are sent, and a warning names the folder and the fix."""
     folder = tmp_path / f'twinkle-{os.geteuid()}'
     folder.mkdir()
     folder.chmod(0o777)
@@ -163,8 +163,8 @@ def test_memory_that_cannot_be_shared_is_told_of(tmp_path: Path) -> None:
     assert open_segments(SegmentsConfig(), memory=tmp_path) is not None
 
 
-def test_sharing_can_be_switched_off_and_put_elsewhere(folder: Path) -> None:
-    """As the configuration says."""
+def test_sharing_is_configurable(folder: Path) -> None:
+    """Sharing can be disabled, and the folder can be configured."""
     assert open_segments(SegmentsConfig(is_enabled=False)) is None
     opened = open_segments(SegmentsConfig(folder=str(folder)))
     assert opened is not None

@@ -1,4 +1,4 @@
-"""Sending a state: the encoding that costs least, from where a cut transfer ended, once for all who ask."""
+"""The sender: choice of the encoding, resumed transfers, and shared encodings."""
 
 import asyncio
 import random
@@ -30,35 +30,34 @@ SHARED = frozenset({Encoding.DELTA, Encoding.SHARED_MEMORY})
 
 
 class Counted(HeldBytes):
-    """Notes what is read of a state, and whether it was closed."""
+    """Records reads of a state, and whether it was closed."""
 
     def __init__(self, state: PackedState, *, segment: SegmentRef | None = None) -> None:
-        """Hold `state`."""
         super().__init__(state.manifest, state.data, segment=segment)
         self.reads = 0
         self.is_closed = False
 
     async def read(self, offset: int, length: int) -> memoryview:
-        """Count and let others run."""
+        """Count the read and let other tasks run."""
         self.reads += 1
         await asyncio.sleep(0)
         return await super().read(offset, length)
 
     async def close(self) -> None:
-        """Note it."""
+        """Record that the state was closed."""
         self.is_closed = True
 
 
 @pytest.fixture
 def sender() -> Iterator[Sender]:
-    """A sender with threads of its own."""
+    """Return a sender with its threads."""
     threads = Threads('send', count=2)
     yield Sender(threads)
     threads.close()
 
 
 def near(state: PackedState, *, bit: int = 1) -> PackedState:
-    """Return another state of the same tensors, nearly equal."""
+    """Return a nearly equal state with the same tensors."""
     tensors = {name: bytearray(tensor.data) for name, tensor in unpack_state(state.manifest, state.data).items()}
     for data in tensors.values():
         data[::50] = bytes(byte ^ bit for byte in data[::50])
@@ -69,7 +68,7 @@ def near(state: PackedState, *, bit: int = 1) -> PackedState:
 
 
 def unlike(state: PackedState) -> PackedState:
-    """Return another state of the same tensors whose every bit is chance: states of real numbers share some."""
+    """Return a random state with the same tensors; real states share some bits."""
     chance = random.Random(9)
     tensors = {
         name: TensorData(tensor.dtype, tensor.shape, chance.randbytes(len(tensor.data)))
@@ -83,7 +82,7 @@ NEW = near(OLD)
 
 
 def base_of(state: PackedState, opened: list[Counted] | None = None) -> Base:
-    """Return version 1 with the bytes of `state`; what is opened is added to `opened`."""
+    """Return version 1 with the bytes of `state`; opened states are added to `opened`."""
 
     async def open_base() -> Counted:
         source = Counted(state)
@@ -95,13 +94,13 @@ def base_of(state: PackedState, opened: list[Counted] | None = None) -> Base:
 
 
 async def frames(sender: Sender, source: HeldBytes, **fields: Any) -> tuple[Header, bytes, Commit]:
-    """Return the header, all bytes of the chunks, and the commit of version 2."""
+    """Return the header, the concatenated data and the commit of version 2."""
     header = Header('ad', source.manifest, VersionTarget(2))
     return await collected(sender.frames(header, source, **fields))
 
 
 async def collected(stream: AsyncIterator[Any]) -> tuple[Header, bytes, Commit]:
-    """Return a stream's frames, its chunks put together."""
+    """Return the header, the concatenated data and the commit of a stream."""
     header, *chunks, commit = [frame async for frame in stream]
     assert isinstance(header, Header)
     assert isinstance(commit, Commit)
@@ -109,8 +108,8 @@ async def collected(stream: AsyncIterator[Any]) -> tuple[Header, bytes, Commit]:
     return header, b''.join(chunk.data for chunk in chunks), commit
 
 
-async def test_holder_of_the_base_gets_a_delta_and_a_newcomer_the_whole(sender: Sender) -> None:
-    """Only one that understands deltas, holds a base, and the same tensors at that."""
+async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
+    """A delta is sent only to a receiver that accepts deltas and has a base with the same tensors."""
     header, data, commit = await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))
     assert (header.encoding, header.base_version, header.encoded_size_bytes) == (Encoding.DELTA, 1, len(data))
     assert len(data) < len(NEW.data) / 2
@@ -126,17 +125,17 @@ async def test_holder_of_the_base_gets_a_delta_and_a_newcomer_the_whole(sender: 
         assert (header.encoding, header.encoded_digest, data) == (Encoding.WHOLE, '', bytes(NEW.data))
 
 
-async def test_delta_is_not_used_where_it_saves_nothing(sender: Sender) -> None:
-    """Bytes that have nothing in common are sent as they are."""
+async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
+    """Unrelated states are sent whole."""
     other = unlike(OLD)
     header, data, _ = await frames(sender, Counted(other), wanted=Wanted(DELTA), base=base_of(OLD))
-    # Compared here, and not by an assertion that would look for the difference of megabytes.
+    # Compared outside the assertion, which would search for the difference in megabytes.
     is_same = data == bytes(other.data)
     assert (header.encoding, is_same) == (Encoding.WHOLE, True)
 
 
-async def test_base_that_has_left_means_whole(sender: Sender) -> None:
-    """The receiver holds what is here no more."""
+async def test_missing_base_leads_to_a_whole_state(sender: Sender) -> None:
+    """A state is sent whole if the sender no longer has the base of the receiver."""
 
     async def gone() -> None:
         return None
@@ -146,7 +145,7 @@ async def test_base_that_has_left_means_whole(sender: Sender) -> None:
 
 
 async def test_same_host_gets_the_segment(sender: Sender) -> None:
-    """No bytes at all; another host, or one that does not ask for it, gets bytes."""
+    """A receiver on the same host gets the segment, and other receivers get bytes."""
     ref = SegmentRef('here', 'segment', len(NEW.data))
     header, data, _ = await frames(sender, Counted(NEW, segment=ref), wanted=Wanted(SHARED, 'here'), base=base_of(OLD))
     assert (header.encoding, header.segment, data) == (Encoding.SHARED_MEMORY, ref, b'')
@@ -157,7 +156,7 @@ async def test_same_host_gets_the_segment(sender: Sender) -> None:
 
 @pytest.mark.parametrize('cut', [1, 1000, 1 << 20, -1, None])
 async def test_resumes_only_the_same_bytes(sender: Sender, cut: int | None) -> None:
-    """At any byte of the same delta or state; anything else begins anew."""
+    """A transfer resumes at any byte of the same encoded bytes, and any other transfer starts over."""
     header, whole, _ = await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))
     offset = len(whole) if cut is None else cut % len(whole)
     wanted = Wanted(DELTA, resume_offset=offset, resume_digest=header.encoded_digest)
@@ -172,8 +171,8 @@ async def test_resumes_only_the_same_bytes(sender: Sender, cut: int | None) -> N
     assert (anew.resume_offset, data) == (0, bytes(NEW.data))
 
 
-async def test_offset_behind_the_end_is_refused_and_the_source_closed(sender: Sender) -> None:
-    """With the field that holds it."""
+async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
+    """An offset beyond the end is refused with the name of its field, and the source is closed."""
     source = Counted(NEW)
     with pytest.raises(InvalidField) as caught:
         await frames(sender, source, wanted=Wanted(resume_offset=len(NEW.data) + 1), offset_field='offset')
@@ -181,8 +180,8 @@ async def test_offset_behind_the_end_is_refused_and_the_source_closed(sender: Se
     assert source.is_closed
 
 
-async def test_many_subscribers_cost_one_encoding(sender: Sender) -> None:
-    """Those who ask while it is made wait for it; those who ask later find it."""
+async def test_subscribers_share_one_encoding(sender: Sender) -> None:
+    """Concurrent and later requests for the same delta use one encoding."""
     opened: list[Counted] = []
     asking = [frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD, opened)) for _ in range(8)]
     results = await asyncio.gather(*asking)
@@ -192,8 +191,8 @@ async def test_many_subscribers_cost_one_encoding(sender: Sender) -> None:
     assert all(source.is_closed for source in opened)
 
 
-async def test_a_subscriber_that_leaves_does_not_take_the_encoding_along(sender: Sender) -> None:
-    """Whoever waited for it makes it."""
+async def test_cancelled_subscriber_does_not_fail_the_others(sender: Sender) -> None:
+    """A waiting subscriber encodes the delta if the first one is cancelled."""
     first, second = (
         asyncio.ensure_future(frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))) for _ in range(2)
     )
@@ -205,8 +204,8 @@ async def test_a_subscriber_that_leaves_does_not_take_the_encoding_along(sender:
         await first
 
 
-async def test_weights_of_a_whole_model_are_sent_like_an_adapters(sender: Sender) -> None:
-    """Their manifest has no LoRA configuration; the frames do not care."""
+async def test_states_of_whole_models_are_sent(sender: Sender) -> None:
+    """A manifest without a LoRA configuration is sent like that of an adapter."""
     tensors = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), bytes(2 << 10))}
     changed = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), b'\x01\x00' * (1 << 10))}
     old, new = (pack_state(each, base_model='org/m', lora_config=None) for each in (tensors, changed))

@@ -1,8 +1,7 @@
-"""Weights on the wire: messages to values and back, chunks past protobuf, and the client of the stream.
+"""Weights on the wire: conversion of frames and manifests to messages, the chunk codec, and the client.
 
-Trainers publish, samplers subscribe and relay, and the checkpoint service stores; all speak
-WeightStreamService through this. The values themselves, and choosing how to send, are
-`services.kit.weights`.
+Trainers publish, samplers subscribe and relay, and the checkpoint service stores; all use WeightStreamService through
+this package. The values themselves are in `services.kit.weights`.
 """
 
 from services.kit.weights.wire.client import Synced, WeightClient

@@ -1,8 +1,7 @@
-"""The checkpoint service as trainers and samplers use it: whole, verified states in and out.
+"""Client of the checkpoint service for trainers and samplers, which transfers complete and verified states.
 
-A transfer that breaks is taken up again at the byte where it broke; a caller sees a state only
-when all of it has come and its digest is right. On one host bytes are not sent at all, but handed
-over in shared memory; who holds a version gets the next one as a delta.
+An interrupted transfer continues at the byte where it stopped. On one host, states are passed in shared memory; a
+caller that has a version receives the next one as a delta.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_o
 from services.kit.weights.wire.convert_manifest import fill_manifest
 from services.kit.weights.wire.handlers import WeightStreamStub
 from services.kit.weights.wire.outgoing import Outgoing, place
-from services.kit.weights.wire.receiver import Memory, OtherWay, ReceivedState, Receiver, broken
+from services.kit.weights.wire.receiver import EncodingFailed, Memory, ReceivedState, Receiver, broken
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
@@ -33,19 +32,19 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Synced:
-    """The newest version has been received; later ones follow when they are published."""
+    """Marks that the newest version was received; later ones follow when they are published."""
 
 
 class WeightClient:
     """Moves states to and from the checkpoint service, on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 8, segments: Segments | None = None) -> None:
-        """Use a channel of `open_channel`, which stays the caller's to close.
+        """Create a client.
 
         Args:
-            channel: Leads to the checkpoint service, or to a sampler that relays.
-            attempts: How often a transfer that does not move is tried before it fails.
-            segments: Shared memory; used as long as the other end sees the same. Unset: bytes are sent.
+            channel: Channel of `open_channel` to the checkpoint service or a relaying sampler. The caller closes it.
+            attempts: Number of attempts without progress after which a transfer fails.
+            segments: Shared memory, used while the other end can open it. None: bytes are sent.
         """
         self._stub = WeightStreamStub(channel)
         self._attempts = attempts
@@ -54,12 +53,12 @@ class WeightClient:
     async def publish_version(
         self, adapter_id: str, state: PackedState | StatePlan, *, version: int, is_pinned: bool = False
     ) -> weights_pb2.AdapterVersion:
-        """Make `state` the adapter's newest version.
+        """Publish `state` as the newest version of the adapter.
 
-        Idempotency: the same version with the same state again is answered like the first time.
+        Idempotency: publishing the same version with the same state again returns the same result.
 
         Raises:
-            DomainError: as the contract of Publish says.
+            DomainError: Any error of the contract of Publish.
         """
         target = weights_pb2.VersionTarget(version=version, is_pinned=is_pinned)
         header = weights_pb2.FrameHeader(adapter_id=adapter_id, version=target)
@@ -68,27 +67,27 @@ class WeightClient:
     async def save_checkpoint(
         self, adapter_id: str, state: PackedState | StatePlan, target: weights_pb2.CheckpointTarget
     ) -> wire.PublishResponse:
-        """Keep `state` as a durable checkpoint; the answer's `checkpoint` says where.
+        """Save `state` as a durable checkpoint, which the response describes.
 
         Raises:
-            DomainError: as the contract of Publish says.
+            DomainError: Any error of the contract of Publish.
         """
         return await self._publish(weights_pb2.FrameHeader(adapter_id=adapter_id, checkpoint=target), state)
 
     async def fetch_version(self, adapter_id: str, version: int = 0) -> ReceivedState:
-        """Return a version's weights; 0 is the newest.
+        """Return the weights of a version; 0 selects the newest one.
 
         Raises:
-            DomainError: as the contract of Fetch says.
+            DomainError: Any error of the contract of Fetch.
         """
         reference = wire.VersionRef(adapter_id=adapter_id, version=version)
         return await self._fetch(wire.FetchRequest(version=reference, is_adapter_only=True))
 
     async def fetch_checkpoint(self, checkpoint_path: str, *, is_adapter_only: bool = False) -> ReceivedState:
-        """Return a checkpoint's state.
+        """Return the state of a checkpoint.
 
         Raises:
-            DomainError: as the contract of Fetch says.
+            DomainError: Any error of the contract of Fetch.
         """
         return await self._fetch(wire.FetchRequest(checkpoint_path=checkpoint_path, is_adapter_only=is_adapter_only))
 
@@ -103,19 +102,19 @@ class WeightClient:
     ) -> AsyncGenerator[ReceivedState | Synced, None]:
         """Yield the adapter's newest version and every later one, across restarts of the service.
 
-        Versions that come faster than they are taken are skipped. The stream is closed with the
-        generator (`contextlib.aclosing`). The state that was yielded last is kept, for deltas.
+        A slow consumer skips versions. Close the generator with `contextlib.aclosing` to end the stream. The generator
+        references the last state as the base of deltas.
 
         Args:
-            adapter_id: The adapter.
-            held_version: Only later ones are wanted.
-            held: Its state, so that the next one may come as a delta. Unset: it comes whole.
-            is_retried: False: end where the stream ends or breaks, for who has another place to ask.
-            patience: A stream is taken as broken that is silent for longer before it has brought what there is, or
-                within a version. Unset: never.
+            adapter_id: Adapter to follow.
+            held_version: Version that the caller has; only later ones are yielded.
+            held: State of `held_version`, so that the next version can be sent as a delta. None: it is sent whole.
+            is_retried: Whether to reconnect after the stream ends or breaks. If False, the generator ends instead.
+            patience: Silence after which a stream counts as broken, before the newest version or within a version.
+                None for no limit.
 
         Raises:
-            DomainError: what waiting does not cure, such as an adapter that was never published.
+            DomainError: An error that is not transient, such as an adapter without published versions.
         """
         receiver = Receiver(self._memory, held_version=held_version, held=held)
         backoff = _Backoff()
@@ -132,20 +131,20 @@ class WeightClient:
     async def _events(
         self, adapter_id: str, receiver: Receiver, patience: timedelta | None
     ) -> AsyncGenerator[ReceivedState | Synced, None]:
-        """Yield what one stream brings, until it ends or breaks in a way that another one cures."""
+        """Yield the events of one stream until it ends or fails with a transient error."""
         offered = receiver.encodings
         call = self._stub.subscribe(_subscription(adapter_id, receiver))
         messages = _translated(call)
         is_synced = False
         try:
-            # Who has all there is may hear nothing for days.
+            # A synchronized stream may be silent for days.
             while message := await _next(messages, None if is_synced and not receiver.half_version else patience):
                 event = await _event(receiver, message)
                 is_synced = is_synced or isinstance(event, Synced)
                 if event is not None:
                     yield event
                 if receiver.encodings != offered:
-                    return  # the next stream offers them: with a state at hand, a delta may come
+                    return  # reconnect to offer the new encodings, such as deltas to the received state
         except DomainError as error:
             if not error.disposition.is_transient:
                 raise
@@ -156,11 +155,11 @@ class WeightClient:
         outgoing = await asyncio.to_thread(place, state, self._memory.segments)
         fill_manifest(header.manifest, outgoing.state.manifest)
         try:
-            return await self._send_as_can_be(header, outgoing)
+            return await self._send_outgoing(header, outgoing)
         finally:
             outgoing.close()
 
-    async def _send_as_can_be(self, header: weights_pb2.FrameHeader, outgoing: Outgoing) -> wire.PublishResponse:
+    async def _send_outgoing(self, header: weights_pb2.FrameHeader, outgoing: Outgoing) -> wire.PublishResponse:
         if outgoing.segment is not None:
             header.encoding = weights_pb2.FRAME_ENCODING_SHARED_MEMORY
             header.segment.CopyFrom(segment_to_proto(outgoing.segment.ref))
@@ -194,7 +193,7 @@ class WeightClient:
             request.host_id = receiver.host_id
             try:
                 return await self._fetch_on(request, receiver)
-            except OtherWay:
+            except EncodingFailed:
                 continue
             except DomainError as error:
                 if not error.disposition.is_transient or backoff.count + 1 >= self._attempts:
@@ -217,7 +216,7 @@ class WeightClient:
 
 
 class _Backoff:
-    """Waits longer after each failure, up to a bound."""
+    """Waits longer after each failure, up to a limit."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -262,10 +261,10 @@ async def _frames(
 
 
 async def _next(messages: AsyncIterator[Any], patience: timedelta | None) -> Any:
-    """Return the next message, None at the end.
+    """Return the next message, or None at the end.
 
     Raises:
-        DomainError: what the stream failed with, or that it was silent for longer than `patience`.
+        DomainError: The stream failed or was silent for longer than `patience`.
     """
     try:
         async with asyncio.timeout(patience.total_seconds() if patience else None):
@@ -275,7 +274,7 @@ async def _next(messages: AsyncIterator[Any], patience: timedelta | None) -> Any
 
 
 async def _translated(call: Any) -> AsyncIterator[Any]:
-    """Yield the responses of `call`; its failure is raised as a domain error."""
+    """Yield the responses of `call`, and raise its failure as a domain error."""
     try:
         async for response in call:
             yield response

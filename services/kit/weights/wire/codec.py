@@ -1,9 +1,9 @@
-"""Chunks of weights between their wire bytes and values, past protobuf, which would copy them.
+"""Hand-written protobuf encoding of weight chunks, which avoids the copies of the generated code.
 
-The bytes are those that the generated code makes: PublishRequest, SubscribeResponse and FetchResponse
-all hold a frame in field 1, a frame holds a chunk in field 2, and a chunk is offset, data, checksum.
-Written here by hand, a chunk's bytes are copied once when sent and not at all when read. Whatever does
-not look so (another frame, unknown or repeated fields, another order) is left to the generated code.
+The bytes equal those of the generated code: PublishRequest, SubscribeResponse and FetchResponse have a frame in field
+1, a frame has a chunk in field 2, and a chunk consists of offset, data and checksum. Sending copies the data once, and
+reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, another order) are left
+to the generated code.
 """
 
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -16,56 +16,56 @@ _DATA = 0x12
 _CHECKSUM = 0x18
 _BITS = (1 << 64) - 1
 _SIGN = 1 << 63
-_LONGEST_VARINT = 10
+_MAX_VARINT_BYTES = 10
 
 
 def encode_published(message: StateChunk | wire.PublishRequest) -> bytes:
-    """Return the bytes of a frame on its way in."""
+    """Return the bytes of a published frame."""
     return encode_chunk(message) if isinstance(message, StateChunk) else message.SerializeToString()
 
 
 def encode_subscribed(message: StateChunk | wire.SubscribeResponse) -> bytes:
-    """Return the bytes of a frame, or the news, for a subscriber."""
+    """Return the bytes of a message for a subscriber."""
     return encode_chunk(message) if isinstance(message, StateChunk) else message.SerializeToString()
 
 
 def encode_fetched(message: StateChunk | wire.FetchResponse) -> bytes:
-    """Return the bytes of a frame that was fetched."""
+    """Return the bytes of a fetched frame."""
     return encode_chunk(message) if isinstance(message, StateChunk) else message.SerializeToString()
 
 
 def decode_published(data: bytes) -> StateChunk | wire.PublishRequest:
-    """Return a frame on its way in; a chunk's bytes are a view of `data`.
+    """Return a published frame; the data of a chunk is a view of `data`.
 
     Raises:
-        DecodeError: these are the bytes of no such message.
+        DecodeError: The bytes are not a valid message.
     """
     chunk = decode_chunk(data)
     return wire.PublishRequest.FromString(data) if chunk is None else chunk
 
 
 def decode_subscribed(data: bytes) -> StateChunk | wire.SubscribeResponse:
-    """Return what a subscriber is told; a chunk's bytes are a view of `data`.
+    """Return a message for a subscriber; the data of a chunk is a view of `data`.
 
     Raises:
-        DecodeError: these are the bytes of no such message.
+        DecodeError: The bytes are not a valid message.
     """
     chunk = decode_chunk(data)
     return wire.SubscribeResponse.FromString(data) if chunk is None else chunk
 
 
 def decode_fetched(data: bytes) -> StateChunk | wire.FetchResponse:
-    """Return a frame that was fetched; a chunk's bytes are a view of `data`.
+    """Return a fetched frame; the data of a chunk is a view of `data`.
 
     Raises:
-        DecodeError: these are the bytes of no such message.
+        DecodeError: The bytes are not a valid message.
     """
     chunk = decode_chunk(data)
     return wire.FetchResponse.FromString(data) if chunk is None else chunk
 
 
 def encode_chunk(chunk: StateChunk) -> bytes:
-    """Return the bytes of a message that holds `chunk`."""
+    """Return the bytes of a message with `chunk`."""
     head = b''
     if chunk.offset:
         head += b'\x08' + _varint(chunk.offset)
@@ -78,7 +78,7 @@ def encode_chunk(chunk: StateChunk) -> bytes:
 
 
 def decode_chunk(data: bytes) -> StateChunk | None:
-    """Return the chunk that a message holds, its bytes a view of `data`; None where that cannot be told quickly."""
+    """Return the chunk of a message, as a view of `data`; None if the message has another form."""
     try:
         return _decode_chunk(data)
     except (IndexError, ValueError):
@@ -86,31 +86,31 @@ def decode_chunk(data: bytes) -> StateChunk | None:
 
 
 def _decode_chunk(data: bytes) -> StateChunk | None:
-    place = _enter(data, 0, _FRAME)
-    place = _enter(data, place, _CHUNK)
+    position = _enter(data, 0, _FRAME)
+    position = _enter(data, position, _CHUNK)
     end = len(data)
     offset = checksum = 0
     payload = memoryview(b'')
-    if place < end and data[place] == _OFFSET:
-        offset, place = _read_varint(data, place + 1)
-    if place < end and data[place] == _DATA:
-        size, begin = _read_varint(data, place + 1)
-        place = begin + size
-        payload = memoryview(data)[begin:place]
-    if place < end and data[place] == _CHECKSUM:
-        checksum, place = _read_varint(data, place + 1)
-    return StateChunk(_signed(offset), payload, _signed(checksum)) if place == end else None
+    if position < end and data[position] == _OFFSET:
+        offset, position = _read_varint(data, position + 1)
+    if position < end and data[position] == _DATA:
+        size, begin = _read_varint(data, position + 1)
+        position = begin + size
+        payload = memoryview(data)[begin:position]
+    if position < end and data[position] == _CHECKSUM:
+        checksum, position = _read_varint(data, position + 1)
+    return StateChunk(_signed(offset), payload, _signed(checksum)) if position == end else None
 
 
-def _enter(data: bytes, place: int, tag: bytes) -> int:
-    """Return where the content of a message begins that reaches to the end of `data`.
+def _enter(data: bytes, position: int, tag: bytes) -> int:
+    """Return the start of an embedded message that extends to the end of `data`.
 
     Raises:
-        ValueError: there is another field, or something follows it.
+        ValueError: The field is another one, or more fields follow.
     """
-    if data[place : place + 1] != tag:
+    if data[position : position + 1] != tag:
         raise ValueError
-    size, begin = _read_varint(data, place + 1)
+    size, begin = _read_varint(data, position + 1)
     if begin + size != len(data):
         raise ValueError
     return begin
@@ -126,19 +126,19 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number and where the next field begins.
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number and the position after it.
 
     Raises:
-        ValueError: it is longer than any 64-bit number.
-        IndexError: the bytes end first.
+        ValueError: The number has more than 64 bits.
+        IndexError: The bytes end first.
     """
     value = 0
-    for index in range(_LONGEST_VARINT):
-        byte = data[place + index]
+    for index in range(_MAX_VARINT_BYTES):
+        byte = data[position + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return value & _BITS, place + index + 1
+            return value & _BITS, position + index + 1
     raise ValueError
 
 

@@ -1,7 +1,7 @@
-"""Frames between their messages and the values of `services.kit.weights`.
+"""Conversion of frames between messages and the values of `services.kit.weights`.
 
-A chunk stays the value it is: `codec` writes and reads it. What a publisher may announce is checked by
-the checkpoint service; what any header needs, here.
+`codec` encodes and decodes chunks. The checkpoint service checks the headers of publishers; the checks of all headers
+are here.
 """
 
 from services.kit.errors import InvalidField
@@ -21,7 +21,7 @@ _ENCODINGS_BY_NUMBER = {number: encoding for encoding, number in _ENCODINGS.item
 
 
 def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
-    """Return a frame as a subscriber gets it."""
+    """Return a frame as a response for a subscriber."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.SubscribeResponse()
@@ -30,7 +30,7 @@ def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
 
 
 def frame_to_fetched(frame: Frame) -> StateChunk | wire.FetchResponse:
-    """Return a frame as one who fetches gets it."""
+    """Return a frame as a response of a fetch."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.FetchResponse()
@@ -39,14 +39,14 @@ def frame_to_fetched(frame: Frame) -> StateChunk | wire.FetchResponse:
 
 
 def frame_to_proto(frame: Header | Commit) -> weights_pb2.WeightFrame:
-    """Return a frame that is no chunk as a message."""
+    """Return the message of a header or commit."""
     message = weights_pb2.WeightFrame()
     _fill(message, frame)
     return message
 
 
 def _fill(message: weights_pb2.WeightFrame, frame: Header | Commit) -> None:
-    """Write a frame into the place it is sent from; a manifest is large, and copied with every message around it."""
+    """Write a frame into an existing message, because copying a message with a manifest is expensive."""
     if isinstance(frame, Commit):
         message.commit.digest = frame.digest
         message.commit.SetInParent()
@@ -75,10 +75,10 @@ def _fill_header(message: weights_pb2.FrameHeader, header: Header) -> None:
 def frame_of(
     message: StateChunk | wire.PublishRequest | wire.SubscribeResponse | wire.FetchResponse,
 ) -> StateChunk | weights_pb2.FrameHeader | Commit:
-    """Return the frame of a message; a header as it came.
+    """Return the frame of a message; a header stays a message.
 
     Raises:
-        InvalidField: it holds none.
+        InvalidField: The message has no frame.
     """
     if isinstance(message, StateChunk):
         return message
@@ -89,16 +89,16 @@ def frame_of(
         return chunk_from_proto(message.frame.chunk)
     if kind == 'commit':
         return Commit(message.frame.commit.digest)
-    raise InvalidField('frame', 'must hold a header, a chunk or a commit')
+    raise InvalidField('frame', 'must have a header, a chunk or a commit')
 
 
 def segment_to_proto(segment: SegmentRef) -> weights_pb2.SharedSegment:
-    """Return the reference to a segment as a message."""
+    """Return the message of a segment reference."""
     return weights_pb2.SharedSegment(host_id=segment.host_id, name=segment.name, size_bytes=segment.size_bytes)
 
 
 def segment_from_proto(message: weights_pb2.SharedSegment) -> SegmentRef:
-    """Return the reference as it came; whoever opens it checks it."""
+    """Return the unchecked segment reference of a message; opening the segment checks it."""
     return SegmentRef(message.host_id, message.name, message.size_bytes)
 
 
@@ -106,7 +106,7 @@ def encoding_from_proto(encoding: weights_pb2.FrameEncoding.ValueType, field: st
     """Return an encoding.
 
     Raises:
-        InvalidField: it is unset or unknown.
+        InvalidField: The encoding is unset or unknown.
     """
     found = _ENCODINGS_BY_NUMBER.get(encoding)
     if found is None:
@@ -115,17 +115,17 @@ def encoding_from_proto(encoding: weights_pb2.FrameEncoding.ValueType, field: st
 
 
 def encodings_to_proto(encodings: frozenset[Encoding]) -> list[weights_pb2.FrameEncoding.ValueType]:
-    """Return encodings as the contract's numbers, in their order."""
+    """Return the sorted numbers of encodings in the contract."""
     return sorted(_ENCODINGS[encoding] for encoding in encodings)
 
 
 def wanted_from_proto(request: wire.SubscribeRequest) -> Wanted:
-    """Return what a subscriber can take, and where its cut transfer ended.
+    """Return the encodings that a subscriber accepts, and the position at which it resumes.
 
-    Encodings that are not known here are passed over: they are an offer.
+    Unknown encodings are ignored.
 
     Raises:
-        InvalidField: the offset is negative.
+        InvalidField: The offset is negative.
     """
     offered = (_ENCODINGS_BY_NUMBER.get(number) for number in request.accepted_encodings)
     return Wanted(

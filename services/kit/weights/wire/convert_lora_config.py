@@ -1,4 +1,4 @@
-"""LoRA configurations between their message and the library's value, with every check they need."""
+"""Conversion of LoRA configurations between messages and the library's values, with all checks."""
 
 import math
 
@@ -8,11 +8,11 @@ from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import ALL_LINEAR, in_effect, longest_first
 
 MAX_NAMES = 4096
-"""Of layers, in one list; no model has so many, and a configuration is kept as long as its adapter."""
+"""Maximum number of layer names in one list; no model has as many layers."""
 
 
 def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
-    """Return `config` as a message; every field is set. Names in patterns that never count are left out."""
+    """Return the message of `config` with all fields set. Pattern names that have no effect are left out."""
     targets = config.target_modules
     return training_config_pb2.LoraConfig(
         lora_rank=config.r,
@@ -27,30 +27,35 @@ def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
 
 
 def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) -> LoraConfig:
-    """Return the configuration, unset fields with their defaults.
+    """Return the configuration of a message, with defaults for unset fields.
 
     Args:
-        message: The message.
+        message: Message to convert.
         field: Path of the message in the request, for errors.
 
     Raises:
-        InvalidField: a value no layer could be built from.
+        InvalidField: A value is out of range.
     """
     default = LoraConfig()
     rank = message.lora_rank if message.HasField('lora_rank') else default.r
     alpha = message.lora_alpha if message.HasField('lora_alpha') else default.lora_alpha
     dropout = message.lora_dropout if message.HasField('lora_dropout') else default.lora_dropout
-    _check(field, 'lora_rank', is_valid=rank >= 1, cure=f'must be at least 1, got {rank}')
-    _check(field, 'lora_alpha', is_valid=_is_positive(alpha), cure=f'must be positive and finite, got {alpha}')
-    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, cure=f'must be in [0, 1), got {dropout}')
-    _check(field, 'target_modules', is_valid='' not in message.target_modules, cure='has an empty name; leave it out')
+    _check(field, 'lora_rank', is_valid=rank >= 1, rule=f'must be at least 1, got {rank}')
+    _check(field, 'lora_alpha', is_valid=_is_positive(alpha), rule=f'must be positive and finite, got {alpha}')
+    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, rule=f'must be in [0, 1), got {dropout}')
+    _check(field, 'target_modules', is_valid='' not in message.target_modules, rule='must not have an empty name')
     for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
         count = len(getattr(message, name))
-        _check(field, name, is_valid=count <= MAX_NAMES, cure=f'must have at most {MAX_NAMES} names, got {count}')
+        _check(field, name, is_valid=count <= MAX_NAMES, rule=f'must have at most {MAX_NAMES} names, got {count}')
     for name, value in message.rank_pattern.items():
-        _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, cure=f'must be at least 1, got {value}')
+        _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, rule=f'must be at least 1, got {value}')
     for name, value in message.alpha_pattern.items():
-        _check(field, f'alpha_pattern[{name!r}]', is_valid=_is_positive(value), cure=f'must be positive, got {value}')
+        _check(
+            field,
+            f'alpha_pattern[{name!r}]',
+            is_valid=_is_positive(value),
+            rule=f'must be positive, got {value}',
+        )
     targets = tuple(message.target_modules)
     return LoraConfig(
         r=rank,
@@ -64,9 +69,9 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
     )
 
 
-def _check(field: str, name: str, *, is_valid: bool, cure: str) -> None:
+def _check(field: str, name: str, *, is_valid: bool, rule: str) -> None:
     if not is_valid:
-        raise InvalidField(f'{field}.{name}', cure)
+        raise InvalidField(f'{field}.{name}', rule)
 
 
 def _is_positive(value: float) -> bool:

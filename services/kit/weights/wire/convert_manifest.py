@@ -1,8 +1,4 @@
-"""Manifests and chunks between their messages and the library's values.
-
-Trainers publish, samplers subscribe and the checkpoint service stores, so all three speak these
-messages. Every check a manifest needs is made here, with the field's path.
-"""
+"""Conversion of manifests and chunks between messages and the library's values, with all checks of manifests."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -20,20 +16,20 @@ _SECTIONS = {
     StateSection.MODEL: weights_pb2.STATE_SECTION_MODEL,
 }
 _SECTIONS_BY_NUMBER = {number: section for section, number in _SECTIONS.items()}
-_KEPT = 32
-"""Manifests that are known again: the versions of a run differ in nothing but the digest."""
+_CACHE_SIZE = 32
+"""Number of cached manifests; the versions of a run differ only in the digest."""
 _NO_DIGEST = '0' * 64
 
 
 def manifest_to_proto(manifest: WeightManifest) -> weights_pb2.WeightManifest:
-    """Return `manifest` as a message."""
+    """Return the message of `manifest`."""
     message = weights_pb2.WeightManifest()
     fill_manifest(message, manifest)
     return message
 
 
 def fill_manifest(message: weights_pb2.WeightManifest, manifest: WeightManifest) -> None:
-    """Write `manifest` into an empty message, such as the part of another one: there it need not be copied."""
+    """Write `manifest` into an empty message, which avoids copying it into an enclosing message."""
     message.MergeFromString(_tensors_of(manifest.layout))
     message.base_model = manifest.base_model
     if manifest.lora_config is not None:
@@ -43,14 +39,14 @@ def fill_manifest(message: weights_pb2.WeightManifest, manifest: WeightManifest)
 
 
 def manifest_from_proto(message: weights_pb2.WeightManifest, field: str) -> WeightManifest:
-    """Return the manifest, checked as a whole.
+    """Return the checked manifest of a message.
 
     Args:
-        message: The message.
+        message: Message to convert.
         field: Path of the message in the request, for errors.
 
     Raises:
-        InvalidField: it does not add up.
+        InvalidField: The manifest is inconsistent.
     """
     layout = weights_pb2.WeightManifest()
     layout.CopyFrom(message)
@@ -62,9 +58,9 @@ def manifest_from_proto(message: weights_pb2.WeightManifest, field: str) -> Weig
         raise InvalidField(f'{field}.{error.field}', error.problem) from error
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _tensors_of(layout: Layout) -> bytes:
-    """Return the bytes of a message that holds the entries and nothing else."""
+    """Return the bytes of a message with only the tensor entries."""
     tensors = [
         weights_pb2.TensorEntry(
             name=entry.name,
@@ -79,12 +75,12 @@ def _tensors_of(layout: Layout) -> bytes:
     return weights_pb2.WeightManifest(tensors=tensors).SerializeToString()
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _known_manifest(data: bytes, field: str) -> WeightManifest:
-    """Return the manifest of a message without its digest; what raises is not kept.
+    """Return the cached manifest of a message without a digest.
 
     Raises:
-        InvalidField, InvalidManifest: it does not add up.
+        InvalidField, InvalidManifest: The manifest is inconsistent.
     """
     message = weights_pb2.WeightManifest.FromString(data)
     tensors = tuple(
@@ -97,12 +93,12 @@ def _known_manifest(data: bytes, field: str) -> WeightManifest:
 
 
 def chunk_to_proto(chunk: StateChunk) -> tensor_pb2.TensorChunk:
-    """Return `chunk` as a message (a copy of its bytes)."""
+    """Return the message of `chunk`, with a copy of its data."""
     return tensor_pb2.TensorChunk(offset=chunk.offset, data=bytes(chunk.data), checksum=chunk.checksum)
 
 
 def chunk_from_proto(message: tensor_pb2.TensorChunk) -> StateChunk:
-    """Return the chunk as it came; whoever takes it checks it."""
+    """Return the unchecked chunk of a message."""
     return StateChunk(message.offset, message.data, message.checksum)
 
 

@@ -1,7 +1,7 @@
-"""WeightStreamService as it is served and called here: the same contract and bytes, chunks past protobuf.
+"""Server handlers and client stub of WeightStreamService that use the chunk codec.
 
-A servicer is given, and gives, `StateChunk` in place of messages that hold one; every other message is
-the generated one. Other languages use their generated stubs.
+Servicers and callers use `StateChunk` instead of messages with a chunk, and generated messages otherwise. The bytes are
+those of the contract, so other languages use their generated stubs.
 """
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ _SERVICE = wire.DESCRIPTOR.services_by_name['WeightStreamService'].full_name
 
 
 def add_weight_stream(servicer: Any, server: grpc.aio.Server) -> None:
-    """Register a servicer of WeightStreamService, as the generated function would."""
+    """Register a servicer of WeightStreamService, like the generated function."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         'Publish': grpc.stream_unary_rpc_method_handler(
             servicer.Publish,
@@ -39,11 +39,11 @@ def add_weight_stream(servicer: Any, server: grpc.aio.Server) -> None:
 
 
 class WeightStreamStub:
-    """Calls WeightStreamService with values in place of messages that hold a chunk."""
+    """Calls WeightStreamService with `StateChunk` instead of messages with a chunk."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Use a channel, which stays the caller's to close."""
-        # grpc's own types know bytes-to-bytes serializers only.
+        """Call over `channel`, which the caller closes."""
+        # The types of grpc allow serializers from bytes to bytes only.
         calls: Any = channel
         self._publish = calls.stream_unary(
             f'/{_SERVICE}/Publish',
@@ -62,13 +62,13 @@ class WeightStreamStub:
         )
 
     def publish(self, frames: AsyncIterator[StateChunk | wire.PublishRequest]) -> Any:
-        """Begin a publish; await the call for its PublishResponse."""
+        """Start a publish; await the call for its PublishResponse."""
         return self._publish(frames)
 
     def subscribe(self, request: wire.SubscribeRequest) -> Any:
-        """Begin a subscription; iterate the call for StateChunk and SubscribeResponse."""
+        """Start a subscription; iterate over the call for StateChunk and SubscribeResponse."""
         return self._subscribe(request)
 
     def fetch(self, request: wire.FetchRequest) -> Any:
-        """Begin a fetch; iterate the call for StateChunk and FetchResponse."""
+        """Start a fetch; iterate over the call for StateChunk and FetchResponse."""
         return self._fetch(request)

@@ -1,8 +1,7 @@
-"""Frames back to states: whole, from a delta to what is held, or from a segment. Nothing unverified leaves.
+"""The receiver of states: it assembles frames, applies deltas, opens segments, and verifies all results.
 
-A receiver outlives a broken stream: the next one is asked to go on at `offset`. Where a way of sending
-does not work here (a delta that does not apply, memory that is not shared after all) it raises
-`OtherWay`, and the next stream is asked for plain bytes.
+A receiver outlives a broken stream; the next stream continues at `offset`. If an encoding does not work (a delta cannot
+be applied, or memory is not shared), the receiver raises `EncodingFailed` and requests plain bytes next.
 """
 
 import asyncio
@@ -25,110 +24,110 @@ from twinkle.checkpoint_engine.delta import apply_delta, is_delta_possible
 from twinkle.checkpoint_engine.errors import InvalidDelta
 
 _SHARING_ATTEMPTS = 2
-"""Segments in a row that could not be opened until no more are asked for."""
+"""Number of consecutive failures after which no more segments are requested."""
 
 
 @dataclass(frozen=True)
 class ReceivedState:
-    """A state, whole and verified."""
+    """A complete and verified state."""
 
     header: weights_pb2.FrameHeader
-    """Says what it is: `adapter_id`, and `version` or `checkpoint`."""
+    """Header of the transfer, with `adapter_id`, and `version` or `checkpoint`."""
     state: PackedState
     encoding: Encoding = Encoding.WHOLE
-    """How it came."""
+    """Encoding of the transfer."""
     wire_size_bytes: int = 0
-    """Encoded bytes of it; 0 where it came in shared memory."""
+    """Size of the encoded bytes; 0 for shared memory."""
     segment_path: str = ''
-    """The file that holds its bytes, for other processes to map; there as long as `state.data` lives. Empty: none."""
+    """File with the bytes, which other processes can map while `state.data` exists; empty without a segment."""
 
 
-class OtherWay(ServiceUnreachable):
-    """This way of sending does not work; another one will."""
+class EncodingFailed(ServiceUnreachable):
+    """The encoding of a transfer cannot be used; plain bytes can."""
 
 
 class Memory:
-    """Whether states may come in shared memory: as long as that works."""
+    """Shared memory for incoming states, disabled after repeated failures."""
 
     def __init__(self, segments: Segments | None) -> None:
-        """Use a folder of segments; None where there is none."""
+        """Use a folder of segments; None disables shared memory."""
         self._segments = segments
         self._failures = 0
 
     @property
     def segments(self) -> Segments | None:
-        """The folder; None where memory is not shared, or turned out not to be."""
+        """Folder of segments; None if shared memory is disabled."""
         return self._segments if self._failures < _SHARING_ATTEMPTS else None
 
     def report(self, *, is_shared: bool) -> None:
-        """Take note of how an attempt ended."""
+        """Record the result of an attempt to open a segment."""
         self._failures = 0 if is_shared else self._failures + 1
 
     def give_up(self) -> None:
-        """Take note that the other end sees other memory."""
+        """Disable shared memory, because the other end cannot open the segments."""
         self._failures = _SHARING_ATTEMPTS
 
 
 class Receiver:
-    """Puts the states of one stream together, and of the streams that take it up."""
+    """Assembles the states of a stream and of the streams that resume it."""
 
     def __init__(self, memory: Memory, *, held_version: int = 0, held: PackedState | None = None) -> None:
-        """Begin with what is held already.
+        """Create a receiver.
 
         Args:
-            memory: Whether segments may come.
-            held_version: Only later versions are wanted; 0 for any.
-            held: Its state, as the base of a delta. Unset: the next version comes without one.
+            memory: Shared memory for incoming states.
+            held_version: Version that the caller has; only later ones are requested. 0 for none.
+            held: State of `held_version`, as the base of a delta. None: the next version is not sent as a delta.
         """
         self._memory = memory
         self._held = held
         self._incoming: _Incoming | None = None
-        self._is_plain_wanted = False
+        self._is_plain_requested = False
         self.held_version = held_version
 
     @property
     def half_version(self) -> int:
-        """The version that is half received; 0 for none."""
+        """Version that is partially received; 0 for none."""
         return self._incoming.header.version.version if self._incoming is not None else 0
 
     @property
     def offset(self) -> int:
-        """How many encoded bytes of it are held."""
+        """Number of received encoded bytes of the partial version."""
         return self._incoming.next_offset if self._incoming is not None else 0
 
     @property
     def resume_digest(self) -> str:
-        """Of what they are the beginning of; empty where nothing is half received."""
+        """Digest of the encoded bytes of the partial version; empty without one."""
         return self._incoming.digest if self._incoming is not None else ''
 
     @property
     def encodings(self) -> frozenset[Encoding]:
-        """What may come beside whole states."""
-        if self._is_plain_wanted:
+        """Accepted encodings in addition to whole states."""
+        if self._is_plain_requested:
             return frozenset()
         shared = {Encoding.SHARED_MEMORY} if self._memory.segments is not None else set[Encoding]()
-        # Who holds nothing yet will hold the base of the next delta of the same stream.
-        is_base_at_hand = self._held is not None or not self.held_version
-        return frozenset(shared | ({Encoding.DELTA} if is_base_at_hand else set()))
+        # A receiver without a version gets the base of later deltas from the same stream.
+        has_base = self._held is not None or not self.held_version
+        return frozenset(shared | ({Encoding.DELTA} if has_base else set()))
 
     @property
     def host_id(self) -> str:
-        """Of the memory that segments may come from; empty for none."""
+        """Id of the memory from which segments are accepted; empty for none."""
         segments = self._memory.segments
-        return '' if segments is None or self._is_plain_wanted else segments.host_id
+        return '' if segments is None or self._is_plain_requested else segments.host_id
 
     async def take(self, frame: StateChunk | weights_pb2.FrameHeader | Commit) -> ReceivedState | None:
-        """Take the next frame; return the state it completed, if it did.
+        """Process the next frame, and return the state that it completes, if any.
 
         Raises:
-            DomainError: the frame is damaged; what was held before it is kept.
-            OtherWay: what came cannot be used; plain bytes are asked for next.
+            DomainError: The frame is damaged; the bytes before it are kept.
+            EncodingFailed: The encoding cannot be used; the next stream should send plain bytes.
         """
         try:
             return await self._take(frame)
         except (InvalidDelta, MemoryNotShared) as error:
-            self._incoming, self._is_plain_wanted = None, True
-            raise OtherWay('checkpoint') from error
+            self._incoming, self._is_plain_requested = None, True
+            raise EncodingFailed('checkpoint') from error
         except StateError as error:
             raise broken() from error
 
@@ -155,10 +154,10 @@ class Receiver:
             self._incoming = new
 
     def _check_base(self, new: '_Incoming') -> None:
-        """Refuse a delta to something else than what is held, or one that is larger than what it saves."""
+        """Check that a delta starts from the held version and is not larger than the state."""
         is_held = self._held is not None and new.header.base_version == self.held_version
         if not is_held or not is_delta_possible(new.manifest, self._held.manifest):  # type: ignore[union-attr]
-            raise InvalidDelta(0, 'starts from what is not held')
+            raise InvalidDelta(0, 'starts from a version that this receiver does not have')
         if not 0 < new.size_bytes <= new.manifest.size_bytes:
             raise InvalidDelta(0, 'is larger than the state')
 
@@ -171,7 +170,7 @@ class Receiver:
             state = await asyncio.to_thread(_applied, incoming, self._held)
         else:
             state = incoming.finish()
-        self._held, self._is_plain_wanted = state, False
+        self._held, self._is_plain_requested = state, False
         self.held_version = incoming.header.version.version
         return ReceivedState(
             incoming.header,
@@ -185,7 +184,7 @@ class Receiver:
         """Return the verified segment of a state.
 
         Raises:
-            MemoryNotShared: it cannot be opened, or holds something else.
+            MemoryNotShared: The segment cannot be opened or contains other bytes.
         """
         segments = self._memory.segments
         if segments is None:
@@ -200,7 +199,7 @@ class Receiver:
 
 
 class _Incoming:
-    """The encoded bytes of one state on their way in."""
+    """A partially received state."""
 
     def __init__(self, header: weights_pb2.FrameHeader) -> None:
         self.header = header
@@ -209,7 +208,7 @@ class _Incoming:
         self.size_bytes = _encoded_size(self.encoding, header, self.manifest)
         self.digest = header.encoded_digest if self.encoding is Encoding.DELTA else self.manifest.digest
         self._verifier = ChunkVerifier(self.size_bytes, self.digest)
-        # Taken as bytes come: a header alone costs no memory of that size.
+        # Allocated with the first chunk, so that a header alone cannot claim memory.
         self._data: bytearray | None = None
 
     @property
@@ -221,7 +220,7 @@ class _Incoming:
         return segment_from_proto(self.header.segment)
 
     def is_continued_by(self, other: '_Incoming') -> bool:
-        """Say whether another header announces the rest of these very bytes."""
+        """Return whether another header announces the rest of the same bytes."""
         is_same = self.digest == other.digest and self.encoding is other.encoding
         is_next = self.next_offset == other.header.resume_offset
         return is_same and is_next and self.manifest == other.manifest and self.next_offset > 0
@@ -233,7 +232,7 @@ class _Incoming:
         self._data[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
     def encoded(self) -> memoryview:
-        """Return the bytes, all of them and the right ones."""
+        """Return the complete and verified encoded bytes."""
         self._verifier.finish()
         return memoryview(self._data or b'').toreadonly()
 
@@ -251,10 +250,10 @@ def _applied(incoming: _Incoming, held: PackedState | None) -> PackedState:
     """Return the verified state of a delta.
 
     Raises:
-        InvalidDelta: it is not what was announced, or does not lead there.
+        InvalidDelta: The delta is damaged or leads to another state.
     """
     if held is None:
-        raise InvalidDelta(0, 'starts from what is not held')
+        raise InvalidDelta(0, 'starts from a version that this receiver does not have')
     try:
         encoded = incoming.encoded()
     except StateError as error:
@@ -262,7 +261,7 @@ def _applied(incoming: _Incoming, held: PackedState | None) -> PackedState:
     data = bytearray(incoming.manifest.size_bytes)
     apply_delta(incoming.manifest, held.data, encoded, data)
     if state_digest(data) != incoming.manifest.digest:
-        raise InvalidDelta(0, 'leads to another state than was announced')
+        raise InvalidDelta(0, 'does not lead to the announced state')
     return PackedState(incoming.manifest, memoryview(data).toreadonly())
 
 
@@ -280,5 +279,5 @@ def _adopted(segments: Segments, incoming: _Incoming) -> Segment:
 
 
 def broken() -> DomainError:
-    """Return what a stream that ended too soon, or brought damage, is told as; the next one may do better."""
+    """Return the error of a stream that ended early or was damaged; the next stream may succeed."""
     return ServiceUnreachable('checkpoint')
