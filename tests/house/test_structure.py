@@ -19,7 +19,7 @@ PENDING_SMALL = {'data', 'gateway'}
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 PENDING_BAGS = {'gateway'}
-PENDING_HOMONYMS = {'data', 'gateway', 'kit'}
+PENDING_HOMONYMS = {'data', 'gateway'}
 GATEWAY_FILES = 300
 GATEWAY_LINES = 25_500
 """Size of the gateway, generated code excluded. Both only shrink; the goals are 150 files and 22,500 lines."""
