@@ -11,7 +11,8 @@ import grpc
 from services.gateway.catalogue.grpc import LimitedCheckpoints
 from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
 from services.gateway.config import GatewayConfig
-from services.gateway.exports.wiring import make_exports
+from services.gateway.exports.open import open_exports
+from services.gateway.exports.servicer import ExportServicer
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
@@ -75,7 +76,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, sampler_facts = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, quotas=quotas)
-        exports = make_exports(config, database, upstreams.channels, clock=clock)
+        exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
         trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
         futures, future_jobs = await stack.enter_async_context(
             open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
@@ -87,7 +88,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             quotas=QuotaServicer(quotas),
             sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
             catalogue=UsageServicer(quotas, catalogue.runs, catalogue.checkpoints),
-            exports=exports.servicer,
+            exports=ExportServicer(exports),
             fleet=FleetServicer(open_replicas(config, fleet)),
         )
         samplers = SamplerHandlers(SamplerServicer(sampling))
@@ -117,7 +118,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
-            *exports.jobs,
+            export_runner.run,
             *future_jobs,
         )
         yield Gateway(server, jobs, futures, http)

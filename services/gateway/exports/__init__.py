@@ -1,3 +1,3 @@
-"""Exports: checkpoints copied to a hub or a folder in the background."""
+"""Exports of checkpoints to hubs and folders, in the background."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The files of checkpoints, fetched from the checkpoint service."""
+"""Fetches the files of checkpoints from the checkpoint service."""
 
 import asyncio
 import shutil
@@ -20,20 +20,18 @@ _ARCHIVE = '.archive.tar'
 
 
 class CheckpointArchives:
-    """Implements `ports.ArchiveSource`."""
+    """Implements `ArchiveSource`."""
 
-    def __init__(self, keeper: GrpcCheckpoints, *, root: Path) -> None:
-        """Ask `keeper`, for the current caller; what is open lies in `root`, which holds nothing else."""
-        self._keeper = keeper
+    def __init__(self, checkpoints: GrpcCheckpoints, *, root: Path) -> None:
+        """Fetch through `checkpoints` into `root`, a folder that has no other content."""
+        self._checkpoints = checkpoints
         self._root = root
 
     async def clear(self) -> None:
-        """Delete what an earlier process left; see the port."""
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
 
     @asynccontextmanager
     async def opened(self, path: str, *, digest: str, report: ReportBytes) -> AsyncIterator[Path]:
-        """Give a folder with the files of a checkpoint; see the port."""
         folder = self._root / new_id('ar')
         await asyncio.to_thread(folder.mkdir, parents=True)
         try:
@@ -45,15 +43,15 @@ class CheckpointArchives:
     async def _fetch(self, path: str, folder: Path, *, digest: str, report: ReportBytes) -> None:
         archive = folder / _ARCHIVE
         with await asyncio.to_thread(archive.open, 'wb') as file:
-            told = await self._receive(path, file, report)
-        # Asked after the bytes came: what was replaced meanwhile is seen, too.
-        if (await self._keeper.get(path)).digest != digest:
+            archive_digest = await self._receive(path, file, report)
+        # Checked after the transfer, so that a replacement during the transfer is detected.
+        if (await self._checkpoints.get(path)).digest != digest:
             raise CheckpointChanged(path.partition('://')[2])
-        await asyncio.to_thread(_unpack, archive, told)
+        await asyncio.to_thread(_unpack, archive, archive_digest)
 
     async def _receive(self, path: str, file: IO[bytes], report: ReportBytes) -> str:
         digest = ''
-        async with aclosing(self._keeper.archive(path, offset=0)) as parts:
+        async with aclosing(self._checkpoints.archive(path, offset=0)) as parts:
             async for part in parts:
                 await asyncio.to_thread(file.write, part.data)
                 digest = part.digest

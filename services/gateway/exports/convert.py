@@ -1,7 +1,6 @@
-"""Between messages and values of exports, with every input check."""
+"""Converts messages of the export contract, with every check of their fields."""
 
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.exports.start_export import ExportOrder
+from services.gateway.exports.rules import Export, ExportRequest, ExportState
 from services.gateway.page_tokens import next_token
 from services.gateway.paging import Listing
 from services.kit.errors import DomainError
@@ -19,13 +18,13 @@ _STATES = {
 }
 
 
-def export_order_from_proto(request: messages.StartExportRequest) -> ExportOrder:
-    """Return what export is asked for.
+def export_request_from_proto(request: messages.StartExportRequest) -> ExportRequest:
+    """Return the request for an export.
 
     Raises:
         InvalidField: a field is missing or too long.
     """
-    return ExportOrder(
+    return ExportRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         checkpoint_path=text_from_proto(request.checkpoint_path, 'checkpoint_path', limit=_PATH_LENGTH),
         target=text_from_proto(request.target, 'target', limit=_PATH_LENGTH),
@@ -35,7 +34,7 @@ def export_order_from_proto(request: messages.StartExportRequest) -> ExportOrder
 
 
 def export_filter_from_proto(request: messages.ListExportsRequest) -> str | None:
-    """Return the checkpoint whose exports are asked for; None: those of all.
+    """Return the path of the checkpoint whose exports are requested; None for all checkpoints.
 
     Raises:
         InvalidField: the path is too long.
@@ -44,7 +43,7 @@ def export_filter_from_proto(request: messages.ListExportsRequest) -> str | None
 
 
 def export_listing_to_proto(listing: Listing[Export], *, query: tuple[str, ...]) -> messages.ListExportsResponse:
-    """Return the message of a page, whose token is for `query`."""
+    """Return the message of a page, with a token for the next page of `query`."""
     return messages.ListExportsResponse(
         exports=map(export_to_proto, listing.items),
         next_page_token=next_token(listing.next_cursor, query=query),
@@ -73,7 +72,7 @@ def export_to_proto(export: Export) -> messages.Export:
 def _failure_to_proto(error: DomainError) -> messages.ExportFailure:
     name = f'ERROR_REASON_{error.reason}'
     reasons = error_reason_pb2.ErrorReason
-    # A row may hold a reason of a newer gateway, which this one cannot name.
-    is_known = name in reasons.keys()  # noqa: SIM118 (an enum, no dict)
+    # A newer gateway may have stored a reason that this version does not know.
+    is_known = name in reasons.keys()  # noqa: SIM118 (an enum, not a dict)
     reason = reasons.Value(name if is_known else 'ERROR_REASON_INTERNAL')
     return messages.ExportFailure(reason=reason, message=str(error))

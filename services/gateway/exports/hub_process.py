@@ -1,7 +1,7 @@
-"""A process that uploads one folder to a hub and ends: `python -m services.gateway.exports.hub_process`.
+"""Process that uploads one folder to a hub: `python -m services.gateway.exports.hub_process`.
 
-The client of the hub blocks and cannot be stopped; a process can. What it needs comes over its standard input, the
-token among it, which so stands neither in a list of processes nor in an environment.
+The hub's client blocks and cannot be cancelled, but a process can be killed. The process reads its order, including the
+token, from standard input, so that the token appears in no process list and no environment.
 """
 
 import json
@@ -12,18 +12,18 @@ from twinkle.hub import HubError, HubUnreachable, upload
 
 
 def main() -> None:
-    """Read the order, upload, and print what came of it."""
-    print(json.dumps(_carried_out(json.load(sys.stdin))))  # noqa: T201 (whoever started it reads this)
+    """Read the order from standard input, upload the folder, and print the result as JSON."""
+    print(json.dumps(_upload(json.load(sys.stdin))))  # noqa: T201 (the parent process reads it)
 
 
-def _carried_out(order: dict[str, Any]) -> dict[str, str]:
+def _upload(order: dict[str, Any]) -> dict[str, str]:
     try:
-        made = upload(order['folder'], order['target'], token=order['token'], is_private=order['is_private'])
+        uploaded = upload(order['folder'], order['target'], token=order['token'], is_private=order['is_private'])
     except HubUnreachable:
         return {'failure': 'unreachable'}
     except HubError:
         return {'failure': 'refused'}
-    return {'url': made.url, 'commit': made.commit}
+    return {'url': uploaded.url, 'commit': uploaded.commit}
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Where exports are kept, what they are made of, and where they go."""
+"""Storage port for exports, and the source of checkpoint files."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -6,29 +6,29 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from services.gateway.exports.rules import Export, Target
+from services.gateway.exports.rules import Export
 from services.gateway.paging import Page
 
 ReportBytes = Callable[[int, int], None]
-"""Told how many bytes of an archive have been read, and of how many."""
+"""Called with the number of bytes read of an archive, and the archive's size in bytes."""
 
 
 class ExportStore(Protocol):
-    """Keeps exports across a kill at any moment. Several gateways may share one."""
+    """Stores exports durably. Several gateways may share one store."""
 
-    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], most_unfinished: int) -> Export:
-        """Keep the export, unless there is one in its place; return what is kept.
+    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], max_unfinished: int) -> Export:
+        """Add the export unless an equivalent one exists; return the stored one.
 
-        In its place is the one of that tenant and request id, or else the oldest of the tenant's that is not over and
-        of which `is_same` is true. Two that are the same and come at once are one.
+        Equivalent is the tenant's export with the same request id, else the tenant's oldest unfinished export for which
+        `is_same` holds. Concurrent equivalent requests add one export.
 
         Raises:
-            QuotaExceeded: it is new, and the tenant has as many that are not over.
+            QuotaExceeded: the export is new, and the tenant has `max_unfinished` unfinished exports.
         """
         ...
 
     async def find_request(self, tenant_id: str, request_id: str) -> Export | None:
-        """Return the tenant's export of that request id, or None."""
+        """Return the tenant's export with that request id, or None."""
         ...
 
     async def get(self, tenant_id: str, export_id: str) -> Export | None:
@@ -36,97 +36,45 @@ class ExportStore(Protocol):
         ...
 
     async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
-        """Return one item more than the page where there are as many, newest first."""
+        """Return a page and one extra item if there is a next page, newest first."""
         ...
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
-        """Begin the export that has been due the longest, for `lease`, and return it; None: none is due.
+        """Start an attempt of the export that has been due longest, and return it; None if no export is due.
 
-        Nobody else claims it until the lease is over.
+        No other gateway can claim the export before `lease` has passed.
         """
         ...
 
-    async def keep(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
-        """Note how far a claimed export is and lengthen its lease; False: it is no longer this claim's."""
+    async def renew(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
+        """Record the progress of a claimed export and renew its lease; return False if the claim was lost."""
         ...
 
     async def settle(self, export: Export) -> bool:
-        """Write how a claimed export went; False: it was no longer this claim's, and nothing is written."""
+        """Store the outcome of a claimed export; return False, storing nothing, if the claim was lost."""
         ...
 
     async def cancel(self, tenant_id: str, export_id: str, *, now: datetime) -> Export | None:
-        """Cancel an export unless it is over; return it as it is then, or None."""
+        """Cancel an export unless it is finished; return its current state, or None if it is unknown."""
         ...
 
-    async def forget(self, *, before: datetime) -> int:
-        """Forget the exports that were over before that moment; return how many."""
-        ...
-
-
-class Sealer(Protocol):
-    """Encrypts what has to be kept for a while and read by nobody else."""
-
-    def seal(self, secret: str, *, purpose: str) -> bytes:
-        """Return a secret encrypted; empty for an empty one. It opens for the same purpose only."""
-        ...
-
-    def open(self, sealed: bytes, *, purpose: str) -> str:
-        """Return what was sealed.
-
-        Raises:
-            DomainError: it was not sealed here, or for something else.
-        """
+    async def delete_finished(self, *, before: datetime) -> int:
+        """Delete exports that finished before that moment; return their number."""
         ...
 
 
 class ArchiveSource(Protocol):
-    """Fetches checkpoints for the current caller, and knows where they lie meanwhile."""
+    """Fetches checkpoints for the current caller to the local disk."""
 
     async def clear(self) -> None:
-        """Delete what an earlier process left lying; nothing may be open."""
+        """Delete the files that an earlier process left; no folder may be open."""
         ...
 
     def opened(self, path: str, *, digest: str, report: ReportBytes) -> AbstractAsyncContextManager[Path]:
-        """Give a folder with the files of a checkpoint's peft folder during the block; it is gone after it.
+        """Provide a folder with the files of a checkpoint's PEFT folder for the duration of the block.
 
         Raises:
-            CheckpointChanged: it is no longer the one of that digest.
-            DomainError: the checkpoint service's own.
+            CheckpointChanged: the checkpoint no longer has that digest.
+            DomainError: an error of the checkpoint service.
         """
-        ...
-
-
-class Destination(Protocol):
-    """Takes folders. Cancellation: what works for a call is ended with it."""
-
-    def check(self, target: Target) -> None:
-        """Check that it can take a folder for that target at all.
-
-        Raises:
-            DomainError: it cannot.
-        """
-        ...
-
-    async def send(self, folder: Path, target: Target, *, tenant_id: str, token: str, is_private: bool) -> 'Sent':
-        """Put the files of a folder there; the same files again change nothing.
-
-        Raises:
-            HubRefused: it does not take them, however often it is tried.
-            InvalidField: other things are in their place.
-            DomainError: it could not be done now.
-        """
-        ...
-
-
-class Sent(Protocol):
-    """Where a folder went."""
-
-    @property
-    def url(self) -> str:
-        """For people to open."""
-        ...
-
-    @property
-    def commit(self) -> str:
-        """Of the files, where there are commits."""
         ...

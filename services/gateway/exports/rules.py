@@ -1,11 +1,14 @@
-"""Checkpoints on their way to a hub or a folder."""
+"""Exports of checkpoints to hubs and folders: states, targets and retries."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from services.kit.errors import DomainError, InvalidField, NotSupportedHere
+
+MAX_UNFINISHED = 16
+"""Largest number of unfinished exports of one tenant."""
 
 _REPOSITORY = re.compile(r'[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}', re.ASCII)
 _FOLDER = re.compile(r'/?[A-Za-z0-9][\w.-]{0,127}(/[A-Za-z0-9][\w.-]{0,127}){0,7}/?', re.ASCII)
@@ -14,7 +17,7 @@ _LONGEST_PAUSE = timedelta(minutes=10)
 
 
 class ExportState(StrEnum):
-    """How far an export is."""
+    """State of an export."""
 
     WAITING = 'waiting'
     RUNNING = 'running'
@@ -22,68 +25,100 @@ class ExportState(StrEnum):
     FAILED = 'failed'
     CANCELLED = 'cancelled'
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will become of it."""
-        return self not in {ExportState.WAITING, ExportState.RUNNING}
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """Request to export a checkpoint."""
+
+    request_id: str
+    checkpoint_path: str
+    target: str
+    hub_token: str = field(repr=False)
+    is_private: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A checkpoint on its way."""
+    """Export of a checkpoint."""
 
     export_id: str
     tenant_id: str
     request_id: str
     checkpoint_path: str
     digest: str
-    """blake3 of the checkpoint's state when it was asked for, hexadecimal."""
+    """blake3 of the checkpoint's state at the time of the request, hexadecimal."""
     target: str
-    """As it was asked for."""
+    """Target as requested."""
     is_private: bool
     sealed_token: bytes = b''
-    """The hub's token, encrypted; empty once it is over, and where there is none."""
+    """Encrypted token of the hub; empty for folders and for finished exports."""
     state: ExportState = ExportState.WAITING
     read_bytes: int = 0
-    """Of the archive, by this try."""
+    """Bytes of the archive read by the current attempt."""
     size_bytes: int = 0
-    """Of the archive; 0: not known yet."""
+    """Size of the archive; 0 while it is unknown."""
     attempt_count: int = 0
     url: str = ''
     commit: str = ''
     error: DomainError | None = None
-    """Why it failed, or why it waits."""
+    """Error of a failed export, or of the last attempt of a waiting one."""
     create_time: datetime
     update_time: datetime
     due_time: datetime
-    """When it may be begun; while it runs, when whoever carries it out counts as gone."""
+    """Earliest start of the next attempt; for a running export, the end of its lease."""
 
-    def is_of(self, checkpoint_path: str, target: str, *, is_private: bool) -> bool:
-        """Whether it is what was asked for."""
-        return (self.checkpoint_path, self.target, self.is_private) == (checkpoint_path, target, is_private)
+    def is_same_request(self, request: ExportRequest) -> bool:
+        """Return whether the request has the same content as the one that created the export."""
+        mine = (self.checkpoint_path, self.target, self.is_private)
+        return mine == (request.checkpoint_path, request.target, request.is_private)
 
-    def is_push_of(self, other: 'Export') -> bool:
-        """Whether both send the same state of a checkpoint to the same place."""
+    def is_same_push(self, other: 'Export') -> bool:
+        """Return whether both exports send the same state of a checkpoint to the same target."""
         pushes = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
         return pushes[0] == pushes[1]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an export goes."""
+    """Destination of an export."""
 
     kind: str
     """'hf' or 'file'."""
     name: str
-    """A repository, or a relative folder without '.' and '..'."""
+    """Repository, or a relative folder without '.' and '..'."""
+
+
+@dataclass(frozen=True)
+class SentFolder:
+    """Location of an exported folder."""
+
+    url: str
+    commit: str = ''
+    """Commit of the files; empty for folders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportLimits:
+    """Limits and intervals of the export runner."""
+
+    at_once: int
+    """Number of concurrent exports."""
+    attempts: int
+    """Number of attempts before an export fails."""
+    lease: timedelta
+    """Time without renewal after which another gateway may claim an export."""
+    poll: timedelta
+    """Pause between polls for exports of other gateways and for retries."""
+    keep_for: timedelta
+    """Time for which finished exports stay listed."""
 
 
 def parse_target(text: str) -> Target:
-    """Read a target.
+    """Parse a target.
 
     Raises:
-        InvalidField: it is none.
-        NotSupportedHere: its hub cannot be written to from here.
+        InvalidField: the text is not a valid target.
+        NotSupportedHere: the gateway cannot export to this hub.
     """
     kind, separator, name = text.partition('://')
     if separator and kind == 'hf' and _REPOSITORY.fullmatch(name) and '..' not in name:
@@ -95,6 +130,20 @@ def parse_target(text: str) -> Target:
     raise InvalidField('target', 'must be hf://<owner>/<name> or file:///<folder>')
 
 
+def check_token(target: Target, token: str) -> None:
+    """Check that a request has a token exactly if its target needs one.
+
+    Raises:
+        InvalidField: the token is missing, superfluous or not printable ASCII.
+    """
+    if target.kind == 'file' and token:
+        raise InvalidField('hub_token', 'must be empty for an export to a folder')
+    if target.kind != 'file' and not token:
+        raise InvalidField('hub_token', 'is required; give a token with write access to the hub')
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidField('hub_token', 'must consist of printable ASCII characters')
+
+
 def pause_after(attempt_count: int) -> timedelta:
-    """Return how long an export waits after so many tries."""
+    """Return the pause after a failed attempt; it doubles with each attempt, up to ten minutes."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt_count - 1, 10))

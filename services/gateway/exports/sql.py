@@ -1,4 +1,4 @@
-"""Exports in SQL."""
+"""Table and store of exports."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ from services.gateway.store.statements import (
 )
 from services.kit.errors import DomainError, QuotaExceeded
 
-_OPEN = (ExportState.WAITING, ExportState.RUNNING)
+_UNFINISHED = (ExportState.WAITING, ExportState.RUNNING)
 
 
 class ExportRow(Base):
-    """Exports of checkpoints, with what they need to be carried on by any gateway."""
+    """Exports of checkpoints."""
 
     __tablename__ = 'exports'
     __table_args__ = (
@@ -66,41 +66,36 @@ class ExportRow(Base):
 
 
 class SqlExportStore:
-    """Implements `ports.ExportStore`. A claim is told from a later one by the number of its try."""
+    """Implements `ExportStore`. The attempt count distinguishes a claim from later ones."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
-    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], most_unfinished: int) -> Export:
-        """Keep the export, or leave the one in its place; see the port."""
+    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], max_unfinished: int) -> Export:
         is_request = _is_request(export.tenant_id, export.request_id)
         async with self._database.write() as connection:
-            kept = await _one(connection, is_request)
-            if kept is not None:
-                return kept
+            stored = await _one(connection, is_request)
+            if stored is not None:
+                return stored
             unfinished = await _unfinished(connection, export.tenant_id)
             same = next(filter(is_same, unfinished), None)
             if same is not None:
                 return same
-            if len(unfinished) >= most_unfinished:
-                raise QuotaExceeded('unfinished_exports', most_unfinished)
+            if len(unfinished) >= max_unfinished:
+                raise QuotaExceeded('unfinished_exports', max_unfinished)
             insert = insert_into(connection, ExportRow).values(as_row(export))
             await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'request_id']))
             return await _one(connection, is_request) or export
 
     async def find_request(self, tenant_id: str, request_id: str) -> Export | None:
-        """Return the tenant's export of that request id, or None."""
         async with self._database.read() as connection:
             return await _one(connection, _is_request(tenant_id, request_id))
 
     async def get(self, tenant_id: str, export_id: str) -> Export | None:
-        """Return the tenant's export, or None."""
         async with self._database.read() as connection:
-            return await _one(connection, _is_it(tenant_id, export_id))
+            return await _one(connection, _is_export(tenant_id, export_id))
 
     async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
-        """Return one item more than the page where there are as many, newest first."""
         query = select_values(ExportRow, Export).where(ExportRow.tenant_id == tenant_id)
         if checkpoint_path is not None:
             query = query.where(ExportRow.checkpoint_path == checkpoint_path)
@@ -109,8 +104,7 @@ class SqlExportStore:
             return await fetch_all(connection, query, Export)
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
-        """Begin the export that has been due the longest; see the port."""
-        is_due = ExportRow.state.in_(_OPEN) & (ExportRow.due_time <= now)
+        is_due = ExportRow.state.in_(_UNFINISHED) & (ExportRow.due_time <= now)
         query = select_values(ExportRow, Export).where(is_due).order_by(ExportRow.due_time).limit(1)
         async with self._database.write() as connection:
             found = await fetch_one(connection, query.with_for_update(skip_locked=True), Export)
@@ -129,50 +123,48 @@ class SqlExportStore:
             )
             return claimed
 
-    async def keep(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
-        """Note how far a claimed export is; see the port."""
+    async def renew(self, export: Export, *, read_bytes: int, size_bytes: int, now: datetime, lease: timedelta) -> bool:
         values = {'read_bytes': read_bytes, 'size_bytes': size_bytes, 'update_time': now, 'due_time': now + lease}
         async with self._database.write() as connection:
             changed = await connection.execute(update(ExportRow).where(_is_claim(export)).values(values))
             return changed.rowcount > 0
 
     async def settle(self, export: Export) -> bool:
-        """Write how a claimed export went; see the port."""
         async with self._database.write() as connection:
             changed = await connection.execute(update(ExportRow).where(_is_claim(export)).values(as_row(export)))
             return changed.rowcount > 0
 
     async def cancel(self, tenant_id: str, export_id: str, *, now: datetime) -> Export | None:
-        """Cancel an export unless it is over; see the port."""
-        is_it = _is_it(tenant_id, export_id)
+        is_export = _is_export(tenant_id, export_id)
         values = {'state': ExportState.CANCELLED, 'sealed_token': b'', 'error': None, 'update_time': now}
         async with self._database.write() as connection:
-            await connection.execute(update(ExportRow).where(is_it & ExportRow.state.in_(_OPEN)).values(values))
-            return await _one(connection, is_it)
+            await connection.execute(
+                update(ExportRow).where(is_export & ExportRow.state.in_(_UNFINISHED)).values(values)
+            )
+            return await _one(connection, is_export)
 
-    async def forget(self, *, before: datetime) -> int:
-        """Forget the exports that were over before that moment."""
-        is_old = ExportRow.state.not_in(_OPEN) & (ExportRow.update_time < before)
+    async def delete_finished(self, *, before: datetime) -> int:
+        is_old = ExportRow.state.not_in(_UNFINISHED) & (ExportRow.update_time < before)
         async with self._database.write() as connection:
             return (await connection.execute(delete(ExportRow).where(is_old))).rowcount
 
 
 async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
-    """Return a tenant's exports that are not over, oldest first; nobody adds another until the transaction ends."""
+    """Return a tenant's unfinished exports, oldest first; no other can be added before the transaction ends."""
     if connection.dialect.name == 'postgresql':
         await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
-    is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_OPEN)
+    is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_UNFINISHED)
     query = select_values(ExportRow, Export).where(is_open).order_by(ExportRow.create_time, ExportRow.export_id)
     return await fetch_all(connection, query, Export)
 
 
 def _lock_of(tenant_id: str) -> int:
-    """Return the number of the advisory lock of a tenant's new exports."""
+    """Return the number of the advisory lock for a tenant's new exports."""
     digest = hashlib.blake2s(f'exports\0{tenant_id}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big', signed=True)
 
 
-def _is_it(tenant_id: str, export_id: str) -> ColumnElement[bool]:
+def _is_export(tenant_id: str, export_id: str) -> ColumnElement[bool]:
     return (ExportRow.tenant_id == tenant_id) & (ExportRow.export_id == export_id)
 
 
@@ -181,9 +173,9 @@ def _is_request(tenant_id: str, request_id: str) -> ColumnElement[bool]:
 
 
 def _is_claim(export: Export) -> ColumnElement[bool]:
-    is_it = _is_it(export.tenant_id, export.export_id)
-    return is_it & (ExportRow.state == ExportState.RUNNING) & (ExportRow.attempt_count == export.attempt_count)
+    is_export = _is_export(export.tenant_id, export.export_id)
+    return is_export & (ExportRow.state == ExportState.RUNNING) & (ExportRow.attempt_count == export.attempt_count)
 
 
-async def _one(connection: AsyncConnection, is_it: ColumnElement[bool]) -> Export | None:
-    return await fetch_one(connection, select_values(ExportRow, Export).where(is_it), Export)
+async def _one(connection: AsyncConnection, condition: ColumnElement[bool]) -> Export | None:
+    return await fetch_one(connection, select_values(ExportRow, Export).where(condition), Export)

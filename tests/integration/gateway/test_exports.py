@@ -1,4 +1,4 @@
-"""Checkpoints on their way to a hub and into folders, through a gateway over a real checkpoint service."""
+"""Exports of checkpoints to a hub and to folders, through a gateway over a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,13 +28,13 @@ PATH = 'twinkle://ad-1/weights/best'
 HUB = 'hf://org/name'
 TOKEN = 'hf_right'
 STATE = make_state(1)
-OVER = {messages.EXPORT_STATE_DONE, messages.EXPORT_STATE_FAILED, messages.EXPORT_STATE_CANCELLED}
+FINISHED = {messages.EXPORT_STATE_DONE, messages.EXPORT_STATE_FAILED, messages.EXPORT_STATE_CANCELLED}
 LEASE = timedelta(seconds=6)
 
 
 @dataclass(frozen=True)
 class World:
-    """What is running."""
+    """A gateway and a checkpoint service, with the keys of two tenants."""
 
     gateway: RunningGateway
     checkpoints: Running
@@ -43,40 +43,40 @@ class World:
 
     @property
     def stub(self) -> export_service_pb2_grpc.ExportServiceStub:
-        """Exports."""
+        """Stub of the export service."""
         return export_service_pb2_grpc.ExportServiceStub(self.gateway.channel)
 
     def start(self, *, key: str = 'alice', **fields: Any) -> Any:
-        """Return the call that asks for an export."""
-        order: dict[str, Any] = {
+        """Return the call that starts an export."""
+        request: dict[str, Any] = {
             'request_id': 'rq-1',
             'checkpoint_path': PATH,
             'target': HUB,
             'hub_token': TOKEN,
             **fields,
         }
-        return self.stub.StartExport(messages.StartExportRequest(**order), metadata=bearer(self.secrets[key]))
+        return self.stub.StartExport(messages.StartExportRequest(**request), metadata=bearer(self.secrets[key]))
 
     async def get(self, export_id: str, *, key: str = 'alice') -> messages.Export:
         """Return an export."""
         request = messages.GetExportRequest(export_id=export_id)
         return (await self.stub.GetExport(request, metadata=bearer(self.secrets[key]))).export
 
-    async def until(self, export_id: str, is_so: Callable[[messages.Export], bool]) -> messages.Export:
-        """Return an export once it is so; the test's timeout bounds it."""
+    async def until(self, export_id: str, condition: Callable[[messages.Export], bool]) -> messages.Export:
+        """Return an export once a condition holds; the time limit of the test bounds the wait."""
         while True:
             export = await self.get(export_id)
-            if is_so(export):
+            if condition(export):
                 return export
 
-    async def until_over(self, export_id: str) -> messages.Export:
-        """Return an export once it is over."""
-        return await self.until(export_id, lambda export: export.state in OVER)
+    async def until_finished(self, export_id: str) -> messages.Export:
+        """Return an export once it is finished."""
+        return await self.until(export_id, lambda export: export.state in FINISHED)
 
 
 @asynccontextmanager
 async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> AsyncIterator[World]:
-    """Run a gateway over a checkpoint service, for two tenants of whom Alice has a checkpoint."""
+    """Run a gateway over a checkpoint service, with keys for the tenants alice and bob."""
     options = {'folder': state_dir / 'out', 'poll': timedelta(milliseconds=20), 'lease': LEASE, **exports}
     async with running_gateway(state_dir, upstream=checkpoints.address, internal_token='', exports=options) as gateway:
         secrets = {name: (await gateway.make_key(name, scopes=(1,))).secret for name in ('alice', 'bob')}
@@ -85,14 +85,14 @@ async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> As
 
 @pytest.fixture
 async def checkpoints(tmp_path: Path) -> AsyncIterator[Running]:
-    """A checkpoint service with Alice's checkpoint."""
+    """Yield a checkpoint service with a checkpoint of alice."""
     async with serving(tmp_path / 'checkpoints') as running:
         await save(running)
         yield running
 
 
 async def save(checkpoints: Running, seed: int = 1) -> None:
-    """Save Alice's checkpoint, in the place of the one that may be there."""
+    """Save the checkpoint of alice, replacing an existing one."""
     with acting_for(Caller(tenant_id='alice', is_internal=True)):
         target = weights_pb2.CheckpointTarget(name='best', is_overwrite_allowed=True)
         await checkpoints.weights.save_checkpoint('ad-1', make_state(seed), target)
@@ -100,14 +100,14 @@ async def save(checkpoints: Running, seed: int = 1) -> None:
 
 @pytest.fixture
 async def world(tmp_path: Path, checkpoints: Running) -> AsyncIterator[World]:
-    """A gateway over it."""
+    """Yield a gateway over the checkpoint service."""
     async with exporting(tmp_path / 'gateway', checkpoints) as running:
         yield running
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub over loopback, which the gateway takes for Hugging Face's."""
+    """Yield a fake hub that the gateway uses instead of Hugging Face."""
     with running_hub() as running:
         monkeypatch.setenv('HF_ENDPOINT', running.url)
         monkeypatch.setenv('HF_HUB_DISABLE_XET', '1')
@@ -115,34 +115,34 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield running
 
 
-def is_all_there(files: dict[str, bytes], folder: Path) -> bool:
-    """Say whether files are the checkpoint, as peft reads it."""
+def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
+    """Return whether PEFT files have the content of the checkpoint."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return read_peft_folder(folder)[0] == unpack_state(STATE.manifest, STATE.data)
 
 
-async def test_a_checkpoint_goes_to_a_hub(world: World, hub: FakeHub, tmp_path: Path) -> None:
-    """As one private commit, under the tenant's token; the same request again is the same export."""
+async def test_checkpoint_is_exported_to_a_hub(world: World, hub: FakeHub, tmp_path: Path) -> None:
+    """An export makes one private commit with the tenant's token, and repeating the request returns the same export."""
     made = (await world.start()).export
-    done = await world.until_over(made.export_id)
+    done = await world.until_finished(made.export_id)
     assert done.state == messages.EXPORT_STATE_DONE
     assert (done.url, done.commit, done.attempt_count) == (f'{hub.url}/org/name', f'{1:040x}', 1)
     assert done.read_bytes == done.size_bytes > len(STATE.data)
-    assert is_all_there(hub.files['org/name'], tmp_path / 'seen')
+    assert has_checkpoint(hub.files['org/name'], tmp_path / 'seen')
     assert hub.is_private == {'org/name': True}
     assert (await world.start()).export == done
     assert hub.commits == 1
 
 
-async def test_a_checkpoint_goes_into_the_tenants_folder(world: World, tmp_path: Path) -> None:
-    """Below the operator's, whoever asks; what is there already of other names stays."""
+async def test_checkpoint_is_exported_to_the_tenants_folder(world: World, tmp_path: Path) -> None:
+    """An export to a folder writes below the tenant's folder and leaves other files there unchanged."""
     target = tmp_path / 'gateway' / 'out' / 'alice' / 'a' / 'b'
     target.mkdir(parents=True)
     (target / 'README.md').write_text('mine')
     made = (await world.start(target='file:///a/b', hub_token='')).export
-    done = await world.until_over(made.export_id)
+    done = await world.until_finished(made.export_id)
     assert (done.state, done.url, done.commit) == (messages.EXPORT_STATE_DONE, target.as_uri(), '')
     assert sorted(path.name for path in target.iterdir()) == [
         'README.md',
@@ -153,8 +153,8 @@ async def test_a_checkpoint_goes_into_the_tenants_folder(world: World, tmp_path:
     assert not list((tmp_path / 'gateway' / 'exports').iterdir())
 
 
-async def test_a_hub_that_is_away_is_tried_again(world: World, hub: FakeHub) -> None:
-    """With what went wrong to be seen meanwhile; the token is neither there nor in the database in clear."""
+async def test_unreachable_hub_is_retried(world: World, hub: FakeHub) -> None:
+    """A waiting export shows the error of its last attempt, and no file contains the token in plain text."""
     hub.broken = 'commit'
     made = (await world.start()).export
     waits = await world.until(made.export_id, lambda export: export.HasField('failure'))
@@ -164,7 +164,7 @@ async def test_a_hub_that_is_away_is_tried_again(world: World, hub: FakeHub) -> 
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
     hub.broken = ''
     world.gateway.clock.advance(timedelta(minutes=1))
-    done = await world.until_over(made.export_id)
+    done = await world.until_finished(made.export_id)
     assert (done.state, done.attempt_count, hub.commits) == (messages.EXPORT_STATE_DONE, 2, 1)
     assert not done.HasField('failure')
 
@@ -172,22 +172,18 @@ async def test_a_hub_that_is_away_is_tried_again(world: World, hub: FakeHub) -> 
 @pytest.mark.parametrize(
     ('fields', 'attempts'), [({'hub_token': 'hf_wrong'}, 1), ({'target': 'hf://stranger/name'}, 1)]
 )
-async def test_a_hub_that_refuses_is_not_asked_again(
-    world: World, hub: FakeHub, fields: dict[str, str], attempts: int
-) -> None:
-    """It has failed, and says why without the token."""
+async def test_refusal_of_a_hub_is_final(world: World, hub: FakeHub, fields: dict[str, str], attempts: int) -> None:
+    """An export that the hub refuses fails after one attempt, with a message that does not contain the token."""
     made = (await world.start(**fields)).export
-    failed = await world.until_over(made.export_id)
+    failed = await world.until_finished(made.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, attempts)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_HUB_REFUSED
     assert 'hf_' not in failed.failure.message
     assert not hub.commits
 
 
-async def test_an_export_goes_on_after_a_kill_and_has_one_result(
-    tmp_path: Path, checkpoints: Running, hub: FakeHub
-) -> None:
-    """A gateway that died after the hub had all of it leaves a claim; its successor ends it, and nothing changes."""
+async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
+    """A claim of a killed gateway is taken over after its lease, and the hub gets no second commit."""
     state_dir = tmp_path / 'gateway'
     async with exporting(state_dir, checkpoints, at_once=0) as world:
         first = (await world.start()).export
@@ -200,29 +196,29 @@ async def test_an_export_goes_on_after_a_kill_and_has_one_result(
         await database.close()
     async with exporting(state_dir, checkpoints) as world:
         third = (await world.start(request_id='rq-3', is_private=False)).export
-        assert (await world.until_over(third.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await world.until_finished(third.export_id)).state == messages.EXPORT_STATE_DONE
         assert (await world.get(first.export_id)).state == messages.EXPORT_STATE_RUNNING
         world.gateway.clock.advance(LEASE)
         for export_id in (first.export_id, second.export_id):
-            done = await world.until_over(export_id)
+            done = await world.until_finished(export_id)
             assert (done.state, done.attempt_count) == (messages.EXPORT_STATE_DONE, 2)
         assert hub.commits == 1
 
 
-async def test_an_export_that_is_stopped_goes_on_at_once(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """A gateway that ends in good order gives back what it had begun."""
+async def test_export_resumes_immediately_after_a_shutdown(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
+    """A gateway that shuts down releases its running exports, which the next gateway resumes."""
     hub.delay_seconds = 60
     async with exporting(tmp_path / 'gateway', checkpoints) as world:
         made = (await world.start()).export
         await asyncio.to_thread(hub.asked.wait)
     hub.delay_seconds = 0
     async with exporting(tmp_path / 'gateway', checkpoints) as world:
-        assert (await world.until_over(made.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await world.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
         assert hub.commits == 1
 
 
-async def test_a_cancelled_export_ends(world: World, hub: FakeHub) -> None:
-    """Also in the middle of an upload, whose process is ended; cancelled again it is as it was."""
+async def test_cancellation_stops_a_running_upload(world: World, hub: FakeHub) -> None:
+    """Cancelling kills the upload process, and cancelling again changes nothing."""
     hub.delay_seconds = 60
     made = (await world.start()).export
     await asyncio.to_thread(hub.asked.wait)
@@ -236,19 +232,19 @@ async def test_a_cancelled_export_ends(world: World, hub: FakeHub) -> None:
     assert not hub.commits
 
 
-async def test_a_checkpoint_that_is_replaced_is_not_exported(tmp_path: Path, checkpoints: Running) -> None:
-    """What was asked for is gone, and nothing else is sent in its place."""
+async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: Running) -> None:
+    """An export fails if its checkpoint was replaced before the export ran."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         made = (await world.start(target='file:///x', hub_token='')).export
     await save(checkpoints, seed=2)
     async with exporting(tmp_path / 'gateway', checkpoints) as world:
-        failed = await world.until_over(made.export_id)
+        failed = await world.until_finished(made.export_id)
         assert failed.failure.reason == error_reason_pb2.ERROR_REASON_CHECKPOINT_CHANGED
         assert not (tmp_path / 'gateway' / 'out').exists()
 
 
-async def test_exports_are_their_tenants_own(world: World) -> None:
-    """Another tenant's is absent for every method, and its checkpoint cannot be exported."""
+async def test_exports_of_another_tenant_are_not_found(world: World) -> None:
+    """A tenant can neither read nor cancel another tenant's exports, nor export its checkpoints."""
     made = (await world.start(target='file:///x', hub_token='')).export
     bob = bearer(world.secrets['bob'])
     for call in (
@@ -262,32 +258,32 @@ async def test_exports_are_their_tenants_own(world: World) -> None:
     assert [export.export_id for export in listed.exports] == [made.export_id]
 
 
-async def test_a_repeat_is_answered_when_the_checkpoint_is_gone(tmp_path: Path, checkpoints: Running) -> None:
-    """A client that got no answer asks again, maybe late: it is told what became of its export."""
+async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_path: Path, checkpoints: Running) -> None:
+    """Repeating a request returns its export, even if the checkpoint was deleted since."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         made = (await world.start()).export
-        gone = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
-        await checkpoints.checkpoints.DeleteCheckpoint(gone, metadata=as_tenant('alice'))
+        deletion = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
+        await checkpoints.checkpoints.DeleteCheckpoint(deletion, metadata=as_tenant('alice'))
         assert (await world.start()).export == made
         assert (await failure_of(world.start(target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
         assert (await failure_of(world.start(request_id='rq-2'))).reason == 'CHECKPOINT_NOT_FOUND'
 
 
 @pytest.mark.parametrize('thing', ['a', 'a/b', 'a/b/adapter_config.json/x'])
-async def test_a_folder_that_cannot_be_made_is_the_tenants_to_mend(world: World, tmp_path: Path, thing: str) -> None:
-    """A file where the folder or one above would be, a folder where a file would be: no other try would help."""
+async def test_conflicting_file_or_folder_fails_the_export(world: World, tmp_path: Path, thing: str) -> None:
+    """An export fails without a retry if an existing file is in the way of its folder, or a folder of its file."""
     place = tmp_path / 'gateway' / 'out' / 'alice' / thing
     place.parent.mkdir(parents=True)
     place.write_text('mine')
     made = (await world.start(target='file:///a/b', hub_token='')).export
-    failed = await world.until_over(made.export_id)
+    failed = await world.until_finished(made.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, 1)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_INVALID_FIELD
     assert (place.read_text(), str(tmp_path) in failed.failure.message) == ('mine', False)
 
 
-async def test_a_disk_that_fails_is_tried_again(world: World, tmp_path: Path) -> None:
-    """What is of the moment is told as such."""
+async def test_disk_error_is_retried(world: World, tmp_path: Path) -> None:
+    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
     place = tmp_path / 'gateway' / 'out' / 'alice'
     place.parent.mkdir(parents=True)
     place.symlink_to(place)
@@ -297,7 +293,7 @@ async def test_a_disk_that_fails_is_tried_again(world: World, tmp_path: Path) ->
     assert waits.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     place.unlink()
     world.gateway.clock.advance(timedelta(minutes=1))
-    assert (await world.until_over(made.export_id)).state == messages.EXPORT_STATE_DONE
+    assert (await world.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
 
 
 @pytest.mark.parametrize(
@@ -319,15 +315,15 @@ async def test_a_disk_that_fails_is_tried_again(world: World, tmp_path: Path) ->
         ({'checkpoint_path': ''}, 'INVALID_FIELD'),
     ],
 )
-async def test_what_cannot_be_exported_is_refused(world: World, fields: dict[str, str], reason: str) -> None:
-    """Before anything is kept."""
+async def test_invalid_request_is_refused(world: World, fields: dict[str, str], reason: str) -> None:
+    """An invalid request is refused with its reason, and no export is stored."""
     assert (await failure_of(world.start(**fields))).reason == reason
     listed = await world.stub.ListExports(messages.ListExportsRequest(), metadata=bearer(world.secrets['alice']))
     assert not listed.exports
 
 
-async def test_a_request_id_is_of_one_export_and_few_wait(tmp_path: Path, checkpoints: Running) -> None:
-    """With other content it is refused; so is the seventeenth that is not over, unless it is one of the sixteen."""
+async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: Path, checkpoints: Running) -> None:
+    """A reused request id with other content and a 17th unfinished export are refused; an equal push is not."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         for number in range(16):
             await world.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
@@ -340,11 +336,11 @@ async def test_a_request_id_is_of_one_export_and_few_wait(tmp_path: Path, checkp
         assert (await world.start(request_id='rq-17', target='hf://org/name-3')).export == known.export
 
 
-async def test_a_push_that_is_under_way_is_not_begun_again(tmp_path: Path, checkpoints: Running) -> None:
-    """Also of two that are asked for at once; by another token, to another place or of another state it is another."""
+async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
+    """Equal pushes return one export; another token, target, visibility or state makes another export."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
-        told = await asyncio.gather(*(world.start(request_id=f'rq-{number}') for number in range(4)))
-        (export_id,) = {answer.export.export_id for answer in told}
+        started = await asyncio.gather(*(world.start(request_id=f'rq-{number}') for number in range(4)))
+        (export_id,) = {answer.export.export_id for answer in started}
         others: tuple[dict[str, Any], ...] = (
             {'hub_token': 'hf_other'},
             {'target': 'hf://org/other'},
@@ -359,20 +355,18 @@ async def test_a_push_that_is_under_way_is_not_begun_again(tmp_path: Path, check
         assert len({export_id, *ids}) == 1 + len(ids)
 
 
-async def test_a_push_that_is_over_is_begun_again(world: World, hub: FakeHub) -> None:
-    """As another export, of which the hub makes no other commit."""
+async def test_finished_push_can_be_repeated(world: World, hub: FakeHub) -> None:
+    """A push that repeats a finished one is a new export, for which the hub makes no second commit."""
     made = (await world.start()).export
-    await world.until_over(made.export_id)
+    await world.until_finished(made.export_id)
     again = (await world.start(request_id='rq-2')).export
     assert again.export_id != made.export_id
-    assert (await world.until_over(again.export_id)).state == messages.EXPORT_STATE_DONE
+    assert (await world.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
     assert hub.commits == 1
 
 
-async def test_what_is_accepted_and_cancelled_here_is_heard_at_once(
-    tmp_path: Path, checkpoints: Running, hub: FakeHub
-) -> None:
-    """However seldom the database is looked at."""
+async def test_local_changes_take_effect_without_polling(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
+    """Exports that are started or cancelled at this gateway take effect immediately, at any poll interval."""
     hub.delay_seconds = 60
     day = timedelta(days=1)
     async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as world:
@@ -385,4 +379,4 @@ async def test_what_is_accepted_and_cancelled_here_is_heard_at_once(
             await world.get(made.export_id)
         hub.delay_seconds = 0
         again = (await world.start(request_id='rq-2', target='file:///x', hub_token='')).export
-        assert (await world.until_over(again.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await world.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE

@@ -1,4 +1,4 @@
-"""The end of a gateway in the middle of an export, while its database does not answer."""
+"""Shutdown of a gateway during an export while its database is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from services.gateway.exports.export_news import ExportNews
-from services.gateway.exports.export_world import ExportWorld
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.exports.run_exports import ExportLimits, RunExports
-from services.gateway.exports.sealer import PepperedSealer
+from services.gateway.exports.exports import ExportNotifier
+from services.gateway.exports.rules import Export, ExportLimits, ExportState
+from services.gateway.exports.runner import ExportRunner, ExportTransfer
 from services.gateway.exports.sql import SqlExportStore
+from services.gateway.exports.targets import ExportTargets
+from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.store.database import Database
 from services.kit.clock import SystemClock
 from services.kit.errors import ServiceUnreachable
-from services.kit.rpc.context import acting_for
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 EXPORT = Export(
@@ -35,54 +34,44 @@ EXPORT = Export(
 )
 
 
-class AwayStore(SqlExportStore):
-    """Cannot be told how an export went."""
+class UnreachableStore(SqlExportStore):
+    """Store whose database is unreachable when an export ends."""
 
     async def settle(self, export: Export) -> bool:
-        """Raise."""
         raise ServiceUnreachable('database')
 
 
 class SlowArchives:
-    """Fetches for ever."""
+    """Source whose transfers never end."""
 
     def __init__(self) -> None:
-        """Wait to be asked."""
-        self.asked = asyncio.Event()
+        self.started = asyncio.Event()
 
     async def clear(self) -> None:
-        """Hold nothing."""
+        return
 
     @asynccontextmanager
     async def opened(self, path: str, **options: Any) -> AsyncIterator[Path]:
-        """Begin."""
-        self.asked.set()
+        self.started.set()
         await asyncio.Event().wait()
         yield Path(path)
 
 
-async def test_a_gateway_stops_while_its_database_is_away(tmp_path: Path) -> None:
-    """What it cannot give back stays claimed, and is due again when its lease ends."""
+async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -> None:
+    """An export that cannot be released at shutdown stays claimed until its lease ends."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
-    store, archives = AwayStore(database), SlowArchives()
-    await store.add_if_absent(EXPORT, is_same=lambda _: False, most_unfinished=1)
-    world = ExportWorld(
-        store=store,
-        archives=archives,
-        destination=None,  # pyright: ignore[reportArgumentType] (nothing gets as far)
-        sealer=PepperedSealer(bytes(32)),
-        news=ExportNews(),
-        acting_for=acting_for,
-        clock=SystemClock(),
-    )
+    store, archives = UnreachableStore(database), SlowArchives()
+    await store.add_if_absent(EXPORT, is_same=lambda _: False, max_unfinished=1)
+    transfer = ExportTransfer(archives, ExportTargets(root=None, seconds=60), PepperedSealer(bytes(32)))
     minute = timedelta(minutes=1)
     limits = ExportLimits(at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute)
-    work = asyncio.create_task(RunExports(world, limits).run_due())
-    await archives.asked.wait()
+    runner = ExportRunner(store, transfer, notifier=ExportNotifier(), limits=limits, clock=SystemClock())
+    work = asyncio.create_task(runner.run_due())
+    await archives.started.wait()
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    kept = await store.get('alice', 'ex-1')
-    assert kept is not None
-    assert kept.state is ExportState.RUNNING
+    stored = await store.get('alice', 'ex-1')
+    assert stored is not None
+    assert stored.state is ExportState.RUNNING
     await database.close()

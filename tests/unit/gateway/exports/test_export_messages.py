@@ -1,4 +1,4 @@
-"""Messages become orders of exports with every field checked, and exports become messages without their tokens."""
+"""Conversion of export messages, with checks of all fields."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ import pytest
 from services.gateway.exports.convert import (
     export_filter_from_proto,
     export_listing_to_proto,
-    export_order_from_proto,
+    export_request_from_proto,
     export_to_proto,
 )
 from services.gateway.exports.rules import Export, ExportState
@@ -35,52 +35,52 @@ EXPORT = Export(
 
 
 @pytest.mark.parametrize('state', ExportState)
-def test_every_state_has_its_number(state: ExportState) -> None:
-    """By the same name; no token goes with it, sealed or not."""
+def test_every_state_converts_to_its_number(state: ExportState) -> None:
+    """Each state converts to the number of the same name, and the message contains no token."""
     message = export_to_proto(replace(EXPORT, state=state))
     assert messages.ExportState.Name(message.state) == f'EXPORT_STATE_{state.name}'
     assert b'sealed' not in message.SerializeToString()
 
 
-def test_a_failure_has_the_reason_of_the_contract() -> None:
-    """One that this gateway cannot name is internal to it."""
+def test_failure_converts_to_a_reason_of_the_contract() -> None:
+    """The reason of an error is converted by name, and an unknown reason converts to INTERNAL."""
     known = export_to_proto(replace(EXPORT, error=ServiceUnreachable('hub')))
     assert known.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
-    newer = ForwardedError(Code.ABORTED, 'OF_TOMORROW', 'told by a newer gateway', {})
+    newer = ForwardedError(Code.ABORTED, 'OF_TOMORROW', 'from a newer gateway', {})
     unknown = export_to_proto(replace(EXPORT, error=newer))
     assert unknown.failure.reason == error_reason_pb2.ERROR_REASON_INTERNAL
     assert not export_to_proto(EXPORT).HasField('failure')
 
 
-def test_a_repository_is_private_unless_asked_otherwise() -> None:
-    """Unset is not the same as false."""
+def test_repository_is_private_by_default() -> None:
+    """An unset `is_private` converts to True, and False stays False."""
     request = messages.StartExportRequest(request_id='rq-1')
-    assert export_order_from_proto(request).is_private
+    assert export_request_from_proto(request).is_private
     request.is_private = False
-    assert not export_order_from_proto(request).is_private
+    assert not export_request_from_proto(request).is_private
 
 
 @pytest.mark.parametrize('field', ['request_id', 'checkpoint_path', 'target', 'hub_token'])
-def test_a_field_that_is_too_long_is_refused_by_its_name(field: str) -> None:
-    """None of them is kept without a limit."""
+def test_error_for_a_long_field_names_the_field(field: str) -> None:
+    """Each text field has a length limit, and the error names the field."""
     request = messages.StartExportRequest(request_id='rq-1')
     setattr(request, field, 'x' * 5000)
     with pytest.raises(InvalidField) as caught:
-        export_order_from_proto(request)
+        export_request_from_proto(request)
     assert caught.value.field == field
 
 
-def test_an_empty_filter_asks_for_all() -> None:
-    """Any other is a path, of bounded length."""
+def test_empty_filter_selects_all_exports() -> None:
+    """An empty path converts to None, and any other path has a length limit."""
     assert export_filter_from_proto(messages.ListExportsRequest()) is None
-    asked = messages.ListExportsRequest(checkpoint_path=EXPORT.checkpoint_path)
-    assert export_filter_from_proto(asked) == EXPORT.checkpoint_path
+    request = messages.ListExportsRequest(checkpoint_path=EXPORT.checkpoint_path)
+    assert export_filter_from_proto(request) == EXPORT.checkpoint_path
     with pytest.raises(InvalidField):
         export_filter_from_proto(messages.ListExportsRequest(checkpoint_path='x' * 5000))
 
 
-def test_a_page_says_whether_there_is_another() -> None:
-    """By a token; the last page has none."""
+def test_page_has_a_token_unless_it_is_the_last() -> None:
+    """A page with a next cursor has a token, and the last page has an empty one."""
     last = export_listing_to_proto(Listing(items=[EXPORT], next_cursor=None), query=('all',))
     assert (len(last.exports), last.next_page_token) == (1, '')
     first = export_listing_to_proto(Listing(items=[EXPORT], next_cursor=Cursor(BEGIN, 'ex-1')), query=('all',))

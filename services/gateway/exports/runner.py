@@ -1,0 +1,179 @@
+"""Carries exports out in the background, a few at a time, until each is finished.
+
+A gateway claims an export under a lease and renews the lease while it works. If the process ends, another gateway
+claims the export and starts over. Hubs and folders accept the same files again without a change, so that there is one
+result.
+
+Exports that were accepted or cancelled in this process wake the runner; exports of other gateways and retries are found
+by polling.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Never
+
+import structlog
+
+from services.gateway.exports.exports import ExportNotifier
+from services.gateway.exports.ports import ArchiveSource, ExportStore, ReportBytes
+from services.gateway.exports.rules import Export, ExportLimits, ExportState, SentFolder, parse_target, pause_after
+from services.gateway.exports.targets import ExportTargets
+from services.gateway.keys.pepper import PepperedSealer
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import DomainError, Internal, ServiceUnreachable
+from services.kit.rpc.context import acting_for
+
+_CLEANUP_SECONDS = 60
+
+_log = structlog.get_logger('exports')
+
+
+class ExportTransfer:
+    """Transfers checkpoints from the checkpoint service to the targets of exports."""
+
+    def __init__(self, archives: ArchiveSource, targets: ExportTargets, sealer: PepperedSealer) -> None:
+        self._archives = archives
+        self._targets = targets
+        self._sealer = sealer
+
+    async def clear(self) -> None:
+        """Delete the files that an earlier process left."""
+        await self._archives.clear()
+
+    async def send(self, export: Export, report: ReportBytes) -> SentFolder:
+        """Send the checkpoint of an export to its target, on behalf of its tenant.
+
+        Raises:
+            DomainError: the transfer failed.
+            OSError: the local disk failed.
+        """
+        token = self._sealer.open(export.sealed_token, purpose=export.export_id)
+        target, tenant_id = parse_target(export.target), export.tenant_id
+        with acting_for(Caller(tenant_id=tenant_id)):
+            opened = self._archives.opened(export.checkpoint_path, digest=export.digest, report=report)
+            async with opened as folder:
+                return await self._targets.send(
+                    folder, target, tenant_id=tenant_id, token=token, is_private=export.is_private
+                )
+
+
+class ExportRunner:
+    """Carries exports out. Concurrency: one per process calls `run`; several processes may share a store."""
+
+    def __init__(
+        self,
+        store: ExportStore,
+        transfer: ExportTransfer,
+        *,
+        notifier: ExportNotifier,
+        limits: ExportLimits,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._transfer = transfer
+        self._notifier = notifier
+        self._limits = limits
+        self._clock = clock
+
+    async def run(self) -> Never:
+        """Carry exports out until cancelled; a cancellation makes running exports due again."""
+        await self._transfer.clear()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._limits.at_once):
+                tasks.create_task(self._work())
+            while True:
+                with suppress(DomainError):
+                    await self._store.delete_finished(before=self._clock.now() - self._limits.keep_for)
+                await asyncio.sleep(_CLEANUP_SECONDS)
+
+    async def run_due(self) -> bool:
+        """Claim one export and carry it out; return False if no export was due.
+
+        Raises:
+            DomainError: the store is unreachable.
+        """
+        export = await self._store.claim(self._clock.now(), lease=self._limits.lease)
+        if export is None:
+            return False
+        _log.info('export started', export=export.export_id, attempt=export.attempt_count)
+        outcome = await self._carry_out(export)
+        if outcome is not None and await self._store.settle(outcome):
+            reason = '' if outcome.error is None else outcome.error.reason
+            _log.info('export settled', export=export.export_id, state=outcome.state.value, reason=reason)
+        return True
+
+    async def _work(self) -> Never:
+        while True:
+            with self._notifier.waiter() as waiter:
+                if not await self._has_run():
+                    await asyncio.wait({waiter}, timeout=self._limits.poll.total_seconds())
+
+    async def _has_run(self) -> bool:
+        try:
+            return await self.run_due()
+        except DomainError as error:
+            _log.warning('export store unreachable', reason=error.reason)
+            return False
+
+    async def _carry_out(self, export: Export) -> Export | None:
+        """Return the export after an attempt, or None if the claim was lost."""
+        progress = _Progress()
+        task = asyncio.create_task(self._transfer.send(export, progress.report))
+        try:
+            while not task.done():
+                with self._notifier.waiter() as waiter:
+                    if not await self._renew(export, progress):
+                        return None
+                    await asyncio.wait(
+                        {task, waiter},
+                        timeout=self._limits.lease.total_seconds() / 6,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+            return self._outcome(export, task, progress)
+        except asyncio.CancelledError:
+            due = replace(export, state=ExportState.WAITING, due_time=self._clock.now())
+            # If the database is unreachable, the lease expires by itself.
+            with suppress(DomainError):
+                await asyncio.shield(self._store.settle(due))
+            raise
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _renew(self, export: Export, progress: '_Progress') -> bool:
+        now, lease = self._clock.now(), self._limits.lease
+        try:
+            return await self._store.renew(
+                export, read_bytes=progress.read_bytes, size_bytes=progress.size_bytes, now=now, lease=lease
+            )
+        except DomainError:
+            # The lease may outlast a short outage of the database.
+            return True
+
+    def _outcome(self, export: Export, task: 'asyncio.Task[SentFolder]', progress: '_Progress') -> Export:
+        now = self._clock.now()
+        error = task.exception()
+        after = replace(export, read_bytes=progress.read_bytes, size_bytes=progress.size_bytes, update_time=now)
+        if error is None:
+            sent = task.result()
+            done = {'url': sent.url, 'commit': sent.commit, 'sealed_token': b'', 'error': None}
+            return replace(after, state=ExportState.DONE, **done)
+        if not isinstance(error, DomainError):
+            _log.error('export failed unexpectedly', export=export.export_id, exc_info=error)
+            # A full disk or too many open files are usually temporary.
+            error = ServiceUnreachable('gateway') if isinstance(error, OSError) else Internal(export.export_id)
+        if error.disposition.is_transient and export.attempt_count < self._limits.attempts:
+            due_time = now + pause_after(export.attempt_count)
+            return replace(after, state=ExportState.WAITING, error=error, due_time=due_time)
+        return replace(after, state=ExportState.FAILED, error=error, sealed_token=b'')
+
+
+class _Progress:
+    def __init__(self) -> None:
+        self.read_bytes = 0
+        self.size_bytes = 0
+
+    def report(self, read_bytes: int, size_bytes: int) -> None:
+        self.read_bytes, self.size_bytes = read_bytes, size_bytes

@@ -1,0 +1,33 @@
+"""Notifications about changed exports."""
+
+import asyncio
+
+from services.gateway.exports.exports import ExportNotifier
+
+
+async def test_notification_wakes_all_waiters() -> None:
+    """All waiters wake, also if `notify` is called twice before they run."""
+    notifier = ExportNotifier()
+    with notifier.waiter() as first, notifier.waiter() as second:
+        assert not first.done()
+        notifier.notify()
+        notifier.notify()
+        assert (await first, await second) == (None, None)
+
+
+async def test_notification_before_the_wait_is_not_missed() -> None:
+    """A waiter that is notified before it waits completes immediately."""
+    notifier = ExportNotifier()
+    with notifier.waiter() as waiter:
+        notifier.notify()
+        done, _ = await asyncio.wait({waiter})
+        assert done == {waiter}
+
+
+async def test_earlier_notification_does_not_wake_a_waiter() -> None:
+    """A waiter completes only for notifications within its own block."""
+    notifier = ExportNotifier()
+    with notifier.waiter():
+        notifier.notify()
+    with notifier.waiter() as later:
+        assert not later.done()
