@@ -1,4 +1,4 @@
-"""What the gateway can be told. The fields that every service has are in the kit."""
+"""Configuration of the gateway. The settings that all services share are in `services.kit.config`."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from services.kit.tls import CertificateConfig
 
 
 class UpstreamsConfig(BaseModel):
-    """Where the services behind the gateway listen, `host:port`; empty: not part of this deployment."""
+    """Addresses of the services behind the gateway, `host:port`; empty for a service that is not deployed."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     model: str = ''
     models: tuple[str, ...] = ()
-    """Model services, one for each base model; those beside `model`, where that is given as well. Of two with one base
-    model the first is used."""
+    """Further model services, in addition to `model`; one for each base model. If two serve the same base model, the
+    first is used."""
     sampler: str = ''
     data: str = ''
     checkpoint: str = ''
@@ -37,147 +37,147 @@ class UpstreamsConfig(BaseModel):
     def _check_twice(self) -> Self:
         addresses = list(self.model_addresses().values())
         if len(set(addresses)) < len(addresses):
-            raise ValueError('models: an address is there twice')
+            raise ValueError('models: an address is listed twice')
         return self
 
     def model_addresses(self) -> dict[str, str]:
-        """Return the addresses of model services by names that tell them apart: 'model', 'model-2' and so on."""
+        """Return the addresses of model services by unique names: 'model', 'model-2' and so on."""
         addresses = [*([self.model] if self.model else []), *self.models]
         return {'model' if index == 0 else f'model-{index + 1}': item for index, item in enumerate(addresses)}
 
     def addresses(self) -> dict[str, str]:
-        """Return service to address, those without one left out."""
+        """Return the addresses of all deployed services by name."""
         others = {'sampler': self.sampler, 'data': self.data, 'checkpoint': self.checkpoint}
         return {**self.model_addresses(), **{service: address for service, address in others.items() if address}}
 
 
 class FleetConfig(BaseModel):
-    """How the fleet is kept and used."""
+    """Settings of the sampler fleet."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(milliseconds=100))
-    """Silence after which a replica is lost."""
+    """Time without a heartbeat after which a replica is lost."""
     forget_after: timedelta = Field(default=timedelta(minutes=5), ge=timedelta())
-    """How long a lost replica is shown."""
+    """Time for which a lost replica stays listed."""
     replica_wait: timedelta = Field(default=timedelta(seconds=30), ge=timedelta())
-    """How long an answer that has begun waits for a sampler to go on with it."""
+    """Time for which a started response waits for another sampler that can continue it."""
     begin_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """How long a new request waits for a sampler where there is none now, but was one before."""
+    """Time for which a new request waits for a sampler if all samplers have left the fleet."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Requests of a tenant that wait for each sampler that has as much as it runs at once; those beyond are refused."""
+    """Queue limit of a tenant at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
-    """To how many others each sampler passes weights on. 0: every sampler asks the checkpoint service."""
+    """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''
-    """Where replicas find the checkpoint service, `host:port`. Empty: where the gateway finds it."""
+    """Address of the checkpoint service for replicas, `host:port`. Empty: the address that the gateway uses."""
 
 
 class FuturesConfig(BaseModel):
-    """How futures are kept and carried out: requests that are answered at once, and whose outcome is fetched later."""
+    """Settings of futures: requests that are accepted immediately and whose results are fetched later."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     payload_dir: Path | None = None
-    """Where their requests and results are kept; gateways on one database need the same folder, such as a
-    network mount. Unset: `payloads` in the state folder."""
+    """Folder for requests and results; gateways that share a database need the same folder, such as a network mount.
+    Unset: `payloads` in the state folder."""
     gap: timedelta = Field(default=timedelta(seconds=330), gt=timedelta())
-    """How long a request waits for an earlier one of its lane that has not come. Longer than clients go on
-    sending one that failed: the Tinker SDK does so for 300 seconds."""
+    """Time for which a request waits for a missing earlier request of its lane. It must exceed the time for which
+    clients retry a failed request, 300 seconds in the Tinker SDK."""
     lease: timedelta = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1))
-    """Silence after which another gateway on the same PostgreSQL database carries on with what this one accepted; the
-    silence of a process that was killed is told from that of a network, and ends after three tenths of it."""
+    """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
+    futures; three tenths of it if the process was killed, which closes its database connection."""
     lanes_per_tenant: int = Field(default=64, ge=1)
-    """How many of a tenant's ordered requests are under way at a time, one of each lane; each has its request in
+    """Number of ordered requests of a tenant that run at the same time, one of each lane, with their requests in
     memory."""
     lanes: int = Field(default=128, ge=1)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
-    """How many of a tenant's other requests are under way at a time."""
+    """Number of other requests of a tenant that run at the same time."""
     unordered: int = Field(default=1024, ge=1)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
-    """How many accepted requests of a tenant may be unfinished; those beyond are refused."""
+    """Number of unfinished requests of a tenant; further requests are refused."""
     waiting: int = Field(default=32768, ge=1)
-    """The same, of all tenants; each takes some kilobytes of memory."""
+    """The same for all tenants together; each request takes some kilobytes of memory."""
     waiting_bytes_per_tenant: int = Field(default=4 << 30, ge=1 << 10)
-    """How many bytes the accepted requests of a tenant may have that are unfinished; they are on the disk."""
+    """Total bytes of a tenant's unfinished requests, which are stored on disk."""
     waiting_bytes: int = Field(default=16 << 30, ge=1 << 10)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     running_bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 10)
-    """How many bytes a tenant's ordered requests may have that are under way, and so in memory; the rest wait. Its
-    others may have as many."""
+    """Total bytes of a tenant's running ordered requests, which are in memory; further requests wait. The same limit
+    applies separately to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
-    """How long a result is kept after it was ready."""
+    """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
-    """How long a request is known to have been, so that asking for it says that it expired and not that it never
-    was."""
+    """Time for which a request without its result stays recorded, so that fetching it reports an expired and not an
+    unknown request."""
     sweep_interval: timedelta = Field(default=timedelta(minutes=1), gt=timedelta())
-    """How often what is old is looked for."""
+    """Interval between deletions of expired results and records."""
 
 
 class ExportsConfig(BaseModel):
-    """How checkpoints are sent to hubs and folders."""
+    """Settings of exports to hubs and folders."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     folder: Path | None = None
-    """Where exports to `file:///` go, each tenant's into a folder of its name. Unset: there are none."""
+    """Folder for exports to `file:///`, with a subfolder for each tenant. Unset: such exports are disabled."""
     at_once: int = Field(default=2, ge=0)
-    """How many are under way at a time; each has an archive in the state folder. 0: other gateways carry them out."""
+    """Number of concurrent exports, each with an archive in the state folder. 0 leaves exports to other gateways."""
     attempts: int = Field(default=12, ge=1)
-    """Tries before an export has failed; the pauses between them grow to ten minutes."""
+    """Number of attempts before an export fails; the pauses between attempts grow up to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())
-    """How long one upload may take."""
+    """Time limit of one upload."""
     lease: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(seconds=1))
-    """Silence after which another gateway takes an export over."""
+    """Time without renewal after which another gateway may take over an export."""
     poll: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
-    """How often what another gateway left, or what waits for another try, is looked for; the rest begins at once."""
+    """Interval between polls for retries and for exports of other gateways; exports accepted here start immediately."""
     keep_for: timedelta = Field(default=timedelta(days=30), ge=timedelta(minutes=1))
-    """How long an export is known that is over."""
+    """Time for which a finished export stays listed."""
 
 
 class MemoryConfig(BaseModel):
-    """How much memory requests may take while they are read and served; what finds no room is refused for now."""
+    """Limits on the memory of requests while they are read and served; requests beyond them are refused temporarily."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
-    """Bytes of a tenant's bodies and answers that are under way over HTTP; `limits` bounds those of messages."""
+    """Bytes of a tenant's request and response bodies in progress over HTTP; `limits` bounds gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
-    """Bytes that the values made of a tenant's bodies are estimated to take."""
+    """Estimated bytes of the values that are parsed from a tenant's bodies."""
     work: int = Field(default=1 << 30, ge=1 << 16)
-    """The same, of all tenants."""
+    """The same for all tenants together."""
     wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """How long a request waits for room before it is refused."""
+    """Time for which a request waits for memory before it is refused."""
 
 
 class QuotasConfig(BaseModel):
-    """What tenants may use that have no quota of their own, and how quotas are held; what is unset is unlimited."""
+    """Default quota of tenants, and settings of quotas and usage; an unset limit means unlimited."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     max_adapters: int | None = Field(default=None, ge=0)
-    """Adapters at a time."""
+    """Number of adapters."""
     tokens_per_second: int | None = Field(default=None, ge=1)
-    """Tokens trained, sampled and of prompts, over time."""
+    """Sustained rate of trained, sampled and prompt tokens."""
     burst_tokens: int | None = Field(default=None, ge=1)
-    """Tokens at once, after a pause. Unset: those of ten seconds."""
+    """Tokens that a tenant may spend at once after a pause. Unset: the tokens of ten seconds."""
     concurrent_samples: int | None = Field(default=None, ge=0)
-    """Sampling requests under way."""
+    """Number of concurrent sampling requests."""
     stored_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of checkpoints."""
+    """Total bytes of checkpoints."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Relative share when several tenants wait; the bounds are those of `quotas.rules`."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """How long a call waits for its tenant to owe no tokens, before it is refused."""
+    """Time for which a call waits for its tenant's token rate before it is refused."""
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
-    """How often quotas are read that another gateway may have set."""
+    """Interval between reads of quotas, which other gateways may change."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
-    """How often usage is written down: a kill loses what was sampled since."""
+    """Interval between writes of usage; a kill loses the sampling usage since the last write."""
 
 
 class GatewayConfig(ServiceConfig):
@@ -187,48 +187,48 @@ class GatewayConfig(ServiceConfig):
     callers: ClassVar[tuple[str, ...]] = ('sampler',)
 
     public_tls: CertificateConfig = CertificateConfig()
-    """What clients are shown, over gRPC and HTTP. Unset: the certificate of `tls`."""
+    """Certificate for clients, over gRPC and HTTP. Unset: the certificate of `tls`."""
     internal_listen: str = ''
-    """Address at which samplers join the fleet, `host:port`; with authorities in `tls`, they can nowhere else.
-    Empty: at `listen`."""
+    """Address at which samplers join the fleet, `host:port`; the only such address if `tls` has authorities.
+    Empty: the address `listen`."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
     upstreams: UpstreamsConfig = UpstreamsConfig()
     bootstrap_key: str = Field(default='', repr=False)
-    """A secret that works from the start, with all scopes, for the tenant 'default'. Empty: none."""
+    """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no such key."""
     key_pepper: str = Field(default='', repr=False)
-    """Hexadecimal secret that key digests are made with; gateways on one database need the same. Empty:
-    made at the first start and kept in the state folder."""
+    """Hexadecimal secret for the digests of API keys; gateways that share a database need the same one. Empty: created
+    at the first start and stored in the state folder."""
     key_memory: timedelta = timedelta(seconds=5)
-    """How long a key is remembered: one revoked at another gateway works for that much longer."""
+    """Time for which a verified key is cached; a key that another gateway revokes stays valid here for that time."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
-    """How often clients are asked to say that they are there."""
+    """Interval at which clients are asked to send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)
-    """Silence after which a session is expired; longer than the heartbeat interval."""
+    """Time without a heartbeat after which a session expires; longer than `heartbeat_interval`."""
     fleet: FleetConfig = FleetConfig()
     futures: FuturesConfig = FuturesConfig()
     quotas: QuotasConfig = QuotasConfig()
     exports: ExportsConfig = ExportsConfig()
     http_listen: str = ''
-    """Address to serve the HTTP APIs on, `host:port`; port 0 picks a free one. Empty: they are not served."""
+    """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""
     http_address_file: Path | None = None
-    """Where to write the address of the HTTP APIs once they are served. Unset: nowhere."""
+    """File to which the gateway writes the address of the HTTP APIs once they are served."""
     http_connections: int = Field(default=4096, ge=1)
-    """Most connections over HTTP at a time; those beyond are cut."""
+    """Largest number of HTTP connections; further connections are closed."""
     memory: MemoryConfig = MemoryConfig()
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
-    """Most bytes of a body sent over HTTP; a token as JSON has about seven."""
+    """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
     tokenizers: Mapping[str, str] = Field(default_factory=dict[str, str])
-    """Where clients of the Tinker API find a base model's tokenizer, by the base model's name: a hub's id, or a folder
-    that they can read. Unset: under the base model's own name."""
+    """Locations of tokenizers for clients of the Tinker API, by base model: the id on a hub, or a folder that clients
+    can read. The default is the base model's name."""
     tinker_trains_unembed: bool = False
-    """Whether a Tinker client's `train_unembed`, which is on unless it says otherwise, adds an adapter to the output
-    head. vLLM serves none there, so it is for deployments whose samplers run the torch engine."""
+    """Whether `train_unembed`, which is on by default in Tinker clients, adds an adapter to the output head. vLLM
+    cannot serve it, so set this only where all samplers run the torch engine."""
     tinker_body_bytes: int = Field(default=64 << 20, ge=1 << 10)
-    """Most bytes of a batch of examples sent to the Tinker API, as it comes and decompressed. Its clients cut
-    batches at about 5 MB."""
+    """Largest batch of examples sent to the Tinker API in bytes, both as received and decompressed. Tinker clients
+    split batches at about 5 MB."""
     server_info_freshness: timedelta = timedelta(seconds=2)
-    """How long what a service says of itself is taken as true."""
+    """Time for which the server information of a service is cached."""
 
     @field_validator('database_url')
     @classmethod
@@ -266,15 +266,15 @@ class GatewayConfig(ServiceConfig):
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the names of which one must be in the certificate of a service that calls; clients need none."""
+        """Return the names accepted in the certificates of calling services; clients need no certificate."""
         return super().peers() if self.tls.ca or self.tls.trusted_peers else frozenset()
 
     def is_between_services(self, method: str) -> bool:
-        """Whether only services may call a method ('package.Service/Method')."""
+        """Return whether only services may call a method ('package.Service/Method')."""
         return requirement_of(method) is Access.INTERNAL
 
     def listeners(self) -> tuple[Listener, ...]:
-        """Return where clients and, where it is another place, services are listened to."""
+        """Return the listener for clients and, if it is separate, the one for services."""
         public = self.public_tls if self.public_tls.certificate else self.tls
         field = 'public_tls' if public is self.public_tls else 'tls'
         listeners = [Listener(self.listen, public, tls_field=field)]
@@ -288,19 +288,19 @@ class GatewayConfig(ServiceConfig):
         return self.database_url or f'sqlite:///{self.state_dir.absolute() / "gateway.db"}'
 
     def payload_folder(self) -> Path:
-        """Return where requests and results of futures are kept."""
+        """Return the folder for requests and results of futures."""
         return self.futures.payload_dir or self.state_dir / 'payloads'
 
     def is_commit_synced(self) -> bool:
-        """Whether what the database has committed outlasts a loss of power."""
+        """Return whether committed transactions survive a power failure."""
         return self.database_address().startswith('postgresql')
 
     def pepper_file(self) -> Path:
-        """Return where the pepper is kept that nobody configured."""
+        """Return the file of the pepper that is used unless one is configured."""
         return self.state_dir / 'key_pepper'
 
     def is_on_loopback(self) -> bool:
-        """Whether only this host can reach the gateway."""
+        """Return whether the gateway can be reached from this host only."""
         return all(_is_loopback(address) for address in (self.listen, self.internal_listen) if address)
 
 

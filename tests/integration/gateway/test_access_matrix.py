@@ -1,6 +1,6 @@
-"""Every HTTP route and every method against keys that are no good, and against ids that are another tenant's.
+"""Every HTTP route and every gRPC method with invalid keys, and with ids of another tenant.
 
-Routes come from the gateway itself and methods from the contracts, so a new one is held to this at once.
+Routes come from the running gateway and methods from the contracts, so that new ones are tested automatically.
 """
 
 import re
@@ -50,13 +50,13 @@ LOOKS_NOTHING_UP = {
     'POST /api/v1/telemetry',
     'PUT /api/v1/uploads/{name}',
 }
-"""Routes that take no id of a thing; all others must say that another tenant's is not there."""
+"""Routes without an id in their path or body; all others must answer 404 for another tenant's id."""
 CHOSEN = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
-"""Of fields of which a message has one."""
+"""Field that is set in a message with alternatives, by the name of the alternatives."""
 LEFT_OUT = {'full_parameters', 'training_config'}
-"""Fields that would be refused before any id is looked at."""
+"""Fields that would be refused before any id is looked up."""
 CREATES = {'SessionService/CreateSession'}
-"""Methods whose answers have an id of their own."""
+"""Methods whose responses contain a new id."""
 HIDES_ABSENCE = {
     'AdapterService/CreateAdapter',
     'AdapterService/Estimate',
@@ -81,20 +81,19 @@ HIDES_ABSENCE = {
     'TrainingService/Train',
     'TrainingService/UploadBatch',
 }
-"""Methods that take no id of a thing, list what is there of it, take an id that is the caller's own by being his, or
-tell what is not there within a stream; all others must say that another tenant's is not there, or that a client may
-never call them."""
+"""Methods that take no id, filter a list by an id, take an id that the caller chooses, or report missing ids within a
+stream; all others must answer NOT_FOUND for another tenant's id, or refuse clients altogether."""
 
 
 @pytest.fixture
 async def world(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
-    """Serve two tenants."""
+    """Yield a gateway with two tenants."""
     async with two_tenants(tmp_path, tiny_llama_dir) as running:
         yield running
 
 
 async def refused(world: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
-    """Return status and body of an answer, without what is of this one call."""
+    """Return status and body of a response, without the ids of this call."""
     method, path = route
     answer = await world.call(method, url_of(path, ids), secret, body_of(path, ids))
     request_id = answer.headers['x-request-id']
@@ -102,7 +101,7 @@ async def refused(world: TwoTenants, route: tuple[str, str], secret: str | None,
 
 
 async def bad_secrets(world: TwoTenants) -> list[str]:
-    """Return a key that nobody has, one that is revoked and one whose time is over."""
+    """Return an unknown, a revoked and an expired secret."""
     revoked = await world.gateway.make_key('alice')
     expired = await world.gateway.make_key('alice', ttl=timedelta(seconds=1))
     stub = key_service_pb2_grpc.KeyServiceStub(world.gateway.channel)
@@ -111,8 +110,8 @@ async def bad_secrets(world: TwoTenants) -> list[str]:
     return ['tml-unknown', revoked.secret, expired.secret]
 
 
-async def test_no_route_answers_without_a_good_key(world: TwoTenants) -> None:
-    """No key, an unknown, a revoked and an expired one: every route refuses, the last three alike."""
+async def test_every_route_needs_a_valid_key(world: TwoTenants) -> None:
+    """Every route refuses calls without a key, and gives the same answer for unknown, revoked and expired keys."""
     secrets = await bad_secrets(world)
     routes = routes_of(world)
     assert len(routes) > 50
@@ -122,8 +121,8 @@ async def test_no_route_answers_without_a_good_key(world: TwoTenants) -> None:
         assert [status for status, _ in answers] == [401], route
 
 
-async def test_another_tenants_things_are_absent_on_every_route(world: TwoTenants) -> None:
-    """Every route answers for an id of Alice's to the letter as for one that nobody has: it is not there."""
+async def test_ids_of_another_tenant_are_unknown_to_every_route(world: TwoTenants) -> None:
+    """Every route gives exactly the same answer for another tenant's id and for an unknown id."""
     bob = world.secrets['bob']
     for route in routes_of(world):
         name = ' '.join(route)
@@ -137,8 +136,8 @@ async def test_another_tenants_things_are_absent_on_every_route(world: TwoTenant
 
 
 @pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
-async def test_another_tenants_weights_are_absent_in_an_own_session(world: TwoTenants, path: str) -> None:
-    """A session of one's own opens no door to what is Alice's."""
+async def test_weights_of_another_tenant_are_unknown_in_an_own_session(world: TwoTenants, path: str) -> None:
+    """A tenant cannot use another tenant's weights in its session."""
     made = await world.call('POST', '/api/v1/create_session', world.secrets['bob'], {'sdk_version': '0.38.0'})
     answers: set[tuple[int, str]] = set()
     for ids in (world.alices, ABSENT):
@@ -148,8 +147,8 @@ async def test_another_tenants_weights_are_absent_in_an_own_session(world: TwoTe
     assert [status for status, _ in answers] == [404], answers
 
 
-async def test_another_tenants_things_are_absent_for_every_method(world: TwoTenants) -> None:
-    """Every method answers for an id of Alice's to the letter as for one that nobody has."""
+async def test_ids_of_another_tenant_are_unknown_to_every_method(world: TwoTenants) -> None:
+    """Every method gives exactly the same answer for another tenant's id and for an unknown id."""
     made = await world.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
         foreign, absent = [await outcome(world, method, ids, made.secret) for ids in (world.alices, ABSENT)]
@@ -163,7 +162,7 @@ async def test_another_tenants_things_are_absent_for_every_method(world: TwoTena
 
 
 def adapter_of(ids: Ids) -> sampling_pb2.AdapterRef:
-    """Return what names an adapter to sample from."""
+    """Return a reference to an adapter to sample from."""
     return sampling_pb2.AdapterRef(adapter_id=ids.model)
 
 
@@ -188,11 +187,11 @@ WRITTEN: dict[str, Callable[[Ids], Message]] = {
     ),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }
-"""Requests by method that no message with ids in it alone would do for."""
+"""Requests of methods for which `message_of` makes no valid request."""
 
 
 def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
-    """Return a message with ids in every field that is known to hold one, and everything in it that can be in one."""
+    """Return a message with an id in every id field, and with all nested messages set."""
     message = message_factory.GetMessageClass(kind)()
     values = {
         'session_id': ids.session,
@@ -226,10 +225,10 @@ def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
 
 
 async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return a call and its first answer.
+    """Return a call and its first response.
 
-    Where a refusal comes while the request is still being written, grpc.aio may end the call as INTERNAL of its own,
-    without the server's details (1.85): then it is begun again, a few times.
+    If the server refuses a call while the request is still being written, grpc.aio 1.85 may report INTERNAL without the
+    server's details; such calls are repeated a few times.
     """
     for _ in range(5):
         call = begin()
@@ -242,7 +241,7 @@ async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
-    """Return how a call ends, or that it gives a first answer."""
+    """Return the error of a call, or OK if it gives a response."""
     path = f'/{method.containing_service.full_name}/{method.name}'
     written = WRITTEN.get(method.name)
     request = (written(ids) if written else message_of(method.input_type, ids)).SerializeToString()
@@ -257,24 +256,24 @@ async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret:
     if answer is grpc.aio.EOF:
         return 'OK', '', ''
     told = message_factory.GetMessageClass(method.output_type).FromString(answer)
-    # Packed details hold the length of an id beside it.
+    # Packed details contain the length of an id.
     return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(told)))
 
 
-async def test_no_method_answers_without_a_good_key(world: TwoTenants) -> None:
-    """No key, an unknown, a revoked and an expired one: every method refuses, the last three alike."""
+async def test_every_method_needs_a_valid_key(world: TwoTenants) -> None:
+    """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
     secrets = await bad_secrets(world)
     for method in methods():
         answers = {await outcome(world, method, world.alices, secret) for secret in secrets}
         assert len(answers) == 1, answers
         assert {answer[0] for answer in answers} == {'UNAUTHENTICATED'}, method.full_name
         if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
-            # This deployment has no token: on loopback, who has no key is another service of it.
+            # This deployment has no internal token, so that a caller on loopback without a key counts as a service.
             assert (await outcome(world, method, world.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
 
 
-async def test_no_method_or_route_answers_without_its_scope(world: TwoTenants) -> None:
-    """A key with every scope but the one that is needed is told which one; what needs none asks for none."""
+async def test_every_method_and_route_needs_its_scope(world: TwoTenants) -> None:
+    """A key with all scopes except the required one is refused, with the name of the missing scope."""
     secrets = {
         scope: (await world.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
         for number, scope in enumerate(Scope, 1)

@@ -1,4 +1,4 @@
-"""Who may call what: every method of every contract against every kind of key that is no good."""
+"""Authentication of every method of every contract, with all kinds of invalid keys."""
 
 import asyncio
 import importlib
@@ -27,12 +27,12 @@ METHODS = _methods()
 
 
 async def failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
-    """Return how a call of any method fails."""
+    """Return the failure of a call of any method."""
     return await failure_of(gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata))
 
 
-async def test_no_method_answers_without_a_good_key(gateway: RunningGateway) -> None:
-    """No key, an unknown, a revoked and an expired one: every method refuses, the last three alike."""
+async def test_every_method_needs_a_valid_key(gateway: RunningGateway) -> None:
+    """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
     revoked, expired = await gateway.make_key('alice'), await gateway.make_key('alice', ttl=timedelta(seconds=1))
     stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
     await stub.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=revoked.key.key_id), metadata=ADMIN)
@@ -50,14 +50,14 @@ async def test_no_method_answers_without_a_good_key(gateway: RunningGateway) -> 
 
 
 @pytest.mark.parametrize('header', ['Basic abc', 'Bearer', 'Bearer  ', 'tml-x', ''])
-async def test_header_that_is_no_bearer_token_is_as_none(gateway: RunningGateway, header: str) -> None:
-    """Other schemes and empty tokens are missing credentials."""
+async def test_other_authorization_schemes_count_as_missing(gateway: RunningGateway, header: str) -> None:
+    """Authorization headers with other schemes or empty tokens count as missing credentials."""
     refusal = await failure(gateway, METHODS[0], (('authorization', header),))
     assert refusal.reason == 'CREDENTIALS_MISSING'
 
 
-async def test_each_method_needs_exactly_its_scope(gateway: RunningGateway) -> None:
-    """A key with every scope but the one a method needs is refused; what is internal refuses every key."""
+async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
+    """A key with all scopes except the required one is refused, and internal methods refuse every key."""
     everything = set(SCOPE_NUMBERS.values())
     lacking = {
         scope: bearer((await gateway.make_key('alice', scopes=tuple(everything - {number}))).secret)
@@ -72,8 +72,8 @@ async def test_each_method_needs_exactly_its_scope(gateway: RunningGateway) -> N
         assert refusal.metadata == {'scope': requirement.value}
 
 
-async def test_method_of_no_contract_is_unimplemented(gateway: RunningGateway) -> None:
-    """A method nobody knows is told from one that is forbidden."""
+async def test_unknown_method_is_unimplemented(gateway: RunningGateway) -> None:
+    """A method outside the contracts fails with UNIMPLEMENTED and not with a missing scope."""
     for path in ('/twinkle.api.unknown.v1.Service/Method', '/twinkle.api.model.v1.AdapterService/Unknown'):
         refusal = await failure(gateway, path, ADMIN)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, 'NOT_BUILT_YET')

@@ -1,4 +1,4 @@
-"""A gateway process that is killed keeps all it said that it kept."""
+"""Durability of a gateway process that is killed."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ MEMORY_LIMIT = 150 << 20
 
 @asynccontextmanager
 async def gateway_process(state_dir: Path, upstream: str) -> AsyncIterator[tuple[subprocess.Popen[bytes], Any]]:
-    """Run a gateway of its own and yield it with a channel to it; it is killed at the end."""
+    """Run a gateway process and yield it with a channel to it; kill it at the end."""
     address_file = state_dir / 'address.json'
     address_file.unlink(missing_ok=True)
     settings = {
@@ -74,7 +74,7 @@ async def _write(channel: Any) -> dict[str, Any]:
 
 
 async def test_killed_gateway_keeps_keys_sessions_and_runs(tmp_path: Path) -> None:
-    """After kill -9 and another start, every answered change is there, and a revoked key stays revoked."""
+    """All acknowledged changes, including the revocation of a key, survive a SIGKILL of the gateway."""
     services = Upstream()
     services.adapters.watch.snapshot = [_adapter()]
     async with services.serving():

@@ -1,4 +1,4 @@
-"""The gateway's own contracts over a socket: keys, sessions, the catalogue, server info."""
+"""Contracts that the gateway serves itself, over a socket: keys, sessions, catalogue and server information."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ def catalogue(gateway: RunningGateway) -> Any:
 
 
 def adapter_event(adapter_id: str, *, tenant_id: str = 'default', **fields: Any) -> Any:
-    """Return what a model service tells of an adapter."""
+    """Return the event of a model service about an adapter."""
     message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=tenant_id, resume_token=f'at-{adapter_id}')
     message.adapter.adapter_id = adapter_id
     message.adapter.base_model = 'tiny'
@@ -48,7 +48,7 @@ def adapter_event(adapter_id: str, *, tenant_id: str = 'default', **fields: Any)
 
 
 def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
-    """Return what a checkpoint service tells of a checkpoint."""
+    """Return the event of a checkpoint service about a checkpoint."""
     message = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id=tenant_id, resume_token=f'at-{name}')
     message.checkpoint.checkpoint_id = f'ad-1/weights/{name}'
     message.checkpoint.adapter_id = 'ad-1'
@@ -59,11 +59,11 @@ def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
     return message
 
 
-async def until(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool]) -> Any:
-    """Ask again and again until the answer is right; the test's timeout bounds it."""
+async def until(call: Callable[[], Awaitable[Any]], is_accepted: Callable[[Any], bool]) -> Any:
+    """Repeat a call until its result is accepted; the time limit of the test bounds the wait."""
     while True:
-        answer = await ask()
-        if is_right(answer):
+        answer = await call()
+        if is_accepted(answer):
             return answer
 
 
@@ -77,8 +77,8 @@ def _all_bytes(folder: Path) -> bytes:
     return b''.join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
-async def test_key_is_shown_once_and_works(gateway: RunningGateway) -> None:
-    """A made key opens the door; listing shows all but its secret."""
+async def test_secret_is_shown_once(gateway: RunningGateway) -> None:
+    """A new key is valid, and lists of keys do not contain its secret."""
     made = await gateway.make_key('alice', scopes=(1, 2))
     await sessions(gateway).ListSessions(session_service_pb2.ListSessionsRequest(), metadata=bearer(made.secret))
     stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
@@ -90,10 +90,10 @@ async def test_key_is_shown_once_and_works(gateway: RunningGateway) -> None:
     assert {tenant.tenant_id for tenant in tenants.tenants} == {'alice', 'default'}
 
 
-async def test_secrets_are_neither_in_state_nor_in_logs(
+async def test_secrets_are_neither_stored_nor_logged(
     gateway: RunningGateway, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No file of the state folder and no line of the log holds a secret."""
+    """No file of the state folder and no log line contains a secret."""
     made = await gateway.make_key('alice')
     await failure_of(catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=bearer(made.secret)))
     held = _all_bytes(tmp_path)
@@ -104,8 +104,8 @@ async def test_secrets_are_neither_in_state_nor_in_logs(
         assert secret.encode() not in written
 
 
-async def test_session_lives_expires_and_comes_back(gateway: RunningGateway) -> None:
-    """The life of a session, as its client sees it."""
+async def test_session_expires_and_is_revived(gateway: RunningGateway) -> None:
+    """A silent session expires, a heartbeat revives it, and a finished one refuses heartbeats."""
     stub = sessions(gateway)
     request = session_service_pb2.CreateSessionRequest(request_id='one', client='test', user_metadata={'a': 'b'})
     created = await stub.CreateSession(request, metadata=ADMIN)
@@ -127,8 +127,8 @@ async def test_session_lives_expires_and_comes_back(gateway: RunningGateway) -> 
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, 'SESSION_FINISHED')
 
 
-async def test_foreign_ids_are_as_absent_ones(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Every verb on another tenant's session or run fails exactly as on one that does not exist."""
+async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Calls with another tenant's session or run fail exactly like calls with an unknown id."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await until(lambda: list_runs(gateway), lambda runs: 'ad-1' in runs)
     request = session_service_pb2.CreateSessionRequest(request_id='one', client='test')
@@ -154,8 +154,8 @@ async def test_foreign_ids_are_as_absent_ones(gateway: RunningGateway, upstream:
     ).sessions
 
 
-async def test_bad_requests_name_their_field(gateway: RunningGateway) -> None:
-    """A missing id, a negative page and a foreign token are refused by name."""
+async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
+    """A missing id, a negative page size and a page token of another query are refused with the field's name."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (
@@ -176,7 +176,7 @@ async def test_bad_requests_name_their_field(gateway: RunningGateway) -> None:
 
 
 async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Adapters appear, change and end in the catalogue, and end by being inactive."""
+    """Adapters appear and change in the catalogue, and become inactive when they are deleted."""
     changes = upstream.adapters.watch.changes
     changes.put_nowait(adapter_event('ad-1', step_count=1))
     changes.put_nowait(adapter_event('ad-2', session_id='se-1'))
@@ -202,7 +202,7 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
 
 
 async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Checkpoints appear in the catalogue as told, and leave it when they are deleted."""
+    """Checkpoints appear in the catalogue as reported, and leave it when they are deleted."""
     changes = upstream.checkpoints.watch.changes
     events = [checkpoint_event('one'), checkpoint_event('two'), checkpoint_event('three', tenant_id='alice')]
     for event in events:
@@ -220,7 +220,7 @@ async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway
 
 
 async def test_catalogue_outlives_its_services(tmp_path: Path) -> None:
-    """Runs stay listed while the model service is away; what it lost is inactive once it is back."""
+    """Runs stay listed while the model service is down, and runs that it lost are inactive after its return."""
     first = Upstream()
     first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with first.serving():
@@ -237,7 +237,7 @@ async def test_catalogue_outlives_its_services(tmp_path: Path) -> None:
 
 
 async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
-    """The gateway's part comes first, then the others; what is not built is told of each method."""
+    """The server information lists the gateway first, then the other services, with the support of each method."""
     stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
     info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)
     assert info.services[0].service == 'gateway'
@@ -251,8 +251,8 @@ async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
     assert support['twinkle.api.gateway.v1.FleetService/Drain']
 
 
-async def test_server_info_shows_what_cannot_be_reached(tmp_path: Path) -> None:
-    """Services that are not there are named, and their methods make no promise."""
+async def test_server_info_lists_unreachable_services(tmp_path: Path) -> None:
+    """Unreachable services are listed, and their methods are reported as unsupported."""
     async with running_gateway(tmp_path) as gateway:
         stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
         info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)

@@ -1,4 +1,4 @@
-"""Publishing over the native API, with a real checkpoint service."""
+"""Publication of checkpoints over the native API, with a real checkpoint service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,14 +16,14 @@ PATH = f'twinkle://{RUN}/weights/best'
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve; Alice has one checkpoint."""
+    """Yield a gateway with one checkpoint of alice."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         yield running
 
 
-async def test_published_checkpoint_is_everybodys_to_read_and_its_owners_to_change(api: TinkerCatalogue) -> None:
-    """Bob finds it while it is public; to him its publishing is that of an absent one, before and after."""
+async def test_public_checkpoint_is_readable_by_all_and_changed_by_its_owner(api: TinkerCatalogue) -> None:
+    """Another tenant can read a checkpoint while it is public, but can never publish or unpublish it."""
     catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(api.gateway.channel)
     checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(api.gateway.channel)
     alice, bob = bearer(api.keys['alice']), bearer(api.keys['bob'])
@@ -40,8 +40,8 @@ async def test_published_checkpoint_is_everybodys_to_read_and_its_owners_to_chan
     assert (await failure_of(checkpoints.GetCheckpoint(get, metadata=bob))).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-async def test_key_that_may_not_train_publishes_nothing(api: TinkerCatalogue) -> None:
-    """Reading the catalogue is for every key; publishing needs the scope that saving needs."""
+async def test_publication_needs_the_scope_train(api: TinkerCatalogue) -> None:
+    """Every key can read the catalogue, but only a key with the scope `train` can publish."""
     key = await api.gateway.make_key('alice', scopes=(2,))
     catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(api.gateway.channel)
     publish = messages.PublishCheckpointRequest(checkpoint_path=PATH)

@@ -1,4 +1,4 @@
-"""Sessions that end, with a real trainer behind the gateway: saved, out of memory, and back to the bit."""
+"""Ends of sessions with a real trainer: adapters are saved, parked, and restored bitwise."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -47,8 +47,8 @@ ACTIVE = session_service_pb2.SESSION_STATE_ACTIVE
 
 
 @dataclass
-class Place:
-    """A gateway, the trainer behind it, and a client of both APIs."""
+class Deployment:
+    """A gateway with a model service, and clients of both APIs."""
 
     model: RunningModel
     gateway: RunningGateway
@@ -56,16 +56,16 @@ class Place:
 
     @property
     def sessions(self) -> session_service_pb2_grpc.SessionServiceStub:
-        """Sessions, through the gateway."""
+        """Stub of the session service at the gateway."""
         return session_service_pb2_grpc.SessionServiceStub(self.gateway.channel)
 
     @property
     def adapters(self) -> adapter_service_pb2_grpc.AdapterServiceStub:
-        """Adapters, through the gateway."""
+        """Stub of the adapter service at the gateway."""
         return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
 
     async def begin(self, request_id: str) -> str:
-        """Begin a session."""
+        """Create a session."""
         request = session_service_pb2.CreateSessionRequest(request_id=request_id)
         return (await self.sessions.CreateSession(request, metadata=ADMIN)).session.session_id
 
@@ -75,19 +75,19 @@ class Place:
         return (await self.sessions.GetSession(request, metadata=ADMIN)).session
 
     async def heartbeat(self, session_id: str) -> session_service_pb2.Session:
-        """Say that the client is there."""
+        """Send a heartbeat."""
         request = session_service_pb2.HeartbeatRequest(session_id=session_id)
         return (await self.sessions.Heartbeat(request, metadata=ADMIN)).session
 
     async def make(self, session_id: str, request_id: str, **fields: Any) -> str:
-        """Make an adapter in a session."""
+        """Create an adapter in a session."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=request_id, base_model=self.model.base_model, session_id=session_id, **fields
         )
         return (await self.adapters.CreateAdapter(request, metadata=ADMIN)).adapter.adapter_id
 
     async def train(self, adapter_id: str, numbers: Sequence[int]) -> list[Any]:
-        """Train, a batch at odd numbers and a step at even ones, and return what came of it."""
+        """Run the operations with these numbers and return their results."""
         training = training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
         found: list[Any] = []
         for number in numbers:
@@ -96,19 +96,19 @@ class Place:
         return found
 
     async def listed(self, **fields: Any) -> dict[str, bool]:
-        """Return the adapters that are listed, and whether each is parked."""
+        """Return whether each listed adapter is parked, by its id."""
         answer = await self.adapters.ListAdapters(
             adapter_service_pb2.ListAdaptersRequest(page_size=1000, **fields), metadata=ADMIN
         )
         return {adapter.adapter_id: adapter.is_parked for adapter in answer.adapters}
 
     def in_memory(self) -> set[str]:
-        """Return what the engine holds."""
+        """Return the ids of the adapters in the engine's memory."""
         return set(self.model.backend.engine.adapter_ids)
 
 
 def verb_of(number: int) -> dict[str, Any]:
-    """Return the operation of a number: a batch, a step, and at last the publication of the weights."""
+    """Return the operation of a number: batches, steps, and finally a publication of the weights."""
     if number == 9:
         return {'publish_version': operation_pb2.PublishVersion()}
     if number % 2:
@@ -117,7 +117,7 @@ def verb_of(number: int) -> dict[str, Any]:
 
 
 def fact_of(result: Any) -> Any:
-    """Return what must not differ between two runs."""
+    """Return the part of a result that must be equal in two runs."""
     match result.WhichOneof('outcome'):
         case 'forward':
             return result.forward.loss
@@ -127,15 +127,15 @@ def fact_of(result: Any) -> Any:
             return result.publish.digest
 
 
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so; the test's own timeout bounds it."""
-    while not await is_so():  # noqa: ASYNC110 (a service tells of no event)
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds; the time limit of the test bounds the wait."""
+    while not await condition():  # noqa: ASYNC110 (services send no event)
         await asyncio.sleep(0)
 
 
 @pytest.fixture
-async def place(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Place]:
-    """A trainer and a gateway whose clock stands still, and which sweeps twenty times a second."""
+async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Deployment]:
+    """Yield a deployment with a fake clock, whose gateway sweeps sessions twenty times per second."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (
@@ -153,74 +153,76 @@ async def place(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Place]:
             base_url=f'http://{gateway.http_address}/api/v1', headers={'x-api-key': ADMIN_KEY}, timeout=60
         ) as http,
     ):
-        yield Place(model, gateway, http)
+        yield Deployment(model, gateway, http)
 
 
-async def test_a_client_that_slept_goes_on_as_if_nothing_had_happened(place: Place) -> None:
-    """Meanwhile its steps were saved, and its memory was others'; the final weights are an undisturbed run's."""
-    twin = await place.make(await place.begin('twin'), 'twin', lora_config=LORA)
-    expected = await place.train(twin, range(1, 10))
-    session_id = await place.begin('sleeper')
-    adapter_id = await place.make(session_id, 'sleeper', lora_config=LORA)
-    # It falls asleep with a gradient that waits for its step.
-    found = await place.train(adapter_id, range(1, 4))
-    assert adapter_id in place.in_memory()
-    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(place, session_id))
-    session = await place.session(session_id)
+async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment) -> None:
+    """A run whose session expires in between ends with bitwise the same results as an uninterrupted run."""
+    twin = await deployment.make(await deployment.begin('twin'), 'twin', lora_config=LORA)
+    expected = await deployment.train(twin, range(1, 10))
+    session_id = await deployment.begin('sleeper')
+    adapter_id = await deployment.make(session_id, 'sleeper', lora_config=LORA)
+    # The session expires with an accumulated gradient and no step yet.
+    found = await deployment.train(adapter_id, range(1, 4))
+    assert adapter_id in deployment.in_memory()
+    deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(deployment, session_id))
+    session = await deployment.session(session_id)
     path = f'twinkle://{adapter_id}/weights/session-expired-1'
     assert (session.state, list(session.checkpoint_paths)) == (EXPIRED, [path])
-    assert not place.in_memory()
-    assert await place.listed(session_id=session_id) == {adapter_id: True}
-    assert not place.in_memory()
-    await until(lambda: _is_in_catalogue(place, adapter_id, 'session-expired-1'))
-    assert (await place.heartbeat(session_id)).state == ACTIVE
-    found += await place.train(adapter_id, range(4, 10))
+    assert not deployment.in_memory()
+    assert await deployment.listed(session_id=session_id) == {adapter_id: True}
+    assert not deployment.in_memory()
+    await until(lambda: _is_in_catalogue(deployment, adapter_id, 'session-expired-1'))
+    assert (await deployment.heartbeat(session_id)).state == ACTIVE
+    found += await deployment.train(adapter_id, range(4, 10))
     assert found == expected
-    heir = await place.make(session_id, 'heir', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA)
-    answer = await place.adapters.GetAdapter(adapter_service_pb2.GetAdapterRequest(adapter_id=heir), metadata=ADMIN)
+    heir = await deployment.make(session_id, 'heir', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA)
+    answer = await deployment.adapters.GetAdapter(
+        adapter_service_pb2.GetAdapterRequest(adapter_id=heir), metadata=ADMIN
+    )
     assert (answer.adapter.step_count, answer.adapter.checkpoint_path) == (1, path)
 
 
-async def test_an_operation_alone_brings_an_adapter_back_too(place: Place) -> None:
-    """Without a heartbeat; and what falls silent again is saved again, once."""
-    session_id = await place.begin('native')
-    adapter_id = await place.make(session_id, 'native', lora_config=LORA)
-    await place.train(adapter_id, range(1, 3))
-    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(place, session_id))
-    await place.train(adapter_id, range(3, 5))
-    assert await place.listed() == {adapter_id: False}
-    await place.heartbeat(session_id)
-    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+async def test_operation_restores_a_parked_adapter(deployment: Deployment) -> None:
+    """An operation restores a parked adapter without a heartbeat, and the next expiry saves it once more."""
+    session_id = await deployment.begin('native')
+    adapter_id = await deployment.make(session_id, 'native', lora_config=LORA)
+    await deployment.train(adapter_id, range(1, 3))
+    deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(deployment, session_id))
+    await deployment.train(adapter_id, range(3, 5))
+    assert await deployment.listed() == {adapter_id: False}
+    await deployment.heartbeat(session_id)
+    deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
     path = f'twinkle://{adapter_id}/weights/session-expired-2'
-    await until(lambda: _has_saved(place, session_id, path))
+    await until(lambda: _has_saved(deployment, session_id, path))
     request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
-    listed = await _stub_of_checkpoints(place).ListCheckpoints(request, metadata=as_tenant('default'))
+    listed = await _stub_of_checkpoints(deployment).ListCheckpoints(request, metadata=as_tenant('default'))
     assert {item.path.rpartition('/')[2] for item in listed.checkpoints} == {'session-expired-1', 'session-expired-2'}
     assert all(item.is_optimizer_included for item in listed.checkpoints)
 
 
-async def test_a_full_storage_keeps_no_expired_session_from_being_saved(place: Place) -> None:
-    """Nobody is there to make room; what is saved counts, so that the tenant saves nothing more until it is deleted."""
+async def test_storage_quota_does_not_prevent_the_save_of_an_expired_session(deployment: Deployment) -> None:
+    """An expired session is saved beyond the storage quota, after which the tenant must delete checkpoints to save."""
     request = quota_service_pb2.SetQuotaRequest(tenant_id='default', quota=quota_service_pb2.Quota(stored_bytes=1))
-    await quota_service_pb2_grpc.QuotaServiceStub(place.gateway.channel).SetQuota(request, metadata=ADMIN)
-    session_id = await place.begin('full')
-    saved, unsaved = [await place.make(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
+    await quota_service_pb2_grpc.QuotaServiceStub(deployment.gateway.channel).SetQuota(request, metadata=ADMIN)
+    session_id = await deployment.begin('full')
+    saved, unsaved = [await deployment.make(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
     for adapter_id in (saved, unsaved):
-        await place.train(adapter_id, range(1, 3))
-    await _save(place, saved, 'one')
-    await until(lambda: _is_in_catalogue(place, saved, 'one'))
-    assert (await failure_of(_save(place, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
+        await deployment.train(adapter_id, range(1, 3))
+    await _save(deployment, saved, 'one')
+    await until(lambda: _is_in_catalogue(deployment, saved, 'one'))
+    assert (await failure_of(_save(deployment, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
 
-    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(place, session_id, f'twinkle://{unsaved}/weights/session-expired-1'))
-    await until(lambda: _is_in_catalogue(place, unsaved, 'session-expired-1'))
-    await place.heartbeat(session_id)
-    await _delete_checkpoint(place, saved, 'one')
-    assert (await failure_of(_save(place, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
-    await _delete_checkpoint(place, unsaved, 'session-expired-1')
-    await _save(place, unsaved, 'two')
+    deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(deployment, session_id, f'twinkle://{unsaved}/weights/session-expired-1'))
+    await until(lambda: _is_in_catalogue(deployment, unsaved, 'session-expired-1'))
+    await deployment.heartbeat(session_id)
+    await _delete_checkpoint(deployment, saved, 'one')
+    assert (await failure_of(_save(deployment, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
+    await _delete_checkpoint(deployment, unsaved, 'session-expired-1')
+    await _save(deployment, unsaved, 'two')
 
 
 @pytest.mark.parametrize(
@@ -230,49 +232,49 @@ async def test_a_full_storage_keeps_no_expired_session_from_being_saved(place: P
         (session_service_pb2.FINISH_REASON_INTERRUPTED, ['session-ended-1']),
     ],
 )
-async def test_a_finished_session_frees_its_memory(place: Place, reason: Any, names: list[str]) -> None:
-    """What went wrong is saved; whoever said that all went well has saved what it wants."""
-    session_id = await place.begin('done')
-    adapter_id = await place.make(session_id, 'done', lora_config=LORA)
-    await place.train(adapter_id, range(1, 3))
+async def test_finished_session_frees_its_memory(deployment: Deployment, reason: Any, names: list[str]) -> None:
+    """A finished session is parked, and saved only if its client did not report success."""
+    session_id = await deployment.begin('done')
+    adapter_id = await deployment.make(session_id, 'done', lora_config=LORA)
+    await deployment.train(adapter_id, range(1, 3))
     request = session_service_pb2.FinishSessionRequest(session_id=session_id, reason=reason)
-    await place.sessions.FinishSession(request, metadata=ADMIN)
+    await deployment.sessions.FinishSession(request, metadata=ADMIN)
 
     async def is_parked() -> bool:
-        return (await place.listed())[adapter_id]
+        return (await deployment.listed())[adapter_id]
 
     await until(is_parked)
-    assert not place.in_memory()
+    assert not deployment.in_memory()
     if names:
-        await until(lambda: _has_saved(place, session_id))
-    paths = (await place.session(session_id)).checkpoint_paths
+        await until(lambda: _has_saved(deployment, session_id))
+    paths = (await deployment.session(session_id)).checkpoint_paths
     assert [path.rpartition('/')[2] for path in paths] == names
 
 
-async def test_the_weights_of_a_tinker_sampler_are_let_go_when_its_session_is_over(place: Place) -> None:
-    """They were kept for its handle; the model's checkpoint is there for Tinker's clients, too."""
-    answer = await place.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
+async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_session(deployment: Deployment) -> None:
+    """The version of a sampling handle is unpinned, and Tinker clients can read the saved checkpoint."""
+    answer = await deployment.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
     session_id = answer.json()['session_id']
-    model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': place.model.base_model}
-    await _outcome(place, 'create_model', {**model, 'lora_config': {'rank': 4, 'seed': 1}})
+    model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': deployment.model.base_model}
+    await _outcome(deployment, 'create_model', {**model, 'lora_config': {'rank': 4, 'seed': 1}})
     model_id = f'{session_id}:train:0'
-    await place.train(model_id, range(1, 3))
+    await deployment.train(model_id, range(1, 3))
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 0, 'type': 'save_weights_for_sampler'}
-    await _outcome(place, 'save_weights_for_sampler', body)
-    assert await _is_pinned(place, model_id)
-    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(place, session_id))
-    assert not await _is_pinned(place, model_id)
-    shown = (await place.http.get(f'sessions/{session_id}')).json()
+    await _outcome(deployment, 'save_weights_for_sampler', body)
+    assert await _is_pinned(deployment, model_id)
+    deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(deployment, session_id))
+    assert not await _is_pinned(deployment, model_id)
+    shown = (await deployment.http.get(f'sessions/{session_id}')).json()
     assert shown['training_run_ids'] == [model_id]
     path = f'tinker://{model_id}/weights/session-expired-1'
     assert shown['user_metadata']['twinkle:saved_checkpoints'] == path
-    listed = (await place.http.get(f'training_runs/{model_id}/checkpoints')).json()['checkpoints']
+    listed = (await deployment.http.get(f'training_runs/{model_id}/checkpoints')).json()['checkpoints']
     assert path in {item['tinker_path'] for item in listed}
 
 
-async def test_a_gateway_killed_anywhere_in_it_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Killed -9 at each place that the end of a session comes to, the next gateway goes on with it."""
+async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """The next gateway continues a settlement that was killed at any failpoint, and saves one checkpoint."""
     state_dir = tmp_path / 'gateway'
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
         adapter = await model.create(session_id='ses-1', lora_config=LORA)
@@ -322,53 +324,53 @@ def _silent_session() -> Session:
     )
 
 
-async def _has_saved(place: Place, session_id: str, path: str = '') -> bool:
-    paths = (await place.session(session_id)).checkpoint_paths
+async def _has_saved(deployment: Deployment, session_id: str, path: str = '') -> bool:
+    paths = (await deployment.session(session_id)).checkpoint_paths
     return path in paths if path else bool(paths)
 
 
-async def _is_in_catalogue(place: Place, run_id: str, name: str) -> bool:
-    stub = catalogue_service_pb2_grpc.CatalogueServiceStub(place.gateway.channel)
+async def _is_in_catalogue(deployment: Deployment, run_id: str, name: str) -> bool:
+    stub = catalogue_service_pb2_grpc.CatalogueServiceStub(deployment.gateway.channel)
     request = catalogue_service_pb2.ListRunCheckpointsRequest(run_id=run_id)
     answer = await stub.ListRunCheckpoints(request, metadata=ADMIN)
     return any(item.name == name and item.is_optimizer_included for item in answer.checkpoints)
 
 
-async def _save(place: Place, adapter_id: str, name: str) -> None:
+async def _save(deployment: Deployment, adapter_id: str, name: str) -> None:
     operation = operation_of(adapter_id, 3, save=operation_pb2.Save(name=name, is_optimizer_included=True))
-    training = training_service_pb2_grpc.TrainingServiceStub(place.gateway.channel)
+    training = training_service_pb2_grpc.TrainingServiceStub(deployment.gateway.channel)
     await training.Execute(training_service_pb2.ExecuteRequest(operation=operation), metadata=ADMIN)
 
 
-async def _delete_checkpoint(place: Place, run_id: str, name: str) -> None:
+async def _delete_checkpoint(deployment: Deployment, run_id: str, name: str) -> None:
     request = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=f'twinkle://{run_id}/weights/{name}')
-    await _stub_of_checkpoints(place).DeleteCheckpoint(request, metadata=as_tenant('default'))
+    await _stub_of_checkpoints(deployment).DeleteCheckpoint(request, metadata=as_tenant('default'))
 
     async def is_gone() -> bool:
-        return not await _is_in_catalogue(place, run_id, name)
+        return not await _is_in_catalogue(deployment, run_id, name)
 
     await until(is_gone)
 
 
-async def _outcome(place: Place, path: str, body: dict[str, Any]) -> None:
-    answer = await place.http.post(path, json=body)
+async def _outcome(deployment: Deployment, path: str, body: dict[str, Any]) -> None:
+    answer = await deployment.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     while True:
-        done = await place.http.post('retrieve_future', json={'request_id': answer.json()['request_id']})
+        done = await deployment.http.post('retrieve_future', json={'request_id': answer.json()['request_id']})
         assert done.status_code == 200, done.text
         if done.json().get('type') != 'try_again':
             assert 'error' not in done.json(), done.text
             return
 
 
-async def _is_pinned(place: Place, model_id: str) -> bool:
-    stub = place.model.checkpoints.versions
+async def _is_pinned(deployment: Deployment, model_id: str) -> bool:
+    stub = deployment.model.checkpoints.versions
     request = version_service_pb2.GetVersionRequest(adapter_id=model_id, version=1)
     return (await stub.GetVersion(request, metadata=as_tenant('default'))).version.is_pinned
 
 
-def _stub_of_checkpoints(place: Place) -> Any:
-    return _stub_of(place.model)
+def _stub_of_checkpoints(deployment: Deployment) -> Any:
+    return _stub_of(deployment.model)
 
 
 def _stub_of(model: RunningModel) -> Any:

@@ -1,4 +1,4 @@
-"""The gateway's configuration refuses what could not work, before anything starts."""
+"""Validation and derived values of the gateway's configuration."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -28,14 +28,14 @@ from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT
         ('upstreams', {'model_services': ['host:1']}),
     ],
 )
-def test_value_that_could_not_work_is_refused(field: str, value: Any) -> None:
-    """Each wrong value is named."""
+def test_invalid_value_is_refused(field: str, value: Any) -> None:
+    """An invalid value of a setting raises a validation error."""
     with pytest.raises(ValidationError):
         GatewayConfig.model_validate({field: value})
 
 
 def test_secrets_are_not_in_the_printed_configuration() -> None:
-    """A configuration that lands in a log gives nothing away."""
+    """The `repr` of a configuration contains no secret."""
     config = GatewayConfig(
         bootstrap_key='tml-' + 's' * 20,
         key_pepper='ab' * 16,
@@ -46,15 +46,15 @@ def test_secrets_are_not_in_the_printed_configuration() -> None:
         assert secret not in repr(config)
 
 
-def test_state_goes_to_sqlite_in_the_state_folder_by_default(tmp_path: Path) -> None:
-    """Without a URL the database is a file beside the pepper."""
+def test_default_database_is_in_the_state_folder(tmp_path: Path) -> None:
+    """The default database is an SQLite file in the state folder, next to the pepper."""
     config = GatewayConfig(state_dir=tmp_path)
     assert config.database_address() == f'sqlite:///{tmp_path}/gateway.db'
     assert config.pepper_file() == tmp_path / 'key_pepper'
 
 
-def test_model_services_are_told_apart_by_name() -> None:
-    """One is called by its kind alone; all are among the addresses."""
+def test_model_services_have_unique_names() -> None:
+    """The first model service is named `model`, and further ones are numbered from 2."""
     one = GatewayConfig.model_validate({'upstreams': {'model': 'host:1'}})
     assert one.upstreams.addresses() == {'model': 'host:1'}
     three = GatewayConfig.model_validate({'upstreams': {'model': 'host:1', 'models': ['host:2', 'host:3']}})
