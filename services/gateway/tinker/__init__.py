@@ -1,3 +1,3 @@
-"""The Tinker API on adapters, operations, checkpoints and futures. Its vocabulary stops in this folder."""
+"""Tinker API on adapters, operations, checkpoints and futures. No other package uses Tinker's vocabulary."""
 
 __all__: list[str] = []

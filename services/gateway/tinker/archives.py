@@ -1,22 +1,95 @@
-"""Archives of saved weights: what is in one, and answers that stream one or a file of it, from any byte on."""
+"""Archives of saved weights: signed links to them and to their files, and resumable downloads."""
 
+import base64
+import binascii
+import hashlib
+import hmac
+import json
 import re
 import tarfile
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
+from urllib.parse import quote
 
-from services.gateway.http.call import HttpCall, JsonResponse
-from services.gateway.tinker.catalogue_ports import Keeper
-from services.kit.errors import Internal
+from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.tinker.catalogue_json import time_to_json
+from services.gateway.tinker.errors import TinkerErrors
+from services.gateway.tinker.paths import WeightsKind, path_of_native
+from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, path_of, tinker_route
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import CheckpointNotFound, CredentialsInvalid, Internal, InvalidField
+from services.kit.rpc.context import current_caller
 
+LINK_LIFETIME = timedelta(hours=1)
+_MAX_TOKEN = 2048
+_HOST = re.compile(r'[A-Za-z0-9.\-_]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?')
 _BLOCK = tarfile.BLOCKSIZE
 _RANGE = re.compile(r'bytes=(\d{1,15})-(\d{1,15})?')
+_ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
+_FILES = f'{PREFIX}files/'
 
 
 @dataclass(frozen=True)
-class Span:
+class Link:
+    """Target of a link."""
+
+    tenant_id: str
+    """Tenant on whose behalf the link reads."""
+    path: str
+    """Our path of the checkpoint."""
+    file: str
+    """Name of a file in the archive; empty for the archive itself."""
+    expire_time: datetime
+
+
+class Links:
+    """Creates and reads links that need no API key; gateways with the same signing key share them."""
+
+    def __init__(self, key: bytes, *, clock: Clock, lifetime: timedelta = LINK_LIFETIME) -> None:
+        """Sign with `key`; links stay valid for `lifetime`, even if the API key of their creator is revoked."""
+        self._key = key
+        self._clock = clock
+        self._lifetime = lifetime
+
+    def create(self, tenant_id: str, path: str, file: str = '') -> tuple[str, datetime]:
+        """Return the token of a link, and when it expires."""
+        expire_time = self._clock.now() + self._lifetime
+        facts = [tenant_id, path, file, int(expire_time.timestamp())]
+        body = base64.urlsafe_b64encode(json.dumps(facts, separators=(',', ':')).encode()).rstrip(b'=')
+        return f'{body.decode()}.{self._signature(body)}', expire_time
+
+    def read(self, token: str) -> Link:
+        """Return the target of a token.
+
+        Raises:
+            CredentialsInvalid: The signature is wrong, or the link has expired.
+        """
+        text, _, signature = token.rpartition('.')
+        body = text.encode()
+        is_signed = len(token) <= _MAX_TOKEN and hmac.compare_digest(self._signature(body).encode(), signature.encode())
+        if not is_signed:
+            raise CredentialsInvalid()
+        try:
+            tenant_id, path, file, seconds = json.loads(base64.urlsafe_b64decode(body + b'=' * (-len(body) % 4)))
+        except (ValueError, binascii.Error) as error:
+            raise CredentialsInvalid() from error
+        expire_time = datetime.fromtimestamp(seconds, UTC)
+        if expire_time <= self._clock.now():
+            raise CredentialsInvalid()
+        return Link(tenant_id, path, file, expire_time)
+
+    def _signature(self, body: bytes) -> str:
+        return hmac.new(self._key, b'twinkle-link-1\0' + body, hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class ByteRange:
     """Consecutive bytes of an archive."""
 
     begin: int
@@ -24,111 +97,182 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What is in an archive."""
+class ArchiveContents:
+    """Files of an archive."""
 
-    files: Mapping[str, Span]
-    """By name."""
+    files: Mapping[str, ByteRange]
+    """Files by name."""
     size_bytes: int
-    """Of the whole archive."""
+    """Size of the archive."""
     digest: str
-    """blake3 of the whole archive, hexadecimal."""
+    """blake3 of the archive, hexadecimal."""
 
-    def span_of(self, file: str) -> Span | None:
-        """Return where a file is, of the whole archive where `file` is empty; None: there is none of that name."""
-        return self.files.get(file) if file else Span(0, self.size_bytes)
+    def range_of(self, file: str) -> ByteRange | None:
+        """Return the bytes of a file, or of the archive if `file` is empty; None if there is no such file."""
+        return self.files.get(file) if file else ByteRange(0, self.size_bytes)
 
 
-async def contents_of(keeper: Keeper, path: str) -> Contents:
-    """Return what is in an archive; only the headers of its files are read.
+async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveContents:
+    """Return the files of an archive, reading only their headers.
 
     Raises:
-        CheckpointNotFound: the caller may read none of that path.
+        CheckpointNotFound: The caller may read no checkpoint with this path.
     """
-    found: dict[str, Span] = {}
+    found: dict[str, ByteRange] = {}
     offset, size_bytes, digest = 0, _BLOCK, ''
     while offset + _BLOCK <= size_bytes:
-        async with aclosing(keeper.archive(path, offset=offset)) as parts:
+        async with aclosing(checkpoints.archive(path, offset=offset)) as parts:
             part = await anext(parts)
         size_bytes, digest = part.size_bytes, part.digest
-        place = 0
-        while place + _BLOCK <= len(part.data):
-            header = bytes(part.data[place : place + _BLOCK])
+        position = 0
+        while position + _BLOCK <= len(part.data):
+            header = bytes(part.data[position : position + _BLOCK])
             if not any(header):
-                return Contents(found, size_bytes, digest)
-            info = _read_header(header)
-            found[info.name] = Span(offset + place + _BLOCK, info.size)
-            place += _BLOCK + -(-info.size // _BLOCK) * _BLOCK
-        offset += place
-    return Contents(found, size_bytes, digest)
+                return ArchiveContents(found, size_bytes, digest)
+            info = _parse_header(header)
+            found[info.name] = ByteRange(offset + position + _BLOCK, info.size)
+            position += _BLOCK + -(-info.size // _BLOCK) * _BLOCK
+        offset += position
+    return ArchiveContents(found, size_bytes, digest)
+
+
+def _parse_header(header: bytes) -> Any:
+    try:
+        return tarfile.TarInfo.frombuf(header, 'utf-8', 'strict')
+    except (tarfile.HeaderError, UnicodeDecodeError) as error:
+        raise Internal('') from error
 
 
 @dataclass(frozen=True)
 class FileResponse:
-    """Some bytes of an archive, streamed; the part that the client asks for, if it asks for one."""
+    """Bytes of an archive, streamed; only the requested range if the client sends one."""
 
-    keeper: Keeper
+    checkpoints: GrpcCheckpoints
     path: str
-    span: Span
+    content: ByteRange
     name: str
-    """What to call it on the client's disk."""
+    """File name for the client."""
     digest: str
-    """Of the archive."""
+    """Digest of the archive."""
 
     @property
     def tag(self) -> str:
-        """What differs for different bytes."""
-        return f'{self.digest}-{self.span.begin}'
+        """Entity tag."""
+        return f'{self.digest}-{self.content.begin}'
 
     async def write(self, call: HttpCall) -> None:
-        """Write all of it as the client reads; one piece is in memory at a time."""
-        size_bytes = self.span.size_bytes
+        """Write head and body at the pace of the client; one chunk is in memory at a time."""
+        size_bytes = self.content.size_bytes
         headers = {
             'etag': f'"{self.tag}"',
             'accept-ranges': 'bytes',
             'content-disposition': f'attachment; filename="{self.name}"',
         }
-        wanted = self._wanted(call)
+        wanted = self._requested_range(call)
         if wanted is not None and wanted.begin >= size_bytes:
-            body = {'detail': f'there are {size_bytes} bytes'}
+            body = {'detail': f'the file has {size_bytes} bytes'}
             await JsonResponse(body, 416, {'content-range': f'bytes */{size_bytes}'}).write(call)
             return
-        part = wanted or Span(0, size_bytes)
+        part = wanted or ByteRange(0, size_bytes)
         if wanted is not None:
             headers['content-range'] = f'bytes {part.begin}-{part.begin + part.size_bytes - 1}/{size_bytes}'
         headers['content-length'] = str(part.size_bytes)
         await self._stream(call, part, headers, status=200 if wanted is None else 206)
 
-    async def _stream(self, call: HttpCall, span: Span, headers: dict[str, str], *, status: int) -> None:
-        left = span.size_bytes
-        async with aclosing(self.keeper.archive(self.path, offset=self.span.begin + span.begin)) as parts:
-            async for part in parts:
-                if part.digest != self.digest:
-                    # It was replaced since it was looked at, or is being: these would be some bytes of each.
+    async def _stream(self, call: HttpCall, part: ByteRange, headers: dict[str, str], *, status: int) -> None:
+        left = part.size_bytes
+        async with aclosing(self.checkpoints.archive(self.path, offset=self.content.begin + part.begin)) as parts:
+            async for found in parts:
+                if found.digest != self.digest:
+                    # The checkpoint has been replaced: the response would mix the bytes of both.
                     break
                 if not call.status:
                     await call.begin(status, 'application/octet-stream', headers)
-                piece = bytes(part.data[:left])
-                left -= len(piece)
-                await call.write(piece, is_last=not left)
+                chunk = bytes(found.data[:left])
+                left -= len(chunk)
+                await call.write(chunk, is_last=not left)
                 if not left:
                     return
-        # It was replaced meanwhile: the connection ends, and the client sees that bytes are missing.
+        # The connection is closed, so that the client notices the missing bytes.
         raise Internal(call.request_id)
 
-    def _wanted(self, call: HttpCall) -> Span | None:
-        """Return the part that is asked for; None: all. What is asked for in another way is passed over, as it may."""
+    def _requested_range(self, call: HttpCall) -> ByteRange | None:
+        """Return the requested range; None for the complete file, also if the range has an unsupported form."""
         match = _RANGE.fullmatch(call.headers.get('range', ''))
         is_same = call.headers.get('if-range', f'"{self.tag}"') == f'"{self.tag}"'
         if match is None or not is_same:
             return None
         begin = int(match[1])
-        end = min(int(match[2] or self.span.size_bytes - 1), self.span.size_bytes - 1)
-        return Span(begin, end - begin + 1) if end >= begin or begin >= self.span.size_bytes else None
+        end = min(int(match[2] or self.content.size_bytes - 1), self.content.size_bytes - 1)
+        return ByteRange(begin, end - begin + 1) if end >= begin or begin >= self.content.size_bytes else None
 
 
-def _read_header(header: bytes) -> Any:
-    try:
-        return tarfile.TarInfo.frombuf(header, 'utf-8', 'strict')
-    except (tarfile.HeaderError, UnicodeDecodeError) as error:
-        raise Internal('') from error
+class ArchiveRoutes:
+    """Routes that link to archives and serve them."""
+
+    def __init__(self, checkpoints: GrpcCheckpoints, links: Links) -> None:
+        self._checkpoints = checkpoints
+        self._links = links
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            tinker_route(f'{_ONE}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
+            tinker_route(f'{_ONE}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'),
+            Route(
+                path=f'{_FILES}{{token}}/{{name}}',
+                http_method='GET',
+                name='tinker.get.files',
+                method=CHECKPOINTS,
+                serve=self._send,
+                errors=TinkerErrors(),
+                identify=self._identify,
+            ),
+        ]
+
+    async def _link_archive(self, call: HttpCall) -> Response:
+        path = path_of(call)
+        await self._checkpoints.get(path.native)
+        token, expire_time = self._links.create(current_caller().tenant_id, path.native)
+        url = f'{_server_url(call)}{_FILES}{token}/{quote(path.name)}.tar'
+        headers = {'location': url, 'expires': format_datetime(expire_time, usegmt=True)}
+        return JsonResponse({'url': url, 'expires': time_to_json(expire_time)}, 302, headers)
+
+    async def _link_files(self, call: HttpCall) -> Response:
+        path = path_of(call)
+        if path.kind is not WeightsKind.EXTERNAL:
+            raise InvalidField('path', f'must have the kind {WeightsKind.EXTERNAL}; save with save_weights_external')
+        contents = await read_contents(self._checkpoints, path.native)
+        urls: dict[str, str] = {}
+        expires = ''
+        for name in contents.files:
+            token, expire_time = self._links.create(current_caller().tenant_id, path.native, name)
+            urls[name] = f'{_server_url(call)}{_FILES}{token}/{quote(name)}'
+            expires = time_to_json(expire_time)
+        return JsonResponse({'urls': urls, 'expires': expires})
+
+    async def _send(self, call: HttpCall) -> Response:
+        link = self._links.read(call.path_values['token'])
+        contents = await read_contents(self._checkpoints, link.path)
+        found = contents.range_of(link.file)
+        if found is None:
+            raise CheckpointNotFound(link.path)
+        name = link.file or f'{path_of_native(link.path).name}.tar'
+        return FileResponse(self._checkpoints, link.path, found, name.replace('"', ''), contents.digest)
+
+    def _identify(self, call: HttpCall) -> Caller:
+        """Return the caller of a link: the tenant that created it, without any scope."""
+        return Caller(tenant_id=self._links.read(call.path_values['token']).tenant_id)
+
+
+def _server_url(call: HttpCall) -> str:
+    """Return the URL under which the client reached this server.
+
+    Raises:
+        InvalidField: The Host header is not a host and port.
+    """
+    host = call.headers.get('host', '')
+    if not _HOST.fullmatch(host):
+        raise InvalidField('host', 'must be the host and port of this server')
+    scheme = call.headers.get('x-forwarded-proto', str(call.scope.get('scheme', 'http')))
+    return f'{"https" if scheme == "https" else "http"}://{host}'

@@ -1,21 +1,21 @@
-"""Arrays as Tinker's clients send and read them, to and from numpy: as bytes, sparse, or as lists of JSON."""
+"""Conversion of Tinker's arrays to and from numpy: dense bytes, sparse matrices, and JSON lists."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, PlainValidator
 
-from services.gateway.http.fields import items, whole
-from services.gateway.tinker.fields import Fields
+from services.gateway.http.validation import MAX_TOKEN_ID, read_model
+from services.gateway.tinker.bodies import TinkerModel
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
 
 Array = npt.NDArray[Any]
 
 MAX_ELEMENTS = 1 << 23
-"""Of all sparse arrays of a request, once they are dense: a few bytes may claim any shape."""
+"""Most elements of all sparse arrays of a request once they are dense, as a few bytes may claim any shape."""
 _TYPES: dict[int, str] = {
     wire.DTYPE_FLOAT32: '<f4',
     wire.DTYPE_INT64: '<i8',
@@ -23,35 +23,68 @@ _TYPES: dict[int, str] = {
     wire.DTYPE_BFLOAT16: '<u2',
 }
 _NAMES = {'float32': '<f4', 'int64': '<i8'}
-_DIMENSION = whole(0, 1 << 31)
+_INTEGERS, _NUMBERS = frozenset({int}), frozenset({int, float})
 
 
-class Room:
-    """How much the sparse arrays of one request may still unfold to."""
+class ElementBudget:
+    """Elements to which the sparse arrays of one request may still expand."""
 
     def __init__(self, elements: int = MAX_ELEMENTS) -> None:
-        """Leave room for so many elements."""
         self._elements = elements
 
     def take(self, shape: tuple[int, ...] | None, field: str) -> tuple[int, ...]:
-        """Return the shape of a matrix for which there is room.
+        """Reserve the elements of a matrix, and return its shape.
 
         Raises:
-            InvalidField: it is no shape of a matrix, or there is not enough room.
+            InvalidField: The shape is not that of a matrix, or the budget is exhausted.
         """
         if shape is None or len(shape) != 2 or min(shape) < 0:
             raise InvalidField(field, 'a sparse tensor needs a shape of two dimensions')
         self._elements -= math.prod(shape)
         if self._elements < 0:
-            raise InvalidField(field, f'sparse tensors of a request may stand for {MAX_ELEMENTS} elements together')
+            raise InvalidField(field, f'the sparse tensors of a request may have {MAX_ELEMENTS} elements in total')
         return shape
 
 
-def array_from_proto(tensor: wire.Tensor, field: str, room: Room) -> Array:
-    """Return a tensor as float32 or int64, dense.
+def _number_list(value: Any) -> list[Any]:
+    # The types are checked without a Python loop: a request may have millions of elements.
+    if not isinstance(value, list) or not _NUMBERS.issuperset(map(type, cast('list[Any]', value))):
+        raise ValueError('must be a list of numbers')
+    return cast('list[Any]', value)
+
+
+def _token_array(value: Any) -> Array:
+    if not isinstance(value, list) or not _INTEGERS.issuperset(map(type, cast('list[Any]', value))):
+        raise ValueError('must be a list of token ids')
+    try:
+        tokens = np.array(value, '<i8')
+    except OverflowError as error:
+        raise ValueError(f'token ids must be at most {MAX_TOKEN_ID}') from error
+    if tokens.size and (tokens.min() < 0 or tokens.max() > MAX_TOKEN_ID):
+        raise ValueError(f'token ids must be at least 0 and at most {MAX_TOKEN_ID}')
+    return tokens
+
+
+NumberList = Annotated[list[Any], PlainValidator(_number_list)]
+TokenArray = Annotated[Array, PlainValidator(_token_array)]
+"""List of token ids as an int64 array."""
+
+
+class TensorBody(TinkerModel):
+    """Tensor in JSON: dense, or a sparse matrix in CSR form."""
+
+    dtype: Literal['float32', 'int64']
+    data: NumberList
+    shape: list[Annotated[int, Field(ge=0, le=1 << 31)]] | None = Field(default=None, max_length=32, fail_fast=True)
+    sparse_crow_indices: NumberList | None = None
+    sparse_col_indices: NumberList | None = None
+
+
+def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> Array:
+    """Convert a tensor to a dense float32 or int64 array.
 
     Raises:
-        InvalidField: type, shape and bytes do not fit together.
+        InvalidField: Type, shape and bytes are inconsistent.
     """
     if tensor.dtype not in _TYPES:
         raise InvalidField(f'{field}.dtype', 'must be float32, int64, int32 or bfloat16')
@@ -60,62 +93,52 @@ def array_from_proto(tensor: wire.Tensor, field: str, room: Room) -> Array:
         sparse = tensor.sparse_csr
         rows, columns = (_elements(data, '<i8', field) for data in (sparse.crow_indices, sparse.col_indices))
         values = _widened(_elements(sparse.values, _TYPES[tensor.dtype], field), tensor.dtype)
-        return _dense(values, (rows, columns), room.take(shape, field), field)
+        return _dense(values, (rows, columns), budget.take(shape, field), field)
     if not tensor.HasField('dense'):
         raise InvalidField(field, 'has neither dense nor sparse data')
     return _shaped(_widened(_elements(tensor.dense, _TYPES[tensor.dtype], field), tensor.dtype), shape, field)
 
 
-def array_from_json(value: Any, field: str, room: Room) -> Array:
-    """Return a tensor given as an object of lists as float32 or int64, dense.
+def array_from_json(value: Any, field: str, budget: ElementBudget) -> Array:
+    """Convert a JSON tensor to a dense float32 or int64 array.
 
     Raises:
-        InvalidField: it is none, or its fields do not fit together.
+        InvalidField: The value is not a tensor, or its fields are inconsistent.
     """
-    if not isinstance(value, dict):
-        raise InvalidField(field, 'must be an object with data and dtype')
-    fields = Fields(value, field)  # pyright: ignore[reportUnknownArgumentType]
-    dtype = fields.need('dtype', _dtype_name)
-    data = _numbers(fields.need('data', items), dtype, fields.path_of('data'))
-    shape = tuple(fields.need('shape', _dimensions)) if 'shape' in fields else None
-    if 'sparse_crow_indices' in fields or 'sparse_col_indices' in fields:
-        rows, columns = (
-            _numbers(fields.need(name, items), '<i8', fields.path_of(name))
-            for name in ('sparse_crow_indices', 'sparse_col_indices')
-        )
-        return _dense(data, (rows, columns), room.take(shape, field), field)
-    return _shaped(data, shape, field)
+    tensor = read_model(TensorBody, value, path=field)
+    data = _array(tensor.data, _NAMES[tensor.dtype], f'{field}.data')
+    shape = None if tensor.shape is None else tuple(tensor.shape)
+    if tensor.sparse_crow_indices is None and tensor.sparse_col_indices is None:
+        return _shaped(data, shape, field)
+    rows = _indices(tensor.sparse_crow_indices, f'{field}.sparse_crow_indices')
+    columns = _indices(tensor.sparse_col_indices, f'{field}.sparse_col_indices')
+    return _dense(data, (rows, columns), budget.take(shape, field), field)
 
 
 def array_to_json(array: Array) -> dict[str, Any]:
-    """Return a tensor as an object of lists; null stands for what is no finite number, which JSON cannot tell."""
+    """Return a JSON tensor; numbers that are not finite become null."""
     name = 'float32' if array.dtype.kind == 'f' else 'int64'
     return {'data': finite(array.reshape(-1)), 'dtype': name, 'shape': list(array.shape)}
 
 
 def finite(values: Array) -> list[float | None]:
-    """Return numbers as JSON may have them; None where one is not finite."""
+    """Return numbers for JSON; None replaces those that are not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _dtype_name(value: Any, field: str) -> str:
-    if not isinstance(value, str) or value not in _NAMES:
-        raise InvalidField(field, f'must be one of {", ".join(_NAMES)}')
-    return _NAMES[value]
-
-
-def _dimensions(value: Any, field: str) -> list[int]:
-    return [_DIMENSION(item, f'{field}[{place}]') for place, item in enumerate(items(value, field)[:3])]
-
-
-def _numbers(values: Sequence[Any], dtype: str, field: str) -> Array:
-    kinds = (int,) if dtype == '<i8' else (int, float)
-    if any(type(value) not in kinds for value in values):
-        raise InvalidField(field, f'must hold only {"integers" if dtype == "<i8" else "numbers"}')
+def _array(values: list[Any], dtype: str, field: str) -> Array:
+    if dtype == '<i8' and not _INTEGERS.issuperset(map(type, values)):
+        raise InvalidField(field, 'must contain only integers')
     try:
         return np.array(values, dtype)
     except OverflowError as error:
         raise InvalidField(field, 'has a number that is too large') from error
+
+
+def _indices(values: list[Any] | None, field: str) -> Array:
+    if values is None:
+        raise InvalidField(field, 'is required')
+    return _array(values, '<i8', field)
 
 
 def _elements(data: bytes, dtype: str, field: str) -> Array:
@@ -135,18 +158,18 @@ def _shaped(array: Array, shape: tuple[int, ...] | None, field: str) -> Array:
     if shape is None:
         return array
     if min(shape, default=0) < 0 or math.prod(shape) != array.size:
-        raise InvalidField(field, f'has {array.size} elements, which is not the shape {list(shape)}')
+        raise InvalidField(field, f'has {array.size} elements, which does not match the shape {list(shape)}')
     return array.reshape(shape)
 
 
-def _dense(values: Array, places: tuple[Array, Array], shape: tuple[int, ...], field: str) -> Array:
-    """Return the matrix of a sparse one; what is not listed is 0."""
-    rows, columns = places
+def _dense(values: Array, indices: tuple[Array, Array], shape: tuple[int, ...], field: str) -> Array:
+    """Expand a sparse matrix; missing elements are 0."""
+    rows, columns = indices
     counts = np.diff(rows)
     if len(rows) != shape[0] + 1 or rows[0] != 0 or rows[-1] != len(values) or (counts < 0).any():
-        raise InvalidField(field, 'sparse_crow_indices must count from 0 to the number of values, once a row')
+        raise InvalidField(field, 'sparse_crow_indices must increase from 0 to the number of values, one for each row')
     if len(columns) != len(values) or ((columns < 0) | (columns >= shape[1])).any():
-        raise InvalidField(field, 'sparse_col_indices must name a column for each value')
+        raise InvalidField(field, 'sparse_col_indices must give a column for each value')
     dense = np.zeros(shape, values.dtype)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return dense

@@ -1,4 +1,4 @@
-"""The base models behind the gateway, as the services tell of them."""
+"""Base models behind the gateway, as the services report them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,30 +12,25 @@ from twinkle.api.server.v1 import server_service_pb2
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A base model."""
+    """Base model with its limits; 0 if a limit is unknown."""
 
     name: str
     context_tokens: int
-    """0: not known."""
     vocabulary_size: int
-    """0: not known."""
     is_trainable: bool
     is_sampleable: bool
     max_lora_rank: int
-    """0: no limit is known."""
     max_batch_tokens: int
-    """0: no limit is known."""
 
 
 class BaseModels:
-    """Finds base models."""
+    """Base models that a set of services reports."""
 
     def __init__(self, facts: Sequence[ServiceFacts]) -> None:
-        """Ask `facts`, each of which knows of one service."""
         self._facts = tuple(facts)
 
     async def list_all(self) -> list[BaseModel]:
-        """Return all that can be trained or sampled now, by name."""
+        """Return the base models that can be trained or sampled now, by name."""
         found: dict[str, BaseModel] = {}
         for service in await asyncio.gather(*(fact.describe() for fact in self._facts)):
             for info in service.base_models:
@@ -43,32 +38,39 @@ class BaseModels:
         return [found[name] for name in sorted(found)]
 
     async def find(self, name: str) -> BaseModel | None:
-        """Return a base model; None where no service tells of it now."""
+        """Return a base model; None while no service reports it."""
         return next((model for model in await self.list_all() if model.name == name), None)
 
-    async def need_trainable(self, name: str, field: str) -> BaseModel:
-        """Return a base model that can be trained.
+    async def get_trainable(self, name: str) -> BaseModel:
+        """Return the base model that a client names for training.
 
         Raises:
-            InvalidField: there is none of that name; it tells the names of all.
-            ServiceUnreachable: nothing can be trained now.
+            InvalidField: There is no such base model; the error lists all names.
+            ServiceUnreachable: No base model can be trained now.
         """
         known = [model for model in await self.list_all() if model.is_trainable]
         if not known:
             raise ServiceUnreachable('model')
-        return need_named(name, known, field)
+        return _find_named(name, known)
+
+    async def get_sampleable(self, name: str) -> BaseModel:
+        """Return the base model that a client names for sampling.
+
+        Raises:
+            InvalidField: There is no such base model; the error lists all names.
+            ServiceUnreachable: No base model can be sampled now.
+        """
+        known = [model for model in await self.list_all() if model.is_sampleable]
+        if not known:
+            raise ServiceUnreachable('sampler')
+        return _find_named(name, known)
 
 
-def need_named(name: str, known: Sequence[BaseModel], field: str) -> BaseModel:
-    """Return the base model that a client calls `name`.
-
-    Raises:
-        InvalidField: there is none of that name; it tells the names of all.
-    """
+def _find_named(name: str, known: Sequence[BaseModel]) -> BaseModel:
     names = [model.name for model in known]
     served = served_name(name, names)
     if served is None:
-        raise InvalidField(field, f'{name[:200]!r} is not served here; served are {", ".join(names)}')
+        raise InvalidField('base_model', f'{name[:200]!r} is not available; choose one of {", ".join(names)}')
     return known[names.index(served)]
 
 
@@ -77,7 +79,7 @@ def _merged(
     info: server_service_pb2.BaseModelInfo,
     service: server_service_pb2.ServiceInfo,
 ) -> BaseModel:
-    """Return what two services tell of a base model: the shorter context, and what either can do."""
+    """Combine the reports of two services: the shorter context, and the abilities of either."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]
     rank = service.limits.lora_rank if info.is_trainable else 0
     batch = service.limits.batch_tokens if info.is_trainable else 0

@@ -1,41 +1,115 @@
-"""Reads the bodies of Tinker's clients: JSON or protobuf, as they are or compressed, always bounded.
-
-Clients add fields from version to version, so what a route does not know is passed over.
-"""
+"""Request bodies of Tinker clients: bounded reading of JSON, protobuf and zstd, and the fields that they share."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import zstandard
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
-from services.gateway.http.body import parse_object, read_bytes
+from services.gateway.http.body import INLINE_BYTES, parse_object, read_bytes
 from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
+from services.gateway.http.validation import JsonModel, read_model
+from services.gateway.tinker.paths import WeightsPath, parse_path
 from services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'
 JSON_LIMIT_BYTES = 4 << 20
-"""Of bodies that hold no examples."""
-_AT_ONCE_BYTES = 1 << 14
-"""Longer bodies are read beside the event loop."""
+"""Most bytes of a body without examples."""
+MAX_SEQ_ID = (1 << 31) - 1
 _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 8
-"""Of a compressed body that are read at a time: at most some MiB come of them."""
+"""Compressed bytes decoded at a time; they expand to a few MiB at most."""
 _WINDOW_BYTES = 1 << 27
-"""Most memory that a compressed body may ask its reader to keep beside the body."""
+"""Largest decompression window that is accepted."""
+_MAX_LABELS, _LABEL_NAME, _LABEL_VALUE = 60, 256, 4096
 
 Made = TypeVar('Made')
+Body = TypeVar('Body', bound='TinkerModel')
 
 
-async def read_body(
-    call: HttpCall, make: Callable[[dict[str, Any]], Made], *, limit_bytes: int = JSON_LIMIT_BYTES
-) -> Made:
-    """Return what `make` makes of the JSON object that is the body; an empty body is an empty object.
+class TinkerModel(JsonModel):
+    """JSON object whose unknown fields are ignored, as newer clients add fields."""
+
+    model_config = ConfigDict(extra='ignore')
+
+
+def _labels(value: Any) -> Any:
+    """Return texts unchanged, and other values as JSON."""
+    if not isinstance(value, dict):
+        return value
+    if len(cast('dict[str, Any]', value)) > _MAX_LABELS:
+        raise ValueError(f'must have at most {_MAX_LABELS} entries')
+    labels: dict[str, str] = {}
+    for name, item in cast('dict[str, Any]', value).items():
+        label = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+        if len(name) > _LABEL_NAME or len(label) > _LABEL_VALUE or any(character < ' ' for character in name + label):
+            limits = f'names may have {_LABEL_NAME} characters, values {_LABEL_VALUE}'
+            raise ValueError(f'{limits}, and neither may contain control characters')
+        if not name or name.startswith('tinker:'):
+            raise ValueError('names must not be empty or begin with "tinker:"')
+        labels[name] = label
+    return labels
+
+
+def _weights_path(value: Any, info: ValidationInfo) -> WeightsPath:
+    return parse_path(value, info.field_name or 'path')
+
+
+def _optimizer_kind(kind: str) -> str:
+    if kind not in {'adamw', 'adam'}:
+        raise ValueError(f'must be adamw, got {kind[:100]!r}; no other optimizer is supported')
+    return kind
+
+
+ShortText = Annotated[str, Field(max_length=1024)]
+ModelId = Annotated[str, Field(min_length=1, max_length=128)]
+SeqId = Annotated[int, Field(ge=1, le=MAX_SEQ_ID)]
+"""Position of an operation among those of its model."""
+Counter = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
+LongCounter = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+BaseModelName = Annotated[str, Field(min_length=1, max_length=256)]
+Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
+"""Labels that the client chooses; values that are not texts are stored as JSON."""
+WeightsPathField = Annotated[WeightsPath, PlainValidator(_weights_path)]
+"""Path of saved weights; for a field of the body itself."""
+OptimizerKind = Annotated[str, AfterValidator(_optimizer_kind)]
+
+
+class OperationBody(TinkerModel):
+    """Fields of every operation on a model."""
+
+    model_id: ModelId
+    seq_id: SeqId
+
+
+async def read_body(call: HttpCall, model: type[Body], *, limit_bytes: int = JSON_LIMIT_BYTES) -> Body:
+    """Read and validate a JSON body; an empty body is an empty object.
 
     Raises:
-        MessageTooLarge: it is longer than `limit_bytes`, sent or decompressed.
-        InvalidField: it is no JSON object, or one that `make` refuses.
-        DeadlinePassed, ClientGone: it did not come.
+        MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
+        InvalidField: The body is not a JSON object, or a field is wrong.
+        DeadlinePassed: The body did not arrive in time.
+        ClientGone: The client closed the connection.
+    """
+    return await read_json(call, lambda body: read_model(model, body), limit_bytes=limit_bytes)
+
+
+async def read_object(call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) -> dict[str, Any]:
+    """Read a JSON body without validating its fields.
+
+    Raises:
+        MessageTooLarge, InvalidField, DeadlinePassed, ClientGone: See `read_body`.
+    """
+    return await read_json(call, lambda body: body, limit_bytes=limit_bytes)
+
+
+async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Made], *, limit_bytes: int) -> Made:
+    """Apply `make` to the JSON object in the body.
+
+    Raises:
+        MessageTooLarge, InvalidField, DeadlinePassed, ClientGone: See `read_body`.
     """
     if is_protobuf(call):
         raise InvalidField('content-type', f'must be {JSON_TYPE}')
@@ -43,37 +117,38 @@ async def read_body(
 
 
 async def read_message(call: HttpCall, make: Callable[[bytes], Made], *, limit_bytes: int) -> Made:
-    """Return what `make` makes of the body, decompressed; long ones are made beside the event loop.
+    """Apply `make` to the decompressed body; long bodies are parsed in a worker thread.
 
     Raises:
-        MessageTooLarge: it is longer than `limit_bytes`, sent or decompressed.
-        InvalidField: it is compressed in a way that is not known, or `make` refuses it.
-        DeadlinePassed, ClientGone: it did not come.
+        MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
+        InvalidField: The compression is unknown, or `make` refuses the body.
+        DeadlinePassed: The body did not arrive in time.
+        ClientGone: The client closed the connection.
     """
     encoding = call.headers.get('content-encoding', 'identity').strip().lower()
     if encoding not in {'identity', 'zstd'}:
         raise InvalidField('content-encoding', 'must be zstd, or absent')
     data = await read_bytes(call, limit_bytes=limit_bytes)
     if encoding == 'zstd':
-        data = await _unpacked(call, data, limit_bytes)
+        data = await _decompressed_body(call, data, limit_bytes)
     await call.reserve_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
-    return await asyncio.to_thread(make, data) if len(data) > _AT_ONCE_BYTES else make(data)
+    return await asyncio.to_thread(make, data) if len(data) > INLINE_BYTES else make(data)
 
 
 def is_protobuf(call: HttpCall) -> bool:
-    """Return whether the body is said to be protobuf."""
+    """Return whether the body is declared as protobuf."""
     return _media_type(call.headers.get('content-type', '')) == PROTOBUF_TYPE
 
 
-def wants_protobuf(call: HttpCall) -> bool:
-    """Return whether the client takes an answer in protobuf."""
+def accepts_protobuf(call: HttpCall) -> bool:
+    """Return whether the client accepts a protobuf response."""
     return any(_media_type(part) == PROTOBUF_TYPE for part in call.headers.get('accept', '').split(','))
 
 
-async def _unpacked(call: HttpCall, data: bytes, limit_bytes: int) -> bytes:
-    """Return a body decompressed, beside the event loop; each piece is counted as it comes."""
+async def _decompressed_body(call: HttpCall, data: bytes, limit_bytes: int) -> bytes:
+    """Decompress a body in a worker thread, and reserve memory for each piece."""
     await call.reserve_work(_window_bytes(data))
-    pieces = plain_pieces(data, limit_bytes=limit_bytes)
+    pieces = decompressed_pieces(data, limit_bytes=limit_bytes)
     found: list[bytes] = []
     while piece := await asyncio.to_thread(next, pieces, b''):
         await call.reserve_body(len(piece))
@@ -83,20 +158,20 @@ async def _unpacked(call: HttpCall, data: bytes, limit_bytes: int) -> bytes:
 
 
 def decompressed(data: bytes, *, limit_bytes: int) -> bytes:
-    """Return one zstd frame as it was.
+    """Decompress one zstd frame.
 
     Raises:
-        MessageTooLarge, InvalidField: as `plain_pieces`.
+        MessageTooLarge, InvalidField: See `decompressed_pieces`.
     """
-    return b''.join(plain_pieces(data, limit_bytes=limit_bytes))
+    return b''.join(decompressed_pieces(data, limit_bytes=limit_bytes))
 
 
-def plain_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
-    """Yield one zstd frame as it was, in pieces of a few MiB, none of them empty.
+def decompressed_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
+    """Decompress one zstd frame in non-empty pieces of a few MiB.
 
     Raises:
-        MessageTooLarge: it is longer; little more than `limit_bytes` is made of it.
-        InvalidField: it is not zstd, or is cut off.
+        MessageTooLarge: The content is longer than `limit_bytes`; only a little more is decompressed.
+        InvalidField: The frame is not zstd, or incomplete.
     """
     try:
         declared = zstandard.frame_content_size(data)
@@ -105,13 +180,13 @@ def plain_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
         frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
         yield from _gathered(_slices(frame, data), limit_bytes)
     except zstandard.ZstdError as error:
-        raise InvalidField('body', 'must be zstd, as content-encoding says') from error
+        raise InvalidField('body', 'must be zstd, as declared by content-encoding') from error
     if not frame.eof:
-        raise InvalidField('body', 'is cut off')
+        raise InvalidField('body', 'is incomplete')
 
 
 def _slices(frame: Any, data: bytes) -> Iterator[bytes]:
-    """Yield what comes of a few bytes at a time: a block of 128 KiB may have as few as four."""
+    """Decompress a few bytes at a time: four bytes may encode a block of 128 KiB."""
     for begin in range(0, len(data), _SLICE_BYTES):
         yield frame.decompress(data[begin : begin + _SLICE_BYTES])
         if frame.eof:
@@ -120,22 +195,22 @@ def _slices(frame: Any, data: bytes) -> Iterator[bytes]:
 
 def _gathered(slices: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
     found: list[bytes] = []
-    size_bytes = waiting_bytes = 0
+    size_bytes = pending_bytes = 0
     for piece in slices:
         found.append(piece)
         size_bytes += len(piece)
-        waiting_bytes += len(piece)
+        pending_bytes += len(piece)
         if size_bytes > limit_bytes:
             raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=limit_bytes)
-        if waiting_bytes >= _PIECE_BYTES:
+        if pending_bytes >= _PIECE_BYTES:
             yield b''.join(found)
-            found, waiting_bytes = [], 0
-    if waiting_bytes:
+            found, pending_bytes = [], 0
+    if pending_bytes:
         yield b''.join(found)
 
 
 def _window_bytes(data: bytes) -> int:
-    """Return what a reader of a frame keeps beside it; 0 where it is none."""
+    """Return the size of the decompression window; 0 if the data is not a zstd frame."""
     try:
         return min(zstandard.get_frame_parameters(data).window_size, _WINDOW_BYTES)
     except zstandard.ZstdError:

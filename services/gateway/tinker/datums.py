@@ -1,102 +1,126 @@
-"""One example of a training request as plain values, from protobuf and from JSON."""
+"""Examples of training requests: from protobuf or JSON to plain arrays, and from those to the trainer's features.
 
-from collections.abc import Sequence, Sized
+Every check that does not need the trainer is made here, before the request is queued.
+"""
+
+from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from services.gateway.http.fields import items, mapping, text
-from services.gateway.tinker.arrays import Array, Room, array_from_json, array_from_proto
-from services.gateway.tinker.fields import Fields
+from services.gateway.http.validation import read_model
+from services.gateway.tinker.arrays import Array, ElementBudget, TokenArray, array_from_json, array_from_proto
+from services.gateway.tinker.bodies import TinkerModel
+from services.gateway.tinker.losses import BOUNDS, LossRule
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.data.v1 import input_feature_pb2
 
-TEXT_ONLY = 'pictures and sound are not served: the base models here read text'
-
-
+TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Examples of a request, chunks of a prompt: each takes far more memory than the two bytes that it may come as."""
+"""Most examples of a request and chunks of a prompt: each may be sent in two bytes and takes far more memory."""
 MAX_INPUTS = 64
-"""Of a loss, by name."""
+"""Most inputs of a loss."""
+_NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
+"""Inputs with a field in InputFeature; others become extra tensors."""
 
 
 @dataclass(frozen=True)
 class Datum:
-    """An example."""
+    """One example."""
 
     tokens: Array
-    """int64 [N]: the whole input."""
+    """Complete input: int64 [N]."""
     inputs: dict[str, Array]
-    """What the loss reads, by name."""
+    """Inputs of the loss, by name."""
 
 
-def datum_from_proto(message: wire.Datum, field: str, room: Room) -> Datum:
-    """Read an example; `room` is what sparse arrays of the request may unfold to.
+class Chunk(TinkerModel):
+    """Part of a prompt in JSON."""
+
+    type: str = 'encoded_text'
+    tokens: TokenArray | None = None
+
+
+class ModelInput(TinkerModel):
+    """Prompt in JSON."""
+
+    chunks: Annotated[list[Chunk], Field(fail_fast=True)]
+
+
+class DatumBody(TinkerModel):
+    """Example in JSON."""
+
+    loss_fn_inputs: dict[str, Any]
+    """JSON tensors, validated when they are converted."""
+    model_input: ModelInput
+
+
+def datum_from_proto(message: wire.Datum, field: str, budget: ElementBudget) -> Datum:
+    """Convert an example.
 
     Raises:
-        InvalidField: it is malformed, or holds what is not text.
+        InvalidField: The example is malformed, or has other content than text.
     """
     check_count(message.model_input, MAX_PARTS, f'{field}.model_input')
     check_count(message.loss_fn_inputs, MAX_INPUTS, f'{field}.loss_fn_inputs')
     _check_spans(message, field)
     inputs = {
-        name: array_from_proto(tensor, f'{field}.loss_fn_inputs.{name[:100]}', room)
+        name: array_from_proto(tensor, f'{field}.loss_fn_inputs.{name[:100]}', budget)
         for name, tensor in message.loss_fn_inputs.items()
     }
-    return Datum(_joined([_tokens_of(chunk, field) for chunk in message.model_input]), inputs)
+    return Datum(_joined([_proto_tokens(chunk, field) for chunk in message.model_input]), inputs)
 
 
-def datum_from_json(value: Any, field: str, room: Room) -> Datum:
-    """Read an example; `room` is what sparse arrays of the request may unfold to.
+def datum_from_json(value: Any, field: str, budget: ElementBudget) -> Datum:
+    """Convert an example.
 
     Raises:
-        InvalidField: it is malformed, or holds what is not text.
+        InvalidField: The example is malformed, or has other content than text.
     """
-    fields = Fields(mapping(value, field), field)
+    body = read_model(DatumBody, value, path=field)
     inputs = {
-        name: array_from_json(tensor, f'{field}.loss_fn_inputs.{name[:100]}', room)
-        for name, tensor in fields.need('loss_fn_inputs', mapping).items()
+        name: array_from_json(tensor, f'{field}.loss_fn_inputs.{name[:100]}', budget)
+        for name, tensor in body.loss_fn_inputs.items()
     }
-    return Datum(tokens_from_json(fields.need('model_input', mapping), fields.path_of('model_input')), inputs)
+    return Datum(joined_tokens(body.model_input, f'{field}.model_input'), inputs)
+
+
+def joined_tokens(prompt: ModelInput, field: str) -> Array:
+    """Return the tokens of all chunks of a prompt at `field`, int64 [N].
+
+    Raises:
+        InvalidField: A chunk has no tokens.
+    """
+    parts: list[Array] = []
+    for index, chunk in enumerate(prompt.chunks):
+        if chunk.type != 'encoded_text':
+            raise InvalidField(f'{field}.chunks[{index}].type', TEXT_ONLY)
+        if chunk.tokens is None:
+            raise InvalidField(f'{field}.chunks[{index}].tokens', 'is required')
+        parts.append(chunk.tokens)
+    return _joined(parts)
 
 
 def check_count(values: Sized, limit: int, field: str) -> None:
-    """Check that there are not too many.
+    """Check the number of entries.
 
     Raises:
-        InvalidField: there are.
+        InvalidField: There are more than `limit`.
     """
     if len(values) > limit:
         raise InvalidField(field, f'must have at most {limit} entries, got {len(values)}')
 
 
-def tokens_from_json(model_input: dict[str, Any], field: str) -> Array:
-    """Return the tokens of a model input given as JSON, int64.
-
-    Raises:
-        InvalidField: it is malformed, or holds what is not text.
-    """
-    chunks = Fields(model_input, field).need('chunks', items)
-    return _joined([_chunk_tokens(chunk, f'{field}.chunks[{place}]') for place, chunk in enumerate(chunks)])
-
-
-def _chunk_tokens(chunk: Any, field: str) -> Array:
-    fields = Fields(mapping(chunk, field), field)
-    if fields.get('type', text, 'encoded_text') != 'encoded_text':
-        raise InvalidField(field, TEXT_ONLY)
-    tokens = fields.need('tokens', items)
-    if any(type(token) is not int or not 0 <= token < 1 << 31 for token in tokens):
-        raise InvalidField(fields.path_of('tokens'), 'must hold token ids')
-    return np.array(tokens, '<i8')
-
-
-def _tokens_of(chunk: wire.Chunk, field: str) -> Array:
+def _proto_tokens(chunk: wire.Chunk, field: str) -> Array:
     if not chunk.HasField('encoded_text'):
         raise InvalidField(f'{field}.model_input', TEXT_ONLY)
     data = chunk.encoded_text.tokens
     if len(data) % 4:
-        raise InvalidField(f'{field}.model_input', 'tokens must have 4 bytes each')
+        raise InvalidField(f'{field}.model_input', 'must have 4 bytes for each token')
     return np.frombuffer(data, '<i4').astype('<i8')
 
 
@@ -105,10 +129,126 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _check_spans(message: wire.Datum, field: str) -> None:
-    """Check that spans, where there are any, tile what they are of; they change nothing here."""
+    """Check the spans of an example; they have no effect here."""
     for name in ('model_input_spans', 'loss_fn_input_spans'):
-        for place, span in enumerate(getattr(message, name)):
+        for index, span in enumerate(getattr(message, name)):
             kind = span.WhichOneof('span')
             part = getattr(span, kind) if kind else None
             if part is None or part.offset < 0 or part.length < 0:
-                raise InvalidField(f'{field}.{name}[{place}]', 'must name a stretch of a prompt or of a sample')
+                raise InvalidField(f'{field}.{name}[{index}]', 'must be a range of a prompt or of a sample')
+
+
+class FeatureReader:
+    """Converts examples to features for one loss and one base model."""
+
+    def __init__(
+        self, rule: LossRule, *, options: Collection[str] = (), vocabulary_size: int, context_tokens: int
+    ) -> None:
+        """Configure the checks.
+
+        Args:
+            rule: Inputs of the loss.
+            options: Names of the options that the request sets.
+            vocabulary_size: Number of tokens of the base model; 0 if unknown.
+            context_tokens: Most tokens of an example; 0 if unknown.
+        """
+        self._rule = rule
+        self._required = {'target_tokens', *rule.required, *(rule.either - set(options))}
+        self._vocabulary_size = vocabulary_size or 1 << 31
+        self._context_tokens = context_tokens or 1 << 31
+
+    def read(self, datum: Datum, field: str) -> input_feature_pb2.InputFeature:
+        """Convert one example.
+
+        Raises:
+            InvalidField: An input is missing, unknown, of a wrong shape, or out of range.
+        """
+        length = len(datum.tokens)
+        if not 1 <= length <= self._context_tokens:
+            problem = f'must have 1 to {self._context_tokens} tokens, the context of the base model; got {length}'
+            raise InvalidField(f'{field}.model_input', problem)
+        self._check_ids(datum.tokens, f'{field}.model_input')
+        inputs = f'{field}.loss_fn_inputs'
+        self._check_names(datum, inputs)
+        targets = datum.inputs['target_tokens']
+        self._check_targets(targets, length, f'{inputs}.target_tokens')
+        feature = input_feature_pb2.InputFeature(input_ids=tensor_to_proto(datum.tokens.astype('<i4')))
+        if targets.ndim == 2:
+            _set_candidates(feature, targets, self._weights(datum, inputs))
+            return feature
+        feature.labels.CopyFrom(tensor_to_proto(targets.astype('<i4')))
+        for name, array in datum.inputs.items():
+            if name != 'target_tokens':
+                _set(feature, name, _numbers(_broadcast(name, array, length), (length,), f'{inputs}.{name}'))
+        return feature
+
+    def _check_names(self, datum: Datum, field: str) -> None:
+        known = {'target_tokens', *self._rule.required, *self._rule.optional}
+        if unknown := sorted(set(datum.inputs) - known):
+            problem = f'is not an input of this loss, which takes {", ".join(sorted(known))}'
+            raise InvalidField(f'{field}.{unknown[0][:100]}', problem)
+        if missing := sorted(self._required - set(datum.inputs)):
+            raise InvalidField(f'{field}.{missing[0]}', 'is required by this loss')
+
+    def _check_targets(self, targets: Array, length: int, field: str) -> None:
+        if targets.dtype.kind != 'i':
+            raise InvalidField(field, 'must be int64')
+        if targets.ndim not in {1, 2} or len(targets) != length or targets.size == 0:
+            problem = f'must have a row for each of the {length} tokens of model_input, got the shape {targets.shape}'
+            raise InvalidField(field, problem)
+        self._check_ids(targets, field)
+
+    def _check_ids(self, ids: Array, field: str) -> None:
+        if ids.min() < 0 or ids.max() >= self._vocabulary_size:
+            raise InvalidField(field, f'token ids must be at least 0 and below {self._vocabulary_size}')
+
+    def _weights(self, datum: Datum, field: str) -> Array:
+        shape = datum.inputs['target_tokens'].shape
+        return _numbers(datum.inputs.get('weights', np.ones(shape, '<f4')), shape, f'{field}.weights')
+
+
+def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature_pb2.FeatureBatch:
+    """Convert all examples to one batch.
+
+    Raises:
+        InvalidField: There is no example, one is wrong, or their inputs or target dimensions differ.
+    """
+    if not datums:
+        raise InvalidField('data', 'must have at least one datum')
+    features = [reader.read(datum, f'data[{index}]') for index, datum in enumerate(datums)]
+    if len({datum.inputs['target_tokens'].ndim for datum in datums}) > 1:
+        raise InvalidField('data', 'target_tokens must have one dimension in all datums, or two in all')
+    names = set(datums[0].inputs)
+    for index, datum in enumerate(datums):
+        if odd := sorted(names ^ set(datum.inputs)):
+            raise InvalidField(f'data[{index}].loss_fn_inputs.{odd[0][:100]}', 'must be in all datums or in none')
+    return input_feature_pb2.FeatureBatch(features=features)
+
+
+def _broadcast(name: str, array: Array, length: int) -> Array:
+    """Repeat a clip threshold that is given once for all positions."""
+    return np.full(length, array.reshape(-1)[0]) if name in BOUNDS and array.size == 1 else array
+
+
+def _numbers(array: Array, shape: tuple[int, ...], field: str) -> Array:
+    if array.shape != shape:
+        raise InvalidField(field, f'must have the shape {list(shape)} of target_tokens, got {list(array.shape)}')
+    numbers = array.astype('<f4')
+    if not np.isfinite(numbers).all():
+        raise InvalidField(field, 'must contain only finite numbers')
+    return numbers
+
+
+def _set(feature: input_feature_pb2.InputFeature, name: str, array: Array) -> None:
+    tensor = tensor_to_proto(array)
+    if name in _NATIVE_NAMES:
+        getattr(feature, _NATIVE_NAMES[name]).CopyFrom(tensor)
+    else:
+        feature.extra_tensors[name].CopyFrom(tensor)
+
+
+def _set_candidates(feature: input_feature_pb2.InputFeature, targets: Array, weights: Array) -> None:
+    """Set several target tokens for each position; the label only marks positions that count."""
+    feature.labels.CopyFrom(tensor_to_proto(targets[:, 0].astype('<i4')))
+    feature.extra_tensors['target_ids'].CopyFrom(tensor_to_proto(targets))
+    feature.extra_tensors['target_weights'].CopyFrom(tensor_to_proto(weights))

@@ -1,7 +1,7 @@
-"""Errors as Tinker's clients read them: a status and `{"detail": text}`, or a category in a future.
+"""Error format of the Tinker API: a status and `{"detail": text}`, or a category in a future.
 
-The SDK raises at once on 400, 401, 403, 404, 410, 413 and 422. It tries again for minutes on 408, 409, 429 and from
-500 on, so those stand only where trying again can help: a conflict that stays one is a 400.
+The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and from
+500 on. These statuses are used only when a retry can succeed: a permanent conflict is a 400.
 """
 
 import re
@@ -20,13 +20,13 @@ _STATUSES = {
     Code.UNKNOWN: 500,
     Code.DATA_LOSS: 500,
 }
-"""All others are 400: the request is wrong, and stays so."""
+"""All other codes are 400: a retry cannot succeed."""
 _REASONS = {
     'MESSAGE_TOO_LARGE': 413,
     'SESSION_FINISHED': 410,
     'FUTURE_EXPIRED': 410,
 }
-"""Reasons that say more than their code."""
+"""Reasons with a more specific status than their code."""
 _SERVER_CODES = frozenset({Code.UNAVAILABLE, Code.INTERNAL, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED})
 _FIELDS = (
     (r'(operation\.)?forward_(backward|only)\.batch\.features', 'data'),
@@ -39,7 +39,7 @@ _FIELDS = (
     (r'params(?=\.)', 'sampling_params'),
     (r'prompts\[0\]', 'prompt'),
 )
-"""Fields of the native messages, and those of Tinker's requests that they are made of."""
+"""Patterns of native fields, and the fields of Tinker's requests that they are converted from."""
 _TENSORS = {
     'labels': 'target_tokens',
     'target_ids': 'target_tokens',
@@ -51,7 +51,7 @@ _TENSORS = {
 
 
 class TinkerErrors:
-    """Implements `call.Dialect`."""
+    """Error responses of the Tinker API."""
 
     def status_of(self, error: DomainError) -> int:
         """Return the HTTP status."""
@@ -62,12 +62,12 @@ class TinkerErrors:
         return _STATUSES.get(error.code, 400)
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
-        """Return what is told."""
+        """Return the JSON body."""
         return {'detail': text_of(error), 'reason': error.reason, 'request_id': request_id}
 
 
 def text_of(error: DomainError) -> str:
-    """Return what an error says, with the names of Tinker's fields."""
+    """Return the message of an error, with Tinker's field names."""
     if error.reason == 'CREDENTIALS_MISSING':
         return 'send an API key in the header X-API-Key'
     if error.violations:
@@ -76,14 +76,14 @@ def text_of(error: DomainError) -> str:
 
 
 def category_of(error: DomainError) -> str:
-    """Return whose fault it is that a future failed: 'user', 'server' or 'unknown'."""
+    """Return who caused a future to fail: 'user', 'server' or 'unknown'."""
     if error.code in _SERVER_CODES:
         return 'server'
     return 'unknown' if error.code in {Code.UNKNOWN, Code.CANCELLED} else 'user'
 
 
 def field_of(field: str) -> str:
-    """Return the field of Tinker's request that a native field was made of."""
+    """Return the field of Tinker's request that a native field is converted from."""
     for pattern, name in _FIELDS:
         if match := re.match(pattern, field):
             field = name + field[match.end() :]

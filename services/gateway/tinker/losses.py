@@ -1,4 +1,4 @@
-"""Tinker's losses: what each reads of a datum, which arguments it takes, and what carries it out."""
+"""Tinker's losses: inputs of each datum, options, and the native loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from twinkle.api.model.v1 import training_config_pb2
 
 @dataclass(frozen=True)
 class LossRule:
-    """A loss."""
+    """Inputs and options of a loss."""
 
     required: frozenset[str]
     """Inputs of each datum beside target_tokens."""
     optional: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
-    """Numbers of loss_fn_config."""
+    """Numbers in loss_fn_config."""
     either: frozenset[str] = frozenset()
-    """What must be given as an input or as an option."""
+    """Names that must be given as an input or as an option."""
 
 
 _POLICY = frozenset({'logprobs', 'advantages'})
 BOUNDS = frozenset({'clip_low_threshold', 'clip_high_threshold'})
-"""Of a policy's ratio: one for all as an option, or each datum's, or each place's."""
+"""Bounds of the policy ratio: an option for all datums, or an input with a number for each datum or position."""
 _RULES: Mapping[str, LossRule] = {
     'cross_entropy': LossRule(frozenset(), frozenset({'weights'})),
     'importance_sampling': LossRule(_POLICY),
@@ -35,17 +35,17 @@ _RULES: Mapping[str, LossRule] = {
 }
 _HIGHEST = 1e6
 LOSSES = tuple(_RULES)
-"""The names of all that are served."""
+"""Names of the supported losses."""
 
 
 def rule_of(loss_fn: str) -> LossRule:
     """Return the rule of a loss.
 
     Raises:
-        InvalidField: there is no such loss, or it is not served.
+        InvalidField: The loss is unknown or not supported.
     """
     if loss_fn == 'custom':
-        problem = 'custom losses are not run by this server; forward_backward_custom of the client computes them itself'
+        problem = 'custom losses are not run by this server; forward_backward_custom computes them in the client'
         raise InvalidField('loss_fn', problem)
     if loss_fn not in _RULES:
         raise InvalidField('loss_fn', f'must be one of {", ".join(_RULES)}')
@@ -56,24 +56,24 @@ def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: boo
     """Return the native loss of one batch.
 
     Args:
-        loss_fn: its name, which is also the native one.
-        config: its arguments.
-        is_wide: each place has several targets.
+        loss_fn: Name of the loss, equal to the native name.
+        config: Options.
+        is_wide: Whether each position has several targets.
 
     Raises:
-        InvalidField: an argument is unknown or out of range, or the loss takes one target a place.
+        InvalidField: An option is unknown or out of range, or the loss accepts one target for each position only.
     """
     rule = rule_of(loss_fn)
     for name, value in config.items():
         field = f'loss_fn_config.{name[:100]}'
         if name not in rule.options:
-            known = ', '.join(sorted(rule.options)) or 'none'
-            raise InvalidField(field, f'is no argument of {loss_fn}, which takes {known}')
+            known = ', '.join(sorted(rule.options)) or 'no options'
+            raise InvalidField(field, f'is not an option of {loss_fn}, which takes {known}')
         if isinstance(value, str) or not 0 <= value <= _HIGHEST:
             raise InvalidField(field, f'must be a number, 0 to {_HIGHEST:g}')
     low, high = config.get('clip_low_threshold', 0), config.get('clip_high_threshold', _HIGHEST)
     if float(low) > float(high):
         raise InvalidField('loss_fn_config.clip_low_threshold', 'must not be above clip_high_threshold')
     if is_wide and loss_fn != 'cross_entropy':
-        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token a place, shape [N]')
+        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token a position, shape [N]')
     return training_config_pb2.LossConfig(name=loss_fn, options=struct_of(config))

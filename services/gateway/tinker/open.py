@@ -12,32 +12,24 @@ from services.gateway.futures.open import FutureService
 from services.gateway.http.call import Route
 from services.gateway.keys.open import Accounts
 from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.rules import Session
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database
-from services.gateway.tinker.account_routes import AccountRoutes
-from services.gateway.tinker.archive_routes import ArchiveRoutes
+from services.gateway.tinker.archives import ArchiveRoutes, Links
 from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.checkpoint_routes import CheckpointRoutes
-from services.gateway.tinker.client_routes import ClientRoutes
-from services.gateway.tinker.future_routes import FutureRoutes
-from services.gateway.tinker.info_routes import InfoRoutes
-from services.gateway.tinker.links import Links
-from services.gateway.tinker.model_routes import TinkerModelRoutes
-from services.gateway.tinker.operations import Operations
-from services.gateway.tinker.ports import FindSession
-from services.gateway.tinker.run_routes import RunRoutes
-from services.gateway.tinker.runs import KnownModels
-from services.gateway.tinker.sampler_saves import HandleSaves
-from services.gateway.tinker.sampling_answers import sampling_answers
-from services.gateway.tinker.sampling_routes import SamplingRoutes
-from services.gateway.tinker.session_lists import SessionListRoutes
-from services.gateway.tinker.session_routes import SessionRoutes
-from services.gateway.tinker.training_answers import training_answers
-from services.gateway.tinker.training_routes import TrainingRoutes
-from services.gateway.tinker.upload_routes import UploadRoutes
-from services.gateway.tinker.weights_routes import WeightsRoutes
+from services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
+from services.gateway.tinker.client import AccountRoutes, ClientRoutes
+from services.gateway.tinker.futures import FutureRoutes
+from services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
+from services.gateway.tinker.operations import KnownModels, Operations
+from services.gateway.tinker.sampling import SamplingRoutes
+from services.gateway.tinker.sampling_results import sampling_formats
+from services.gateway.tinker.session_search import SessionSearch
+from services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
+from services.gateway.tinker.training import TrainingRoutes
+from services.gateway.tinker.training_results import training_formats
+from services.gateway.tinker.uploads import UploadRoutes
+from services.gateway.tinker.weights import WeightsRoutes
 from services.kit.clock import Clock
 from services.kit.rpc.context import current_caller
 
@@ -62,10 +54,11 @@ def open_tinker(
         samplers: Base models and limits that the samplers report.
     """
     lookups, futures, handles = upstreams.lookups, work.futures, work.handles
-    known = KnownModels(futures, lookups, find_session=_finder(sessions))
+    known = KnownModels(futures, lookups, sessions)
     operations = Operations(futures, known)
     base_models = BaseModels((*upstreams.model_facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
+    formats = {**training_formats(), **sampling_formats(handles)}
     parts = (
         ClientRoutes(base_models),
         SessionRoutes(sessions, is_unembed_trained=is_unembed_trained),
@@ -74,12 +67,8 @@ def open_tinker(
         ),
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
         TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
-        WeightsRoutes(operations, HandleSaves(handles, known)),
-        FutureRoutes(
-            futures,
-            {**training_answers(), **sampling_answers(handles)},
-            is_rate_limited=futures.is_rate_limited,
-        ),
+        WeightsRoutes(operations, known, open_handle=handles.open),
+        FutureRoutes(futures, formats, is_rate_limited=futures.is_rate_limited),
         SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))
@@ -105,7 +94,7 @@ def open_tinker_catalogue(
         clock: Clock of the gateway.
     """
     handles, browser = SqlHandleStore(database), SqlBrowser(database)
-    find_session = _finder(sessions)
+    search = SessionSearch(browser, SqlSessionStore(database), sessions)
 
     async def sampler_ids(session_id: str) -> Sequence[str]:
         found = await handles.list_of_session(current_caller().tenant_id, session_id)
@@ -115,23 +104,10 @@ def open_tinker_catalogue(
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
         RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=lookups),
-        CheckpointRoutes(catalogue.checkpoints, find_session=find_session),
-        SessionListRoutes(
-            browser,
-            SqlSessionStore(database),
-            sessions=sessions,
-            find_session=find_session,
-            sampler_ids=sampler_ids,
-        ),
+        CheckpointRoutes(catalogue.checkpoints, sessions),
+        SessionListRoutes(browser, sessions, search, sampler_ids=sampler_ids),
         ArchiveRoutes(catalogue.client, links),
         UploadRoutes(catalogue.client),
         AccountRoutes(browser, revoke=accounts.keys.revoke),
     )
     return list(chain.from_iterable(part.routes() for part in parts))
-
-
-def _finder(sessions: Sessions) -> FindSession:
-    async def find_session(session_id: str) -> Session:
-        return await sessions.get(current_caller(), session_id)
-
-    return find_session

@@ -1,58 +1,154 @@
-"""Native operations on their way: each is a future in its model's lane, at the place that the client gave it."""
+"""Models of callers, and operations on them: each operation is a future at its position in its model's lane."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any, Protocol
 
+from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
 from services.gateway.futures.executors import REFUSED_KIND, refusal_payload
 from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import Future, FutureRequest
+from services.gateway.futures.rules import Future, FutureRequest, FutureState, future_id_of
 from services.gateway.http.call import JsonResponse
-from services.gateway.http.fields import whole
+from services.gateway.http.validation import read_model
+from services.gateway.sessions.rules import SessionState
+from services.gateway.sessions.sessions import Sessions
+from services.gateway.tinker.bodies import OperationBody
 from services.gateway.tinker.errors import text_of
-from services.gateway.tinker.fields import bounded_text
-from services.gateway.tinker.notes import EXECUTE, Note
-from services.gateway.tinker.runs import KnownModels, session_of
-from services.kit.errors import Disposition, DomainError, InvalidField
-from twinkle.api.model.v1 import operation_pb2, training_service_pb2
+from services.gateway.tinker.futures import EXECUTE, FutureNote, note_of
+from services.kit.errors import AdapterNotFound, Disposition, DomainError
+from services.kit.rpc.context import current_caller
+from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2
 
-MAX_SEQ_ID = (1 << 31) - 1
-check_model_id = bounded_text(1, 128)
-check_seq_id = whole(1, MAX_SEQ_ID)
-_NO_PLACE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
-"""Reasons of refusals where the model or session does not exist, so that there is no place to use up."""
+_CACHED_NAMES = 4096
+_BETWEEN = ':train:'
+_NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
+"""Reasons of refusals for which there is no lane, and so no position to use."""
+
+
+class Lookups(Protocol):
+    """Lookups at other services on behalf of the current caller.
+
+    All methods raise the other service's error, or ServiceUnreachable.
+    """
+
+    async def adapter(self, adapter_id: str) -> bytes:
+        """Return an adapter as model.v1.Adapter."""
+        ...
+
+    async def checkpoint(self, checkpoint_path: str) -> bytes:
+        """Return a checkpoint, by our path, as checkpoint.v1.Checkpoint."""
+        ...
+
+
+def model_id_of(session_id: str, model_seq_id: int) -> str:
+    """Return the id of a session's model, which is also the id of its adapter."""
+    return f'{session_id}{_BETWEEN}{model_seq_id}'
+
+
+def session_of(model_id: str) -> str:
+    """Return the session of a model; empty for adapters that were created through another API."""
+    return model_id.rpartition(_BETWEEN)[0]
+
+
+def creation_key(model_id: str) -> str:
+    """Return the key of the future that creates a model."""
+    return f'{model_id}:0'
+
+
+class KnownModels:
+    """Base models and session states of models, looked up before an operation is queued.
+
+    Concurrency: All methods must be called from the event loop; they act for the current caller.
+    """
+
+    def __init__(self, futures: Futures, lookups: Lookups, sessions: Sessions) -> None:
+        self._futures = futures
+        self._lookups = lookups
+        self._sessions = sessions
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def base_model_of(self, model_id: str) -> str:
+        """Return the name of a model's base model; empty while the model is still being created from saved weights.
+
+        Raises:
+            AdapterNotFound: The caller has no such model.
+            DomainError: The lookup failed.
+        """
+        key = (current_caller().tenant_id, model_id)
+        if key not in self._names:
+            name = await self._look_up(model_id)
+            if name:
+                self._names[key] = name
+            if len(self._names) > _CACHED_NAMES:
+                self._names.popitem(last=False)
+            return name
+        self._names.move_to_end(key)
+        return self._names[key]
+
+    async def check_session(self, session_id: str) -> None:
+        """Check that a session accepts work, which includes sessions whose heartbeat is missing.
+
+        Raises:
+            SessionNotFound: The caller has no such session.
+            SessionFinished: The client has finished the session.
+        """
+        session = await self._sessions.get(current_caller(), session_id)
+        if session.state is SessionState.FINISHED:
+            raise SessionFinished(session_id)
+
+    async def check_session_of(self, model_id: str) -> None:
+        """Check that the session of a model accepts work; a model without a session always does.
+
+        Raises:
+            SessionFinished: The client has finished the session.
+        """
+        try:
+            await self.check_session(session_of(model_id))
+        except SessionNotFound:
+            return
+
+    async def _look_up(self, model_id: str) -> str:
+        future_id = future_id_of(current_caller().tenant_id, creation_key(model_id))
+        try:
+            creation = await self._futures.wait(future_id, seconds=0)
+        except (FutureNotFound, FutureExpired):
+            return adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id)).base_model
+        if creation.state is FutureState.FAILED:
+            raise AdapterNotFound(model_id)
+        return str(note_of(creation).facts.get('base_model', ''))
 
 
 class Operations:
     """Submits operations on models."""
 
-    def __init__(self, futures: Futures, runs: KnownModels) -> None:
-        """Submit to `futures`; `runs` knows the models."""
+    def __init__(self, futures: Futures, known: KnownModels) -> None:
         self.futures = futures
-        self._runs = runs
+        self._known = known
 
     async def submit(
-        self, operation: operation_pb2.Operation, seq_id: int, note: Note, *, is_note_free: bool = False
+        self, operation: operation_pb2.Operation, seq_id: int, note: FutureNote, *, is_note_free: bool = False
     ) -> Future:
-        """Accept an operation durably; the same again is the same future.
+        """Accept an operation durably; resubmitting it returns the same future.
 
         Args:
-            operation: what to do, on which adapter; it has no number yet.
-            seq_id: its place among the model's operations, from 1.
-            note: what its answer needs.
-            is_note_free: whether a repeat may come with another note; that of the first is kept.
+            operation: Operation without a sequence number.
+            seq_id: Position among the model's operations, from 1.
+            note: Facts for its response.
+            is_note_free: Whether a repeated request may have another note; the first note is kept.
 
         Raises:
-            AdapterNotFound: the caller has no such model.
-            SessionFinished: the model's session takes no more.
-            InvalidField: the place is taken by another request.
-            DomainError: it could not be accepted.
+            AdapterNotFound: The caller has no such model.
+            SessionFinished: The model's session is finished.
+            RequestIdReused: Another request has the position.
+            DomainError: The operation was not accepted.
         """
-        model_id = operation.adapter_id
-        base_model = await self._runs.base_model_of(model_id)
-        await self._runs.check_open_for(model_id)
-        # The operation waits for a place in the trainer's queue: it was accepted already.
+        # The trainer may let the operation wait, as it has been accepted already.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
+        model_id = operation.adapter_id
+        base_model = await self._known.base_model_of(model_id)
+        await self._known.check_session_of(model_id)
         return await self.futures.submit(
             FutureRequest(
                 kind=EXECUTE,
@@ -68,56 +164,40 @@ class Operations:
         )
 
     @asynccontextmanager
-    async def placed(self, model_id: object, seq_id: object) -> AsyncIterator[None]:
-        """Read and submit an operation in this block. Where its content is refused, its place is used up all the same.
+    async def positioned(self, model_id: Any, seq_id: Any) -> AsyncIterator[None]:
+        """Validate and submit an operation in this block; if its content is refused, its position is still used.
 
-        A client counts on: what it sends next would wait for the operation that never came.
+        Otherwise later operations, which clients number regardless of a refusal, would wait for it forever.
 
         Args:
-            model_id: as the client sent it, whatever it is.
-            seq_id: the same.
+            model_id: Unvalidated value from the client.
+            seq_id: Unvalidated value from the client.
         """
         try:
             yield
         except DomainError as error:
-            if error.disposition is Disposition.REFUSED and error.reason not in _NO_PLACE:
+            if error.disposition is Disposition.REFUSED and error.reason not in _NO_LANE:
                 with suppress(DomainError):
-                    await self._use_up(model_id, seq_id, error)
+                    await self._submit_refusal(model_id, seq_id, error)
             raise
 
-    async def _use_up(self, model: object, seq: object, error: DomainError) -> None:
-        """Take the place of an operation that was refused.
-
-        Raises:
-            DomainError: there is no such place, or it is taken.
-        """
-        model_id, place = check_model_id(model, 'model_id'), check_seq_id(seq, 'seq_id')
-        base_model = await self._runs.base_model_of(model_id)
-        await self._runs.check_open_for(model_id)
-        order = FutureRequest(
+    async def _submit_refusal(self, model_id: Any, seq_id: Any, error: DomainError) -> None:
+        operation = read_model(OperationBody, {'model_id': model_id, 'seq_id': seq_id})
+        base_model = await self._known.base_model_of(operation.model_id)
+        await self._known.check_session_of(operation.model_id)
+        request = FutureRequest(
             kind=REFUSED_KIND,
-            key=f'{model_id}:{place}',
+            key=f'{operation.model_id}:{operation.seq_id}',
             payload=refusal_payload('request', text_of(error)),
-            session_id=session_of(model_id),
-            lane=model_id,
-            position=place,
+            session_id=session_of(operation.model_id),
+            lane=operation.model_id,
+            position=operation.seq_id,
             base_model=base_model,
         )
-        await self.futures.submit(order)
+        await self.futures.submit(request)
 
 
 def acknowledged(future: Future) -> JsonResponse:
-    """Return the answer that tells a client the id of its future."""
+    """Return the response with the id of a future."""
     model = {'model_id': future.lane} if future.lane else {}
     return JsonResponse({'request_id': future.future_id, **model})
-
-
-def metadata_note(labels: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Return labels of a save as facts of its note.
-
-    Raises:
-        InvalidField: they are too long to be kept.
-    """
-    if sum(len(name) + len(value) for name, value in labels.items()) > 2048:
-        raise InvalidField('user_metadata', 'must have at most 2048 characters together')
-    return {'user_metadata': labels} if labels else {}

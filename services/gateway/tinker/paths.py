@@ -1,7 +1,7 @@
-"""Names of saved weights: Tinker's paths and our own. The one place that knows both.
+"""Paths of saved weights in Tinker's form and in ours; no other module knows both.
 
-A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has a space of names
-for each kind, we have one for all, so the kind is the end of our name: none, `.sampler` or `.external`.
+A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has one namespace for
+each kind, we have one for all, so our name ends with the kind: nothing, `.sampler` or `.external`.
 """
 
 import re
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.gateway.http.fields import text
 from services.kit.errors import InvalidField
 
 _SCHEME, _NATIVE_SCHEME = 'tinker://', 'twinkle://'
@@ -18,7 +17,7 @@ _NAME = re.compile(r'[A-Za-z0-9._-]{1,119}')
 
 
 class WeightsKind(StrEnum):
-    """What weights were saved for, as it stands in a path."""
+    """Purpose of saved weights, as spelled in a path."""
 
     TRAINING = 'weights'
     SAMPLER = 'sampler_weights'
@@ -30,7 +29,7 @@ _ENDS = {WeightsKind.TRAINING: '', WeightsKind.SAMPLER: '.sampler', WeightsKind.
 
 @dataclass(frozen=True)
 class WeightsPath:
-    """Saved weights of a run."""
+    """Path of saved weights."""
 
     run_id: str
     kind: WeightsKind
@@ -41,50 +40,49 @@ class WeightsPath:
 
     @property
     def checkpoint_id(self) -> str:
-        """The part after the run: kind and name."""
+        """Kind and name."""
         return f'{self.kind}/{self.name}'
 
     @property
     def native_name(self) -> str:
-        """What the checkpoint is called within its run."""
+        """Name of our checkpoint within its run."""
         return self.name + _ENDS[self.kind]
 
     @property
     def native(self) -> str:
-        """Our path of it."""
+        """Path in our form."""
         return f'{_NATIVE_SCHEME}{self.run_id}/weights/{self.native_name}'
 
 
 def parse_path(value: Any, field: str) -> WeightsPath:
-    """Read a path that a client sent.
+    """Parse a path from a client.
 
     Raises:
-        InvalidField: it is no path of saved weights.
+        InvalidField: The value is not a path of saved weights.
     """
-    path = text(value, field)
-    parts = path.removeprefix(_SCHEME).split('/')
-    if not path.startswith(_SCHEME) or len(parts) != 3 or not _RUN.fullmatch(parts[0]):
+    parts = value.removeprefix(_SCHEME).split('/') if isinstance(value, str) and value.startswith(_SCHEME) else []
+    if len(parts) != 3 or not _RUN.fullmatch(parts[0]):
         raise InvalidField(field, 'must be tinker://{run}/{kind}/{name}')
     return WeightsPath(parts[0], parse_kind(parts[1], field), parse_name(parts[2], field))
 
 
 def parse_kind(kind: str, field: str) -> WeightsKind:
-    """Read the kind of a path.
+    """Parse the kind in a path.
 
     Raises:
-        InvalidField: there is no such kind.
+        InvalidField: The kind is unknown.
     """
     try:
         return WeightsKind(kind)
     except ValueError as error:
-        raise InvalidField(field, f'must be of one of the kinds {", ".join(WeightsKind)}') from error
+        raise InvalidField(field, f'must have one of the kinds {", ".join(WeightsKind)}') from error
 
 
 def parse_name(name: str, field: str) -> str:
-    """Read the name of saved weights.
+    """Check the name of saved weights.
 
     Raises:
-        InvalidField: it has characters that names may not have, or ends as only names of other kinds do.
+        InvalidField: The name has forbidden characters, or the suffix of another kind.
     """
     if not _NAME.fullmatch(name):
         raise InvalidField(field, 'a name has 1 to 119 letters, digits, ".", "_" and "-"')
@@ -94,14 +92,9 @@ def parse_name(name: str, field: str) -> str:
 
 
 def path_of_native(native: str) -> WeightsPath:
-    """Return the path of a checkpoint of ours, by its own path."""
+    """Convert the path of one of our checkpoints."""
     run_id, _, name = native.removeprefix(_NATIVE_SCHEME).partition('/weights/')
-    return path_of_checkpoint(run_id, name)
-
-
-def path_of_checkpoint(run_id: str, native_name: str) -> WeightsPath:
-    """Return the path of a checkpoint of ours, by its run and its name within it."""
     for kind, end in _ENDS.items():
-        if end and native_name.endswith(end):
-            return WeightsPath(run_id, kind, native_name.removesuffix(end))
-    return WeightsPath(run_id, WeightsKind.TRAINING, native_name)
+        if end and name.endswith(end):
+            return WeightsPath(run_id, kind, name.removesuffix(end))
+    return WeightsPath(run_id, WeightsKind.TRAINING, name)

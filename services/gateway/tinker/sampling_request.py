@@ -1,186 +1,180 @@
-"""A request to sample, as native messages. What the samplers here cannot do is refused by name, never passed over."""
+"""Sampling requests as native messages. A feature that the samplers lack is refused by name, not ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from services.gateway.http.fields import flag, items, mapping, number, stop_tokens, stops, text, whole
-from services.gateway.tinker.fields import Fields, bounded_text
-from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_path
+from services.gateway.http.validation import Int64, StopStrings, StopTokens, fixed, not_served, read_model, read_value
+from services.gateway.tinker.arrays import Array
+from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, WeightsPathField
+from services.gateway.tinker.datums import ModelInput, joined_tokens
+from services.gateway.tinker.paths import WeightsKind, WeightsPath
 from services.kit.errors import InvalidField
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 
 CLONE_SEQ_IDS = 1_000_000_000
-"""Numbers that each copy of a client has for its requests."""
+"""Request numbers reserved for each clone of a client."""
 MAX_TOPK = 20
-"""Most likely tokens that samplers tell of a place."""
-_UNSERVED_CHUNKS = {
-    'image': 'pictures are not served here: base models see text alone',
-    'image_asset_pointer': 'pictures are not served here: base models see text alone',
-    'dmel': 'sound is not served here: base models see text alone',
-}
-_ANY_INT32 = whole(0, (1 << 31) - 1)
-_ANY_INT64 = whole(-(1 << 63), (1 << 63) - 1)
-handle_id = bounded_text(1, 256)
+"""Most alternatives that samplers report for a token."""
+_STOP_STRINGS: TypeAdapter[list[str]] = TypeAdapter(StopStrings)
+_STOP_TOKENS: TypeAdapter[list[int]] = TypeAdapter(StopTokens)
+_SEQ_ID: TypeAdapter[int] = TypeAdapter(LongCounter)
+
+
+def _sampler_weights(path: WeightsPath) -> WeightsPath:
+    if path.kind is not WeightsKind.SAMPLER:
+        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
+        raise ValueError(f'{problem}; save with save_weights_for_sampler')
+    return path
+
+
+HandleId = Annotated[str, Field(min_length=1, max_length=256)]
+SamplerPath = Annotated[WeightsPathField, AfterValidator(_sampler_weights)]
+"""Path of weights saved for sampling."""
+_TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
+
+
+class SamplingParamsBody(TinkerModel):
+    """Parameters of sampling in JSON."""
+
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=(1 << 31) - 1)] = -1
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    seed: Int64 | None = None
+    stop: Any = None
+    """String, strings, or tokens; an empty list ignores even the model's end of sequence."""
+
+
+class SampleBody(TinkerModel):
+    """Body of `asample`."""
+
+    target_prompt_logprobs: Annotated[
+        None, not_served('is not supported; topk_prompt_logprobs reports the most likely tokens')
+    ] = None
+    prompt_alt_tokens_k: Annotated[Counter, fixed(0, 'is not supported; it must be 0')] = 0
+    prompt: ModelInput
+    sampling_params: SamplingParamsBody = SamplingParamsBody()
+    num_samples: Annotated[int, Field(ge=1, le=128)] = 1
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: _TopK = 0
+    topk_sample_logprobs: _TopK = 0
+    prompt_logprobs_last_n: int | None = None
+    sampling_session_id: HandleId | None = None
+    seq_id: Any = None
+    """Number of the request, validated if it has a sampling session."""
+    base_model: BaseModelName | None = None
+    model_path: SamplerPath | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleAsk:
-    """What a client asks for."""
+class TinkerSampleRequest:
+    """Validated sampling request."""
 
     handle_id: str
-    """Empty: the weights are named below."""
+    """Sampling session; empty if the request names its weights."""
     seq_id: int
-    """Its place among the requests of the handle; without a handle it means nothing."""
+    """Number of the request within its sampling session."""
     base_model: str
     model_path: WeightsPath | None
     request: sampler_service_pb2.SampleBatchRequest
-    """Without weights."""
+    """Native request without weights."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What its answer needs."""
+    """Facts for the response."""
 
     @property
-    def num_samples(self) -> int:
-        """How many sequences it is for."""
+    def sample_count(self) -> int:
+        """Number of sequences."""
         return self.request.params.sample_count
 
     @property
-    def tokens(self) -> 'np.ndarray[Any, np.dtype[np.int32]]':
-        """The prompt."""
+    def tokens(self) -> Array:
+        """Prompt, int32 [N]."""
         return np.frombuffer(self.request.prompts[0].token_ids.data, '<i4')
 
     @property
     def topic(self) -> str:
-        """What its end is told under: all requests of one copy of a client have the same."""
+        """Topic of the completion, which all requests of one clone of a client share."""
         return topic_of(self.handle_id, self.seq_id // CLONE_SEQ_IDS) if self.handle_id else ''
 
 
-def topic_of(handle: str, clone_id: int) -> str:
-    """Return what the ends of the requests of one copy of a client are told under."""
-    return f'{handle}/{clone_id}'
+def topic_of(handle_id: str, clone_id: int) -> str:
+    """Return the topic of completions for one clone of a client."""
+    return f'{handle_id}/{clone_id}'
 
 
-def sample_ask(body: Mapping[str, Any]) -> SampleAsk:
-    """Return what a body asks for.
+def sample_request(body: Mapping[str, Any]) -> TinkerSampleRequest:
+    """Validate and convert a body of `asample`.
 
     Raises:
-        InvalidField: a field is wrong, or asks for what is not served.
+        InvalidField: A field is wrong, or requests an unsupported feature.
     """
-    fields = Fields(body)
-    _refuse_unserved(fields)
-    tokens = prompt_tokens(fields)
-    params = sampling_params(fields)
-    _read_scores(fields, params, facts := dict[str, Any](), prompt_length=len(tokens))
-    handle = fields.get('sampling_session_id', handle_id, '')
-    if not handle and 'base_model' not in fields and 'model_path' not in fields:
+    given = read_model(SampleBody, body)
+    tokens = joined_tokens(given.prompt, 'prompt').astype('<i4')
+    if not tokens.size:
+        raise InvalidField('prompt.chunks', 'must contain at least one token')
+    handle_id = given.sampling_session_id or ''
+    if not handle_id and given.base_model is None and given.model_path is None:
         raise InvalidField('sampling_session_id', 'is required, unless base_model or model_path is given')
+    if handle_id and given.seq_id is None:
+        raise InvalidField('seq_id', 'is required')
+    seq_id = read_value(_SEQ_ID, given.seq_id, 'seq_id') if handle_id else 0
+    params = _sampling_params(given)
+    facts = _read_scores(given, params, prompt_length=tokens.size)
     request = sampler_service_pb2.SampleBatchRequest(params=params)
     request.prompts.add().token_ids.CopyFrom(
-        tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[len(tokens)], data=tokens.tobytes())
+        tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[tokens.size], data=tokens.tobytes())
     )
-    return SampleAsk(
-        handle_id=handle,
-        seq_id=fields.need('seq_id', whole(0, (1 << 63) - 1)) if handle else 0,
-        base_model=fields.get('base_model', bounded_text(1, 256), ''),
-        model_path=sampler_path(fields),
+    return TinkerSampleRequest(
+        handle_id=handle_id,
+        seq_id=seq_id,
+        base_model=given.base_model or '',
+        model_path=given.model_path,
         request=request,
         facts=facts,
     )
 
 
-def sampler_path(fields: Fields) -> WeightsPath | None:
-    """Return the saved weights to sample from; None where none are given.
-
-    Raises:
-        InvalidField: they are none that were saved for a sampler.
-    """
-    if 'model_path' not in fields:
-        return None
-    path = fields.need('model_path', parse_path)
-    if path.kind is not WeightsKind.SAMPLER:
-        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
-        raise InvalidField('model_path', f'{problem}; save with save_weights_for_sampler')
-    return path
-
-
-def prompt_tokens(fields: Fields) -> 'np.ndarray[Any, np.dtype[np.int32]]':
-    """Return the tokens of all chunks, one behind the other.
-
-    Raises:
-        InvalidField: there are none, or a chunk is none of tokens.
-    """
-    found: list[int] = []
-    for place, chunk in enumerate(fields.part('prompt').need('chunks', items)):
-        path = f'prompt.chunks[{place}]'
-        parts = Fields(mapping(chunk, path), path)
-        kind = parts.get('type', text, 'encoded_text')
-        if kind != 'encoded_text':
-            raise InvalidField(f'{path}.type', _UNSERVED_CHUNKS.get(kind, 'must be encoded_text'))
-        tokens = parts.need('tokens', items)
-        if any(type(token) is not int or not 0 <= token < 1 << 31 for token in tokens):
-            raise InvalidField(f'{path}.tokens', 'must hold only integers from 0 to 2147483647')
-        found += tokens
-    if not found:
-        raise InvalidField('prompt.chunks', 'must hold at least one token')
-    return np.array(found, '<i4')
-
-
-def sampling_params(fields: Fields) -> sampling_pb2.SamplingParams:
-    """Return how tokens are drawn.
-
-    Raises:
-        InvalidField: a field is wrong.
-    """
-    given = fields.part('sampling_params')
+def _sampling_params(given: SampleBody) -> sampling_pb2.SamplingParams:
+    wanted = given.sampling_params
     params = sampling_pb2.SamplingParams(
-        temperature=given.get('temperature', number(0, 1e6), 1.0),
-        top_k=given.get('top_k', whole(-1, (1 << 31) - 1), -1) or -1,
-        top_p=given.get('top_p', number(0, 1, is_least_excluded=True), 1.0),
-        sample_count=fields.get('num_samples', whole(1, 128), 1),
+        temperature=wanted.temperature,
+        top_k=wanted.top_k or -1,
+        top_p=wanted.top_p,
+        max_tokens=wanted.max_tokens,
+        seed=wanted.seed,
+        sample_count=given.num_samples,
     )
-    if 'max_tokens' in given:
-        params.max_tokens = given.need('max_tokens', whole(1, (1 << 31) - 1))
-    if 'seed' in given:
-        params.seed = given.need('seed', _ANY_INT64)
-    if 'stop' in given:
-        given.need('stop', lambda value, path: _read_stops(value, path, params))
+    match wanted.stop:
+        case None:
+            pass
+        case []:
+            params.is_eos_ignored = True
+        case [first, *_] if type(first) is int:
+            params.stop_token_ids.extend(read_value(_STOP_TOKENS, wanted.stop, 'sampling_params.stop'))
+        case _:
+            params.stop_strings.extend(read_value(_STOP_STRINGS, wanted.stop, 'sampling_params.stop'))
     return params
 
 
-def _read_stops(value: Any, path: str, params: sampling_pb2.SamplingParams) -> None:
-    """Read a string, strings or tokens; none at all means that not even the model's own end of sequence stops."""
-    if isinstance(value, list) and value and type(value[0]) is int:  # pyright: ignore[reportUnknownArgumentType]
-        params.stop_token_ids.extend(stop_tokens(value, path))
-    elif value == []:
-        params.is_eos_ignored = True
-    else:
-        params.stop_strings.extend(stops(value, path))
-
-
-def _read_scores(
-    fields: Fields, params: sampling_pb2.SamplingParams, facts: dict[str, Any], *, prompt_length: int
-) -> None:
-    """Read which log-probabilities are asked for."""
-    topk = whole(0, MAX_TOPK)
-    params.is_prompt_logprobs_returned = fields.get('prompt_logprobs', flag, default=False)
-    if count := fields.get('topk_prompt_logprobs', topk, 0):
-        params.prompt_top_logprob_count = count
-        facts['is_scored'] = params.is_prompt_logprobs_returned
-    if count := fields.get('topk_sample_logprobs', topk, 0):
-        params.top_logprob_count = count
-    if 'prompt_logprobs_last_n' in fields:
-        if not params.is_prompt_logprobs_returned:
-            raise InvalidField('prompt_logprobs_last_n', 'needs prompt_logprobs')
+def _read_scores(given: SampleBody, params: sampling_pb2.SamplingParams, *, prompt_length: int) -> dict[str, int]:
+    """Set the requested log-probabilities, and return the facts that the response needs."""
+    facts: dict[str, int] = {}
+    params.is_prompt_logprobs_returned = given.prompt_logprobs
+    if given.topk_prompt_logprobs:
+        params.prompt_top_logprob_count = given.topk_prompt_logprobs
+        facts['is_scored'] = given.prompt_logprobs
+    if given.topk_sample_logprobs:
+        params.top_logprob_count = given.topk_sample_logprobs
+    if given.prompt_logprobs_last_n is not None:
+        if not given.prompt_logprobs:
+            raise InvalidField('prompt_logprobs_last_n', 'is accepted only with "prompt_logprobs": true')
         most = max(prompt_length - 1, 1)
-        facts['last_n'] = fields.need('prompt_logprobs_last_n', whole(1, most))
-
-
-def _refuse_unserved(fields: Fields) -> None:
-    if 'target_prompt_logprobs' in fields:
-        problem = 'samplers here do not score tokens of your choice; ask for topk_prompt_logprobs'
-        raise InvalidField('target_prompt_logprobs', problem)
-    if fields.get('prompt_alt_tokens_k', _ANY_INT32, 0):
-        raise InvalidField('prompt_alt_tokens_k', 'samplers here do not draw other tokens at places of the prompt')
+        if not 1 <= given.prompt_logprobs_last_n <= most:
+            raise InvalidField('prompt_logprobs_last_n', f'must be an integer, 1 to {most}')
+        facts['last_n'] = given.prompt_logprobs_last_n
+    return facts

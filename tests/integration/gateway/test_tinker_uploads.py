@@ -13,9 +13,9 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, TinkerCatalogue, tinker_catalogue
-from services.gateway.tinker.fields import Fields
+from services.gateway.http.validation import read_model
 from services.gateway.tinker.paths import WeightsKind
-from services.gateway.tinker.weights_routes import save_of
+from services.gateway.tinker.weights import SaveBody, save_of
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.model.api.convert_verb import verb_from_proto
@@ -189,7 +189,7 @@ async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerC
 async def test_labels_of_a_save_are_kept_and_shown(api: TinkerCatalogue) -> None:
     """From the request of a save to the lists; there its owner finds them."""
     body = {'model_id': RUN, 'seq_id': 1, 'path': 'noted', 'user_metadata': {'note': 'the good one'}}
-    _, operation = save_of(Fields(body), WeightsKind.TRAINING)
+    _, operation = save_of(read_model(SaveBody, body), WeightsKind.TRAINING)
     save = verb_from_proto(operation, 'operation', vocabulary_size=10)
     assert isinstance(save, Save)
     with acting_for(Caller(tenant_id='alice', is_internal=True)):

@@ -12,15 +12,15 @@ from hypothesis.extra import numpy as arrays
 
 from services.gateway.errors import FutureExpired, PositionMissing, SessionFinished
 from services.gateway.http.body import parse_object
-from services.gateway.tinker.arrays import MAX_ELEMENTS, Room, array_from_json, array_from_proto, array_to_json
+from services.gateway.http.validation import read_model
+from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_from_json, array_from_proto, array_to_json
 from services.gateway.tinker.bodies import decompressed
 from services.gateway.tinker.errors import TinkerErrors, category_of, field_of, text_of
-from services.gateway.tinker.fields import Fields
 from services.gateway.tinker.losses import LOSSES, loss_config, rule_of
-from services.gateway.tinker.model_request import fresh_model
+from services.gateway.tinker.models import CreateModelBody, native_lora_config
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
-from services.gateway.tinker.training_request import message_of, request_from_json, request_from_proto
-from services.gateway.tinker.training_result import metrics_of, output_to_json, output_to_proto
+from services.gateway.tinker.training import parse_message, request_from_json, request_from_proto
+from services.gateway.tinker.training_results import metrics_of, output_to_json, output_to_proto
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import (
     Code,
@@ -64,8 +64,8 @@ def sparse_of(array: np.ndarray) -> wire.Tensor:
 def test_array_survives_both_encodings(array: np.ndarray) -> None:
     """Bytes and lists lead to the same array, of the same type and shape."""
     for read in (
-        array_from_proto(tensor_of(array), 'x', Room()),
-        array_from_json(array_to_json(array), 'x', Room()),
+        array_from_proto(tensor_of(array), 'x', ElementBudget()),
+        array_from_json(array_to_json(array), 'x', ElementBudget()),
     ):
         np.testing.assert_array_equal(read, array)
         assert (read.shape, read.dtype.kind) == (array.shape, array.dtype.kind)
@@ -74,15 +74,15 @@ def test_array_survives_both_encodings(array: np.ndarray) -> None:
 @given(array=(FLOATS | INTEGERS).filter(lambda array: array.ndim == 2))
 def test_sparse_matrix_is_the_dense_one(array: np.ndarray) -> None:
     """What is not listed is 0."""
-    np.testing.assert_array_equal(array_from_proto(sparse_of(array), 'x', Room()), array)
+    np.testing.assert_array_equal(array_from_proto(sparse_of(array), 'x', ElementBudget()), array)
 
 
 def test_narrow_types_are_widened() -> None:
     """int32 becomes int64, bfloat16 float32."""
     integers = wire.Tensor(dense=np.array([-1, 2], '<i4').tobytes(), dtype=wire.DTYPE_INT32)
     halves = wire.Tensor(dense=np.array([0x3F80, 0xC000], '<u2').tobytes(), dtype=wire.DTYPE_BFLOAT16)
-    assert array_from_proto(integers, 'x', Room()).tolist() == [-1, 2]
-    assert array_from_proto(halves, 'x', Room()).tolist() == [1.0, -2.0]
+    assert array_from_proto(integers, 'x', ElementBudget()).tolist() == [-1, 2]
+    assert array_from_proto(halves, 'x', ElementBudget()).tolist() == [1.0, -2.0]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_narrow_types_are_widened() -> None:
 def test_tensor_that_does_not_fit_itself_is_refused(tensor: wire.Tensor) -> None:
     """Nothing is allocated for what is claimed only."""
     with pytest.raises(InvalidField):
-        array_from_proto(tensor, 'data[0].loss_fn_inputs.weights', Room())
+        array_from_proto(tensor, 'data[0].loss_fn_inputs.weights', ElementBudget())
 
 
 def test_sparse_arrays_share_one_room() -> None:
@@ -125,7 +125,7 @@ def test_sparse_arrays_share_one_room() -> None:
     tensor = wire.Tensor(
         sparse_csr=wire.SparseCsr(crow_indices=bytes(8 * (rows + 1))), dtype=wire.DTYPE_FLOAT32, shape=[rows, 1]
     )
-    room = Room()
+    room = ElementBudget()
     array_from_proto(tensor, 'x', room)
     array_from_proto(tensor, 'x', room)
     with pytest.raises(InvalidField):
@@ -136,8 +136,8 @@ def test_sparse_arrays_share_one_room() -> None:
 def test_random_bytes_are_a_request_or_are_refused(data: bytes) -> None:
     """Nothing else is raised, whatever comes."""
     for read in (
-        lambda: request_from_proto(message_of(data)),
-        lambda: request_from_json(Fields(parse_object(data)), is_forward_only=False),
+        lambda: request_from_proto(parse_message(data)),
+        lambda: request_from_json(parse_object(data), is_forward_only=False),
         lambda: decompressed(data, limit_bytes=1000),
     ):
         with suppress(InvalidField, MessageTooLarge):
@@ -312,6 +312,6 @@ def test_switches_choose_groups_of_layers(
 ) -> None:
     """The output head is one where the operator says so."""
     body = {'session_id': 's', 'model_seq_id': 0, 'base_model': 'tiny', 'lora_config': lora}
-    config = fresh_model(body, is_unembed_trained=is_unembed_trained).lora_config
-    assert config is not None
+    given = read_model(CreateModelBody, body)
+    config = native_lora_config(given.lora_config, is_unembed_trained=is_unembed_trained)
     assert list(config.target_modules) == groups

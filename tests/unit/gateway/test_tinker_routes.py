@@ -289,8 +289,8 @@ async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, 
     session_id = model_id.partition(':')[0]
     assert (await api.outcome(posted)).json()['sampling_session_id'] == f'{session_id}:sample:4'
     assert api.trainer.operations[0].publish_version.is_pinned is (kind == 'snapshot')
-    attached = api.saves.attached[0]
-    assert (attached['future_id'], attached['is_inflight']) == (posted.json()['request_id'], kind == 'inflight')
+    (handle,) = api.handles
+    assert (handle.future_id, handle.is_inflight) == (posted.json()['request_id'], kind == 'inflight')
 
 
 async def test_a_save_that_is_sent_again_keeps_its_first_sampling_session(api: TinkerApi) -> None:
@@ -303,7 +303,7 @@ async def test_a_save_that_is_sent_again_keeps_its_first_sampling_session(api: T
     ]
     assert again['request_id'] == first['request_id']
     session_id = model_id.partition(':')[0]
-    assert {attached['handle_id'] for attached in api.saves.attached} == {f'{session_id}:sample:4'}
+    assert {handle.handle_id for handle in api.handles} == {f'{session_id}:sample:4'}
     assert len(api.trainer.operations) == 1
     other = await api.post('save_weights_for_sampler', {**body, 'kind': 'inflight'})
     assert (other.status_code, other.json()['reason']) == (400, 'REQUEST_ID_REUSED')

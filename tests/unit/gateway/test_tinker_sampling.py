@@ -15,8 +15,8 @@ from fixtures.fake_sampling import TOKENS, FakeSampling
 from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
 from services.gateway.errors import NoReplica
 from services.gateway.futures.rules import Bounds
-from services.gateway.tinker.sampling_request import sample_ask
-from services.gateway.tinker.sampling_result import sample_to_json, sample_to_proto
+from services.gateway.tinker.sampling_request import sample_request
+from services.gateway.tinker.sampling_results import sample_to_json, sample_to_proto
 from services.gateway.tinker.wire import tinker_pb2
 from services.kit.errors import InvalidField
 from services.kit.rpc.tensors import tensor_to_proto
@@ -238,7 +238,7 @@ async def test_wrong_request_is_refused_with_words(
 )
 def test_stops_mean_what_tinker_means(stop: Any, expected: tuple[Any, ...]) -> None:
     """Nothing leaves the end of sequence, an empty list takes even that."""
-    params = sample_ask(body('h', params={'stop': stop})).request.params
+    params = sample_request(body('h', params={'stop': stop})).request.params
     assert (tuple(params.stop_strings), tuple(params.stop_token_ids), params.is_eos_ignored) == expected
     assert (params.temperature, params.top_k, params.top_p, params.HasField('max_tokens')) == (1.0, -1, 1.0, False)
 

@@ -9,8 +9,8 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
-from services.gateway.tinker.training_request import message_of, request_from_proto
-from services.gateway.tinker.training_result import output_to_proto
+from services.gateway.tinker.training import parse_message, request_from_proto
+from services.gateway.tinker.training_results import output_to_proto
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.model.v1 import operation_result_pb2
 
@@ -39,7 +39,7 @@ def test_request_of_the_sdk_is_read_as_it_was_meant(data: list[tinker.Datum], be
     """Tokens, arrays and arguments of the loss."""
     given_input = ForwardBackwardInput(data=data, loss_fn='dro', loss_fn_config={'beta': beta})
     request = ForwardBackwardRequest(forward_backward_input=given_input, model_id='ses:train:0', seq_id=3)
-    read = request_from_proto(message_of(forward_backward_request_to_proto(request).SerializeToString()))
+    read = request_from_proto(parse_message(forward_backward_request_to_proto(request).SerializeToString()))
     assert (read.model_id, read.seq_id, read.loss_fn, read.config) == ('ses:train:0', 3, 'dro', {'beta': beta})
     assert [datum.tokens.tolist() for datum in read.datums] == [datum.model_input.to_ints() for datum in data]
     for datum, meant in zip(read.datums, data, strict=True):

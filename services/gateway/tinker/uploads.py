@@ -1,54 +1,53 @@
-"""Takes adapters that were made elsewhere: the archive of a peft folder as the body of a request, or of several."""
+"""Uploads of adapters: the archive of a PEFT folder as the body of one request, or of several."""
 
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.rules import UploadRequest
 from services.gateway.http.body import ClientGone, Pace, arriving
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.catalogue_answers import checkpoint_to_json
-from services.gateway.tinker.catalogue_ports import Uploads
+from services.gateway.tinker.catalogue_json import checkpoint_to_json
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_kind, parse_name
-from services.gateway.tinker.queries import query_of
-from services.gateway.tinker.routes import tinker_route
+from services.gateway.tinker.routes import query_of, tinker_route
 from services.kit.errors import DomainError, InvalidField, StreamOutOfOrder
 
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
-"""Nothing of an upload is held while it comes, so that it may take long; it may not trickle."""
+"""Uploads may take long, as they are not collected in memory, but must not stall."""
 _LENGTH = re.compile(r'\d{1,15}')
 _RANGE = re.compile(r'bytes (?:(\d{1,15})-(\d{1,15})|\*)/(\d{1,15})')
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Which bytes of an archive a body has."""
+    """Bytes of an archive in one body."""
 
     begin: int
     size_bytes: int
-    """Of the whole archive."""
+    """Size of the complete archive."""
 
 
 class UploadRoutes:
-    """Serves them."""
+    """Route of uploads."""
 
-    def __init__(self, uploads: Uploads, *, pace: Pace = _PACE) -> None:
-        """Give what comes to `uploads`, where it comes at that pace."""
-        self._uploads = uploads
+    def __init__(self, checkpoints: GrpcCheckpoints, *, pace: Pace = _PACE) -> None:
+        """Create the route; bodies must arrive at `pace`."""
+        self._checkpoints = checkpoints
         self._pace = pace
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [tinker_route('uploads/{name}', self._take, access=_UPLOAD, http_method='PUT')]
+        return [tinker_route('uploads/{name}', self._upload, access=_UPLOAD, http_method='PUT')]
 
-    async def _take(self, call: HttpCall) -> Response:
+    async def _upload(self, call: HttpCall) -> Response:
         query = query_of(call)
         name = parse_name(call.path_values['name'], 'name')
         kind = parse_kind(query.get('kind', WeightsKind.TRAINING), 'kind')
         part = _part_of(call)
-        order = UploadRequest(
-            # One that is not named is told by its name: the same name goes on with the same upload.
+        request = UploadRequest(
+            # Without an id, an upload with the same name resumes the previous one.
             upload_id=query.get('upload_id') or f'http-{name}',
             name=WeightsPath('', kind, name).native_name,
             base_model=query.get('base_model', ''),
@@ -56,7 +55,7 @@ class UploadRoutes:
         )
         body = _Body(call, self._pace)
         try:
-            checkpoint = await self._uploads.upload(order, body.pieces(), offset=part.begin)
+            checkpoint = await self._checkpoints.upload(request, body.chunks(), offset=part.begin)
         except DomainError as error:
             if body.failure is not None:
                 raise body.failure from error
@@ -67,36 +66,36 @@ class UploadRoutes:
 
 
 class _Body:
-    """The body of a call, piece by piece: nothing of it is kept."""
+    """Body of a call, read chunk by chunk."""
 
     def __init__(self, call: HttpCall, pace: Pace) -> None:
         self._call = call
         self._pace = pace
         self.failure: ClientGone | DomainError | None = None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield what comes; where the client leaves or is too slow, it ends early."""
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the chunks; the stream ends early when the client disconnects or is too slow."""
         try:
-            async for piece in arriving(self._call, self._pace):
-                if piece:
-                    yield piece
+            async for chunk in arriving(self._call, self._pace):
+                if chunk:
+                    yield chunk
             self._call.body_done.set()
         except (ClientGone, DomainError) as error:
-            # Whoever sends this on would be cut by an error; what has come so far is worth keeping.
+            # An error would cancel the upload to the checkpoint service, which can keep the bytes so far.
             self.failure = error
 
 
 def _part_of(call: HttpCall) -> _Part:
-    """Return which part of an archive the body is.
+    """Return the part of the archive in the body.
 
     Raises:
-        InvalidField: the headers do not say it, or contradict each other.
+        InvalidField: The headers are missing or inconsistent.
     """
     length = call.headers.get('content-length', '')
     if not _LENGTH.fullmatch(length):
         raise InvalidField('content-length', 'is required')
     if call.headers.get('content-encoding', 'identity') != 'identity':
-        raise InvalidField('content-encoding', 'must be absent: an archive may be compressed itself, as .tar.gz')
+        raise InvalidField('content-encoding', 'must be absent; compress the archive itself, such as .tar.gz')
     if 'content-range' not in call.headers:
         return _Part(0, int(length))
     match = _RANGE.fullmatch(call.headers['content-range'])
@@ -105,7 +104,7 @@ def _part_of(call: HttpCall) -> _Part:
     begin = int(match[1] or 0)
     expected = int(match[2]) - begin + 1 if match[2] else 0
     if match[2] and int(match[2]) >= int(match[3]):
-        raise InvalidField('content-range', 'ends behind the archive')
+        raise InvalidField('content-range', 'ends after the end of the archive')
     if int(length) != expected:
-        raise InvalidField('content-range', f'is of {expected} bytes, the body has {length}')
+        raise InvalidField('content-range', f'has {expected} bytes, but the body has {length}')
     return _Part(begin, int(match[3]))

@@ -1,37 +1,65 @@
-"""What came of sampling in Tinker's words: protobuf, or JSON for older clients.
+"""Responses for finished sampling futures: protobuf, or JSON for older clients.
 
-Log-probabilities are the model's own, before temperature and filters: the ones that training computes.
+Log-probabilities are those of the model before temperature and filters, equal to those that training computes.
 """
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from services.gateway.errors import SessionNotFound
+from services.gateway.http.call import JsonResponse, Response
+from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.tinker.arrays import Array, finite
+from services.gateway.tinker.futures import Outcome, ProtobufResponse, ResultFormat, Verb
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.rpc.tensors import tensor_data_from_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
-"""What stands in a cell that has no token."""
+"""Values of an empty cell."""
 
 
-def is_aborted(answer: sampler_service_pb2.SampleBatchResponse) -> bool:
-    """Return whether a sequence was ended from outside, for which Tinker has no word."""
-    return any(sequence.stop_reason == sampling_pb2.STOP_REASON_ABORT for sequence in answer.sequences)
+def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
+    """Return the response format of each sampling verb; `handles` are told which version was published."""
+
+    async def published(outcome: Outcome) -> Response:
+        handle = str(outcome.note.facts.get('sampling_session_id', ''))
+        # An interrupted save has left no handle; the client will resend it.
+        with suppress(SessionNotFound):
+            await handles.note_published(handle, outcome.result)
+        return JsonResponse({'sampling_session_id': handle, 'type': Verb.SAVE_FOR_SAMPLER})
+
+    return {Verb.SAMPLE: _sampled, Verb.PUBLISH: published}
 
 
-def sample_to_proto(answer: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> wire.SampleResponse:
+async def _sampled(outcome: Outcome) -> Response:
+    return await asyncio.to_thread(_sample_response, outcome)
+
+
+def _sample_response(outcome: Outcome) -> Response:
+    result = sampler_service_pb2.SampleBatchResponse.FromString(outcome.result)
+    if any(sequence.stop_reason == sampling_pb2.STOP_REASON_ABORT for sequence in result.sequences):
+        # Tinker has no stop reason for it.
+        return JsonResponse({'error': 'sampling was aborted by the operator of the sampler', 'category': 'server'})
+    if outcome.is_protobuf_accepted:
+        return ProtobufResponse(sample_to_proto(result, outcome.note.facts).SerializeToString())
+    return JsonResponse(sample_to_json(result, outcome.note.facts))
+
+
+def sample_to_proto(result: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> wire.SampleResponse:
     """Return the sequences as a message.
 
     Args:
-        answer: what the sampler says of the prompt.
-        facts: of the request, as `SampleAsk` has them.
+        result: Response of the sampler to one prompt.
+        facts: Facts of the request, from `TinkerSampleRequest`.
     """
-    response = wire.SampleResponse(prompt_cache_hit_tokens=answer.prompt.cached_token_count)
-    for sequence in answer.sequences:
+    response = wire.SampleResponse(prompt_cache_hit_tokens=result.prompt.cached_token_count)
+    for sequence in result.sequences:
         added = response.sequences.add(
             stop_reason=wire.STOP_REASON_STOP if _is_stopped(sequence) else wire.STOP_REASON_LENGTH,
             tokens=_array(sequence.token_ids, '<i4').tobytes(),
@@ -39,15 +67,15 @@ def sample_to_proto(answer: sampler_service_pb2.SampleBatchResponse, facts: Mapp
         )
         if sequence.HasField('top_logprobs'):
             added.topk_sampled_logprobs.CopyFrom(_topk_to_proto(*_topk(sequence.top_logprobs)))
-    scores = prompt_scores(answer.prompt, facts)
+    scores = _prompt_scores(result.prompt, facts)
     if scores is not None:
         response.prompt_logprobs = scores.tobytes()
-    if answer.prompt.HasField('top_logprobs'):
-        response.topk_prompt_logprobs.CopyFrom(_topk_to_proto(*_prompt_topk(answer.prompt, facts)))
+    if result.prompt.HasField('top_logprobs'):
+        response.topk_prompt_logprobs.CopyFrom(_topk_to_proto(*_prompt_topk(result.prompt, facts)))
     return response
 
 
-def sample_to_json(answer: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> dict[str, Any]:
+def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sequences as a JSON document; see `sample_to_proto`."""
     document: dict[str, Any] = {
         'type': 'sample',
@@ -57,20 +85,20 @@ def sample_to_json(answer: sampler_service_pb2.SampleBatchResponse, facts: Mappi
                 'tokens': _array(sequence.token_ids, '<i4').tolist(),
                 'logprobs': finite(_array(sequence.logprobs, '<f4')),
             }
-            for sequence in answer.sequences
+            for sequence in result.sequences
         ],
     }
-    scores = prompt_scores(answer.prompt, facts)
+    scores = _prompt_scores(result.prompt, facts)
     if scores is not None:
         document['prompt_logprobs'] = finite(scores)
-    if answer.prompt.HasField('top_logprobs'):
-        rows = zip(*(matrix.tolist() for matrix in _prompt_topk(answer.prompt, facts)), strict=True)
+    if result.prompt.HasField('top_logprobs'):
+        rows = zip(*(matrix.tolist() for matrix in _prompt_topk(result.prompt, facts)), strict=True)
         document['topk_prompt_logprobs'] = [_pairs(ids, logprobs) for ids, logprobs in rows]
     return document
 
 
-def prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:
-    """Return what the tokens of a prompt are worth; not a number where there is none, None where nobody asked."""
+def _prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:
+    """Return float32 [N] log-probabilities of a prompt, NaN where there is no score; None if not requested."""
     if not prompt.HasField('logprobs') or not facts.get('is_scored', True):
         return None
     scores = _array(prompt.logprobs, '<f4').copy()
@@ -83,7 +111,7 @@ def _is_stopped(sequence: sampling_pb2.SampledSequence) -> bool:
 
 
 def _unscored(length: int, facts: Mapping[str, Any]) -> int:
-    """Return how many tokens of a prompt have no score: the first, and those before the last that were asked for."""
+    """Return how many leading tokens of a prompt have no score."""
     return max(1, length - facts['last_n']) if 'last_n' in facts else 1
 
 
@@ -107,7 +135,7 @@ def _topk_to_proto(ids: Array, logprobs: Array) -> wire.TopkLogprobs:
 
 
 def _pairs(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] | None:
-    """Return the tokens of a place; None where there are none."""
+    """Return the tokens at one position; None if there are none."""
     pairs = [(token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob != NO_LOGPROB]
     return pairs or None
 

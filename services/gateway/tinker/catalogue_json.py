@@ -1,4 +1,4 @@
-"""Runs, checkpoints and sessions as Tinker's clients read them."""
+"""Runs, checkpoints and sessions as JSON documents."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -8,8 +8,9 @@ from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.paging import Counted, Slice
 from services.gateway.sessions.rules import FinishReason, Session, SessionState
 from services.gateway.tinker.paths import WeightsKind, path_of_native
-from services.gateway.tinker.session_routes import OWN_LABELS
 
+OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
+"""Labels of a session that store fields for which we have none."""
 _TYPES = {WeightsKind.TRAINING: 'training', WeightsKind.SAMPLER: 'sampler', WeightsKind.EXTERNAL: 'external'}
 _REASONS = {
     FinishReason.SUCCESS: 'success',
@@ -19,7 +20,7 @@ _REASONS = {
 
 
 def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
-    """Return a run; `checkpoints` are its own, newest first."""
+    """Return a run; `checkpoints` are those of the run, newest first."""
     newest: dict[WeightsKind, Checkpoint] = {}
     for checkpoint in checkpoints:
         newest.setdefault(path_of_native(checkpoint.path).kind, checkpoint)
@@ -31,7 +32,7 @@ def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
         'is_lora': run.lora_rank > 0,
         'corrupted': False,
         'lora_rank': run.lora_rank or None,
-        'last_request_time': moment_to_json(run.update_time),
+        'last_request_time': time_to_json(run.update_time),
         'last_checkpoint': checkpoint_to_json(last) if last else None,
         'last_sampler_checkpoint': checkpoint_to_json(last_sampler) if last_sampler else None,
         'user_metadata': labels_to_json(run.user_metadata),
@@ -44,25 +45,25 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         'checkpoint_id': path.checkpoint_id,
         'checkpoint_type': _TYPES[path.kind],
-        'time': moment_to_json(checkpoint.create_time),
+        'time': time_to_json(checkpoint.create_time),
         'tinker_path': str(path),
         'size_bytes': checkpoint.size_bytes,
         'public': checkpoint.is_public,
-        'expires_at': moment_to_json(checkpoint.expire_time),
+        'expires_at': time_to_json(checkpoint.expire_time),
         'user_metadata': labels_to_json(checkpoint.user_metadata),
     }
 
 
 def cursor_to_json(part: Slice, found: Counted[Any]) -> dict[str, int]:
-    """Return where in a list an answer is."""
+    """Return the position of a response in its list."""
     return {'offset': part.offset, 'limit': part.limit, 'total_count': found.total_count}
 
 
 def session_to_json(session: Session, *, stored: tuple[int, int]) -> dict[str, Any]:
-    """Return a session as one found; `stored` are number and bytes of its checkpoints."""
+    """Return a found session; `stored` are the number and bytes of its checkpoints."""
     return {
         'session_id': session.session_id,
-        'created_at': moment_to_json(session.create_time),
+        'created_at': time_to_json(session.create_time),
         'owner': session.tenant_id,
         'project_id': session.project_id,
         'status': _status(session),
@@ -74,29 +75,29 @@ def session_to_json(session: Session, *, stored: tuple[int, int]) -> dict[str, A
 
 
 def status_kind(session: Session) -> str:
-    """Return the kind of a session's state; empty where its client fell silent."""
+    """Return the kind of a session's status; empty for an expired session."""
     kinds = {SessionState.ACTIVE: 'active', SessionState.FINISHED: 'client_finished'}
     return kinds.get(session.state, '')
 
 
 def finish_kind(session: Session) -> str:
-    """Return how a session's client ended."""
+    """Return how the client finished a session."""
     return _REASONS[session.finish_reason or FinishReason.SUCCESS]
 
 
 def own_label(session: Session, name: str) -> str:
-    """Return what a client told beside its own labels; empty where it did not."""
+    """Return a field of `OWN_LABELS`; empty if the client did not send it."""
     return session.user_metadata.get(OWN_LABELS[name], '')
 
 
 def labels_to_json(labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the labels that are a client's own; None where there are none."""
+    """Return the labels that the client chose; None if there are none."""
     return {name: value for name, value in labels.items() if not name.startswith('tinker:')} or None
 
 
-def moment_to_json(moment: datetime | None) -> str | None:
-    """Return a moment."""
-    return None if moment is None else moment.isoformat()
+def time_to_json(time: datetime | None) -> str | None:
+    """Return a time in ISO 8601."""
+    return None if time is None else time.isoformat()
 
 
 def _status(session: Session) -> dict[str, Any] | None:

@@ -1,0 +1,210 @@
+"""Runs and checkpoints: lists, and checkpoints deleted, published, expired and copied."""
+
+from datetime import UTC, timedelta
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from services.gateway.catalogue.checkpoints import Checkpoints
+from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.catalogue.rules import Run
+from services.gateway.catalogue.runs import Runs
+from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.errors import RunNotFound
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.http.validation import not_served
+from services.gateway.sessions.sessions import Sessions
+from services.gateway.tinker.bodies import Counter, TinkerModel, WeightsPathField, read_body
+from services.gateway.tinker.catalogue_json import checkpoint_to_json, cursor_to_json, run_to_json
+from services.gateway.tinker.operations import Lookups, model_id_of
+from services.gateway.tinker.paths import path_of_native
+from services.gateway.tinker.routes import (
+    CATALOGUE,
+    CHECKPOINTS,
+    check_scope,
+    path_of,
+    query_of,
+    slice_of,
+    tinker_route,
+)
+from services.kit.errors import DomainError
+from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import text_from_proto
+from twinkle.api.model.v1 import adapter_pb2
+
+_ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
+_KEY_LENGTH = 256
+
+
+class RunRoutes:
+    """Routes that list runs and checkpoints."""
+
+    def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: Lookups) -> None:
+        """Create the routes.
+
+        Args:
+            browser: Catalogue of the caller.
+            client: Client of the checkpoint service, which lists new checkpoints before the catalogue does.
+            runs: Runs of the catalogue.
+            lookups: Client of the model services, which know new models before the catalogue does.
+        """
+        self._browser = browser
+        self._client = client
+        self._runs = runs
+        self._lookups = lookups
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        rows = (
+            ('training_runs', self._list_runs),
+            ('training_runs/{run_id}', self._show_run),
+            ('training_runs/{run_id}/checkpoints', self._list_run_checkpoints),
+            ('checkpoints', self._list_checkpoints),
+        )
+        return [tinker_route(path, serve, access=CATALOGUE, http_method='GET') for path, serve in rows]
+
+    async def _list_runs(self, call: HttpCall) -> Response:
+        query = query_of(call)
+        check_scope(query)
+        part, tenant_id = slice_of(query, limit=20), current_caller().tenant_id
+        found = await self._browser.runs(tenant_id, part, project_id=query.get('project_id', ''))
+        checkpoints = await self._browser.checkpoints_of(tenant_id, [run.run_id for run in found.items])
+        runs = [run_to_json(run, (item for item in checkpoints if item.run_id == run.run_id)) for run in found.items]
+        return JsonResponse({'training_runs': runs, 'cursor': cursor_to_json(part, found)})
+
+    async def _show_run(self, call: HttpCall) -> Response:
+        check_scope(query_of(call))
+        run = await self._find(call.path_values['run_id'])
+        return JsonResponse(run_to_json(run, await self._browser.checkpoints_of(run.tenant_id, [run.run_id])))
+
+    async def _list_run_checkpoints(self, call: HttpCall) -> Response:
+        run_id = call.path_values['run_id']
+        found = await self._client.list_of(run_id)
+        if not found:
+            await self._find(run_id)
+        return JsonResponse({'checkpoints': [checkpoint_to_json(item) for item in found]})
+
+    async def _list_checkpoints(self, call: HttpCall) -> Response:
+        query = query_of(call)
+        check_scope(query)
+        part = slice_of(query, limit=100)
+        found = await self._browser.checkpoints(current_caller().tenant_id, part)
+        checkpoints = [checkpoint_to_json(item) for item in found.items]
+        return JsonResponse({'checkpoints': checkpoints, 'cursor': cursor_to_json(part, found)})
+
+    async def _find(self, run_id: str) -> Run:
+        """Return a run of the caller.
+
+        Raises:
+            RunNotFound: The caller has no such run.
+        """
+        try:
+            return await self._runs.get(current_caller(), run_id)
+        except RunNotFound as error:
+            try:
+                adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(run_id))
+            except DomainError:
+                raise error from None
+            return _run_of(adapter)
+
+
+def _run_of(adapter: adapter_pb2.Adapter) -> Run:
+    return Run(
+        run_id=adapter.adapter_id,
+        tenant_id=current_caller().tenant_id,
+        base_model=adapter.base_model,
+        lora_rank=adapter.lora_config.lora_rank,
+        step_count=adapter.step_count,
+        version=adapter.version,
+        user_metadata=dict(adapter.user_metadata),
+        is_active=True,
+        create_time=adapter.create_time.ToDatetime(tzinfo=UTC),
+        update_time=adapter.update_time.ToDatetime(tzinfo=UTC),
+    )
+
+
+class TtlBody(TinkerModel):
+    """Body with a time to live."""
+
+    ttl_seconds: Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)] | None = None
+    """None keeps the weights until they are deleted."""
+
+    @property
+    def ttl(self) -> timedelta | None:
+        """Time to live from now."""
+        return None if self.ttl_seconds is None else timedelta(seconds=self.ttl_seconds)
+
+
+class CopyBody(TtlBody):
+    """Body of `copy_weights`."""
+
+    weights_access_token: Annotated[
+        None, not_served('is not supported; weights of another account can be copied once they are published')
+    ] = None
+    destination_project_id: str = ''
+    """Ignored: projects contain no copies, so each copy has its own run."""
+    session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    model_seq_id: Counter | None = Field(default=None, validate_default=True)
+    """Model of the session that owns the copy."""
+    source_path: WeightsPathField
+
+    @field_validator('model_seq_id', mode='before')
+    @classmethod
+    def _check_model(cls, seq_id: Any, info: ValidationInfo) -> Any:
+        if info.data.get('session_id') is None:
+            return None
+        if seq_id is None:
+            raise ValueError('is required with session_id')
+        return seq_id
+
+
+class CheckpointRoutes:
+    """Routes that change saved weights."""
+
+    def __init__(self, checkpoints: Checkpoints, sessions: Sessions) -> None:
+        self._checkpoints = checkpoints
+        self._sessions = sessions
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            tinker_route(_ONE, self._delete, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{_ONE}/publish', self._publish, access=CHECKPOINTS),
+            tinker_route(f'{_ONE}/publish', self._unpublish, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{_ONE}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
+            tinker_route('copy_weights', self._copy, access=CHECKPOINTS),
+        ]
+
+    async def _delete(self, call: HttpCall) -> Response:
+        await self._checkpoints.delete(current_caller(), path_of(call).native)
+        return JsonResponse({'type': 'delete_checkpoint'})
+
+    async def _publish(self, call: HttpCall) -> Response:
+        return await self._set_public(call, is_public=True)
+
+    async def _unpublish(self, call: HttpCall) -> Response:
+        return await self._set_public(call, is_public=False)
+
+    async def _set_public(self, call: HttpCall, *, is_public: bool) -> Response:
+        await self._checkpoints.set_public(path_of(call).native, is_public=is_public)
+        return JsonResponse({'public': is_public})
+
+    async def _set_ttl(self, call: HttpCall) -> Response:
+        path = path_of(call)
+        given = await read_body(call, TtlBody)
+        await self._checkpoints.set_ttl(path.native, given.ttl)
+        return JsonResponse({'type': 'set_checkpoint_ttl'})
+
+    async def _copy(self, call: HttpCall) -> Response:
+        given = await read_body(call, CopyBody)
+        run_id = ''
+        if given.session_id is not None and given.model_seq_id is not None:
+            await self._sessions.get(current_caller(), given.session_id)
+            run_id = model_id_of(given.session_id, given.model_seq_id)
+        # Identifies repeated requests; empty if the client sends none.
+        key = text_from_proto(call.headers.get('x-idempotency-key', ''), 'x-idempotency-key', limit=_KEY_LENGTH)
+        source = given.source_path
+        copy = await self._checkpoints.copy(
+            current_caller(), source.native, name=source.native_name, run_id=run_id, key=key, ttl=given.ttl
+        )
+        return JsonResponse({'tinker_path': str(path_of_native(copy.path))})

@@ -1,0 +1,147 @@
+"""Outcomes of futures: routes that clients poll, each call waiting a while so that they poll rarely."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from services.gateway.futures.futures import Futures
+from services.gateway.futures.rules import Future, FutureState
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
+from services.gateway.tinker.errors import category_of, text_of
+from services.gateway.tinker.routes import ANY_KEY, tinker_route
+from services.kit.errors import NotBuiltYet
+
+WAIT_SECONDS = 25.0
+"""Seconds that a poll waits for an outcome; clients time out after 45."""
+CREATE, EXECUTE, DELETE, SAMPLE = 'create_adapter', 'execute', 'delete_adapter', 'sample'
+"""Kinds of futures: the native requests that they carry."""
+
+
+class Verb(StrEnum):
+    """Request that a client made."""
+
+    CREATE_MODEL = 'create_model'
+    LOAD_MODEL = 'load_model'
+    """Create a model from saved weights."""
+    FORWARD = 'forward'
+    FORWARD_BACKWARD = 'forward_backward'
+    OPTIM_STEP = 'optim_step'
+    SAVE_WEIGHTS = 'save_weights'
+    SAVE_FOR_SAMPLER = 'save_weights_for_sampler'
+    PUBLISH = 'publish'
+    """Save weights without a name, for a sampling session."""
+    SAVE_EXTERNAL = 'save_weights_external'
+    LOAD_WEIGHTS = 'load_weights'
+    UNLOAD_MODEL = 'unload_model'
+    SAMPLE = 'sample'
+
+
+@dataclass(frozen=True)
+class FutureNote:
+    """Facts stored with a future to build its response after the request is deleted."""
+
+    verb: str
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Other facts: short JSON values."""
+
+    def __str__(self) -> str:
+        return json.dumps({'verb': self.verb, **self.facts}, separators=(',', ':'), sort_keys=True)
+
+
+def note_of(future: Future) -> FutureNote:
+    """Return the note of a future; futures of other APIs have an empty verb."""
+    try:
+        facts = json.loads(future.note)
+    except ValueError:
+        return FutureNote('')
+    return FutureNote(str(facts.pop('verb', '')), facts) if isinstance(facts, dict) else FutureNote('')  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a finished future."""
+
+    future: Future
+    note: FutureNote
+    result: bytes
+    """Native response."""
+    is_protobuf_accepted: bool
+
+
+ResultFormat = Callable[[Outcome], Awaitable[Response]]
+"""Builds the response for an outcome."""
+
+
+@dataclass(frozen=True)
+class ProtobufResponse:
+    """Protobuf message."""
+
+    data: bytes
+
+    async def write(self, call: HttpCall) -> None:
+        """Write head and body to the client."""
+        await call.begin(200, PROTOBUF_TYPE, {'content-length': str(len(self.data))})
+        await call.write(self.data, is_last=True)
+
+
+class FutureBody(TinkerModel):
+    """Body that names a future."""
+
+    request_id: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class FutureRoutes:
+    """Routes of futures."""
+
+    def __init__(
+        self,
+        futures: Futures,
+        formats: Mapping[str, ResultFormat],
+        *,
+        is_rate_limited: Callable[[str], bool] = lambda _: False,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            futures: Futures of the callers.
+            formats: Response of each verb.
+            is_rate_limited: Whether a tenant's requests wait until it has paid for the tokens it used.
+            wait_seconds: Seconds that a poll waits.
+        """
+        self._futures = futures
+        self._formats = formats
+        self._is_rate_limited = is_rate_limited
+        self._wait_seconds = wait_seconds
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            tinker_route('retrieve_future', self._retrieve, access=ANY_KEY),
+            tinker_route('cancel_future', self._cancel, access=ANY_KEY),
+        ]
+
+    async def _retrieve(self, call: HttpCall) -> Response:
+        future_id = (await read_body(call, FutureBody)).request_id
+        future = await self._futures.wait(future_id, seconds=self._wait_seconds)
+        if not future.is_finished:
+            state = 'paused_rate_limit' if self._is_rate_limited(future.tenant_id) else 'active'
+            return JsonResponse({'type': 'try_again', 'request_id': future_id, 'queue_state': state})
+        if future.state is FutureState.FAILED and future.error is not None:
+            return JsonResponse({'error': text_of(future.error), 'category': category_of(future.error)})
+        note = note_of(future)
+        if note.verb not in self._formats:
+            raise NotBuiltYet(note.verb or future.kind)
+        # The result and the response made of it are both in memory until the client has read the response.
+        await call.reserve_body(2 * await self._futures.result_bytes(future))
+        result = await self._futures.result(future)
+        return await self._formats[note.verb](Outcome(future, note, result, accepts_protobuf(call)))
+
+    async def _cancel(self, call: HttpCall) -> Response:
+        await self._futures.cancel((await read_body(call, FutureBody)).request_id)
+        return JsonResponse({'type': 'cancel_future'})

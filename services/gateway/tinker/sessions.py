@@ -1,0 +1,194 @@
+"""Sessions of clients: created, kept alive, finished, listed, described, and assigned to projects."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.sessions.rules import FinishReason, SessionRequest
+from services.gateway.sessions.sessions import Sessions
+from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, read_body
+from services.gateway.tinker.catalogue_json import OWN_LABELS, labels_to_json, own_label
+from services.gateway.tinker.paths import path_of_native
+from services.gateway.tinker.routes import CATALOGUE, SESSIONS, check_scope, query_of, slice_of, tinker_route
+from services.gateway.tinker.session_search import SearchBody, SessionSearch
+from services.kit.errors import InvalidField
+from services.kit.ids import new_id
+from services.kit.rpc.context import current_caller
+
+SAVED_LABEL = 'twinkle:saved_checkpoints'
+"""Label with the paths of weights that were saved when a session expired, separated by spaces."""
+_MAX_TAGS = 4096
+"""Most characters of all tags, as JSON."""
+_REASONS = {
+    'success': FinishReason.SUCCESS,
+    'errored': FinishReason.FAILED,
+    'interrupted': FinishReason.INTERRUPTED,
+}
+_UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head keeps the weights of the base model'
+
+SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
+"""Returns the ids of the sampling sessions in a session of the current caller."""
+
+
+class SessionBody(TinkerModel):
+    """Body of `create_session`."""
+
+    user_metadata: Labels = Field(default_factory=dict[str, str])
+    tags: Annotated[list[ShortText], Field(fail_fast=True)] = Field(default_factory=list[str])
+    display_name: ShortText = ''
+    sdk_version: ShortText = ''
+    project_id: ShortText = ''
+
+    def request(self, request_id: str) -> SessionRequest:
+        """Return the native request.
+
+        Raises:
+            InvalidField: The tags are too long.
+        """
+        tags = json.dumps(self.tags) if self.tags else ''
+        if len(tags) > _MAX_TAGS:
+            raise InvalidField('tags', f'must have at most {_MAX_TAGS} characters in total')
+        own = {'display_name': self.display_name, 'tags': tags}
+        return SessionRequest(
+            request_id=request_id,
+            client=f'tinker {self.sdk_version}'.strip()[:128],
+            user_metadata={
+                **self.user_metadata,
+                **{OWN_LABELS[name]: value for name, value in own.items() if value},
+            },
+            project_id=self.project_id,
+        )
+
+
+class HeartbeatBody(TinkerModel):
+    """Body of `session_heartbeat`."""
+
+    session_id: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class SessionEnd(TinkerModel):
+    """How a client finished its session."""
+
+    type: str = 'success'
+
+    @field_validator('type')
+    @classmethod
+    def _check_type(cls, kind: str) -> str:
+        if kind not in _REASONS:
+            raise ValueError(f'must be one of {", ".join(_REASONS)}')
+        return kind
+
+
+class FinishBody(TinkerModel):
+    """Body of `sessions/{session_id}/finish`."""
+
+    reason: SessionEnd = SessionEnd()
+
+
+class ProjectBody(TinkerModel):
+    """Body of `sessions/{session_id}/project`."""
+
+    project_id: ShortText = ''
+
+
+class SessionRoutes:
+    """Routes of the session that a client runs in."""
+
+    def __init__(self, sessions: Sessions, *, is_unembed_trained: bool) -> None:
+        """Create the routes; clients are warned if `train_unembed` has no effect."""
+        self._sessions = sessions
+        self._notice = {} if is_unembed_trained else {'info_message': _UNEMBED_NOTICE}
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            tinker_route('create_session', self._create, access=SESSIONS),
+            tinker_route('session_heartbeat', self._heartbeat, access=SESSIONS),
+            tinker_route('sessions/{session_id}/finish', self._finish, access=SESSIONS),
+        ]
+
+    async def _create(self, call: HttpCall) -> Response:
+        # The SDK sends one key with all HTTP retries of a call.
+        request_id = call.headers.get('x-idempotency-key', '')[:256] or new_id('rq')
+        request = (await read_body(call, SessionBody)).request(request_id)
+        session = await self._sessions.create(current_caller(), request)
+        return JsonResponse({'session_id': session.session_id, 'type': 'create_session', **self._notice})
+
+    async def _heartbeat(self, call: HttpCall) -> Response:
+        given = await read_body(call, HeartbeatBody)
+        await self._sessions.heartbeat(current_caller(), given.session_id)
+        return JsonResponse({'type': 'session_heartbeat'})
+
+    async def _finish(self, call: HttpCall) -> Response:
+        given = await read_body(call, FinishBody)
+        session_id = call.path_values['session_id']
+        await self._sessions.finish(current_caller(), session_id, reason=_REASONS[given.reason.type])
+        return JsonResponse({'session_id': session_id})
+
+
+class SessionListRoutes:
+    """Routes of all sessions of a tenant."""
+
+    def __init__(
+        self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, sampler_ids: SamplerIds
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            browser: Catalogue of the caller.
+            sessions: Sessions of the caller.
+            search: Search over these sessions.
+            sampler_ids: Lists the sampling sessions in a session.
+        """
+        self._browser = browser
+        self._sessions = sessions
+        self._search_sessions = search
+        self._sampler_ids = sampler_ids
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            tinker_route('sessions', self._list, access=CATALOGUE, http_method='GET'),
+            tinker_route('sessions/{session_id}', self._show, access=CATALOGUE, http_method='GET'),
+            tinker_route('sessions/{session_id}/trace_export', self._export, access=CATALOGUE, http_method='GET'),
+            tinker_route('sessions/search', self._search, access=CATALOGUE),
+            tinker_route('sessions/{session_id}/project', self._assign, access=SESSIONS, http_method='PUT'),
+        ]
+
+    async def _list(self, call: HttpCall) -> Response:
+        query = query_of(call)
+        check_scope(query)
+        part = slice_of(query, limit=20)
+        found = await self._browser.sessions(current_caller().tenant_id, part, project_id=query.get('project_id', ''))
+        return JsonResponse({'sessions': [session.session_id for session in found.items]})
+
+    async def _show(self, call: HttpCall) -> Response:
+        check_scope(query_of(call))
+        session = await self._sessions.get(current_caller(), call.path_values['session_id'])
+        run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
+        saved = [str(path_of_native(path)) for path in session.checkpoint_paths]
+        labels = {**session.user_metadata, **({SAVED_LABEL: ' '.join(saved)} if saved else {})}
+        document: dict[str, Any] = {
+            'training_run_ids': list(run_ids),
+            'sampler_ids': list(await self._sampler_ids(session.session_id)),
+            'user_metadata': labels_to_json(labels),
+            'display_name': own_label(session, 'display_name') or None,
+        }
+        return JsonResponse(document)
+
+    async def _search(self, call: HttpCall) -> Response:
+        return JsonResponse(await self._search_sessions((await read_body(call, SearchBody)).search()))
+
+    async def _assign(self, call: HttpCall) -> Response:
+        given = await read_body(call, ProjectBody)
+        session_id = call.path_values['session_id']
+        session = await self._sessions.assign_project(current_caller(), session_id, project_id=given.project_id)
+        return JsonResponse({'session_id': session.session_id, 'project_id': session.project_id})
+
+    async def _export(self, call: HttpCall) -> Response:
+        await self._sessions.get(current_caller(), call.path_values['session_id'])
+        return JsonResponse({'status': 'failed', 'error': 'traces of sessions are not recorded here'})
