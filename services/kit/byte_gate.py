@@ -11,8 +11,8 @@ from services.kit.errors import BytesFull
 
 _SMALL_BYTES = 1 << 16
 """Smaller requests overtake larger ones, so polls and heartbeats continue while large bodies wait."""
-_SMALL_FRACTION = 16
-"""One part in this many, of each limit, is reserved for small requests."""
+_RESERVED_FRACTION = 16
+"""Each limit reserves one part in this many for small requests."""
 
 _QueueKey = tuple[str, bool]
 """Tenant, and whether the requests are small."""
@@ -39,7 +39,7 @@ class ByteGate:
             total_bytes: Limit of all tenants together.
             wait_seconds: Time that a request waits for room before it is refused; None for no limit.
         """
-        self._tenant_bytes = min(tenant_bytes, total_bytes * (_SMALL_FRACTION - 1) // _SMALL_FRACTION // 2)
+        self._tenant_bytes = min(tenant_bytes, total_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION // 2)
         self._total_bytes = total_bytes
         self._wait_seconds = wait_seconds
         self._held: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class ByteGate:
     @property
     def largest_bytes(self) -> int:
         """Largest number of bytes that one request counts as."""
-        return self._tenant_bytes * (_SMALL_FRACTION - 1) // _SMALL_FRACTION
+        return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':
         """Return an empty hold for a tenant."""
@@ -121,7 +121,7 @@ class ByteGate:
         is_small = key[1]
         free = self._total_bytes - self._held.total()
         if not is_small:
-            free -= self._total_bytes // _SMALL_FRACTION
+            free -= self._total_bytes // _RESERVED_FRACTION
         share = size_bytes if is_small else self._held[key[0]] + size_bytes
         return share <= free and self._fits_tenant(key, size_bytes)
 
