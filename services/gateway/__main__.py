@@ -9,11 +9,13 @@ from typing import Any
 import grpc
 
 from services.gateway.catalogue.grpc import LimitedCheckpoints
-from services.gateway.catalogue.open import checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from services.gateway.config import GatewayConfig
+from services.gateway.exports.exports import Exports
 from services.gateway.exports.open import open_exports
 from services.gateway.exports.servicer import ExportServicer
 from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
+from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
@@ -35,9 +37,9 @@ from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
 from services.gateway.sampling.grpc import GrpcWeightFacts
 from services.gateway.sampling.open import open_sampling
-from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 from services.gateway.sessions.open import open_sessions, session_job
 from services.gateway.sessions.servicer import SessionServicer
+from services.gateway.sessions.sessions import Sessions
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
@@ -55,7 +57,7 @@ class Gateway:
     """An assembled gateway, not started."""
 
     server: RpcServer
-    jobs: tuple[Job, ...]
+    jobs: Sequence[Job]
     """Background tasks that run beside the server until it stops."""
     futures: Futures
     http: HttpServer | None = None
@@ -71,10 +73,9 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
         upstreams = await open_upstreams(config, database, stack, clock=clock)
-        models = tuple(upstreams.models.values())
-        quotas = await stack.enter_async_context(open_quotas(config, database, models, clock=clock))
+        quotas = await stack.enter_async_context(open_quotas(config, database, upstreams.models, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
-        fleet, channels, sampler_facts = await open_fleet(config, stack, clock=clock)
+        fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
         trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
@@ -82,46 +83,48 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         )
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
-        work = FutureService(futures, handles)
-        endpoints = make_endpoints(
-            keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
-            quotas=QuotaServicer(quotas),
-            sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
-            catalogue=UsageServicer(quotas, catalogue.runs, catalogue.checkpoints),
-            exports=ExportServicer(exports),
-            fleet=FleetServicer(open_replicas(config, fleet)),
-        )
-        samplers = SamplerHandlers(SamplerServicer(sampling))
-        handlers: dict[grpc.GenericRpcHandler, Mapping[str, bool]] = {samplers: samplers.methods}
-        handlers |= open_forwarding(config, upstreams, quotas.training)
-        facts = [*upstreams.model_facts, sampler_facts, upstreams.facts['data'], upstreams.facts['checkpoint']]
-        server = _server(config, accounts, endpoints, handlers=handlers, facts=facts)
+        replicas = open_replicas(config, fleet)
+        endpoints = _endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
+        handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
+        server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close)
         server.on_drain(futures.begin_stop)
-        chat = FleetSamplers(sampling, fleet, describe=sampler_facts.describe)
+        chat, work = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
             *open_openai(config, chat, catalogue.runs, clock=clock),
-            *open_tinker(config, database, sessions=sessions, work=work, upstreams=upstreams, samplers=sampler_facts),
-            *open_tinker_catalogue(
-                database,
-                catalogue=catalogue,
-                accounts=accounts,
-                sessions=sessions,
-                lookups=upstreams.lookups,
-                clock=clock,
-            ),
+            *open_tinker(config, database, sessions=sessions, work=work, upstreams=upstreams, samplers=samplers),
+            *open_tinker_catalogue(database, catalogue, accounts, sessions, lookups=upstreams.lookups, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
-        jobs = (
-            session_job(config, database, models=models, versions=handles, clock=clock),
+        jobs = [
+            session_job(config, database, models=upstreams.models, versions=handles, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
             export_runner.run,
             *future_jobs,
-        )
+        ]
         yield Gateway(server, jobs, futures, http)
+
+
+def _endpoints(
+    accounts: Accounts,
+    sessions: Sessions,
+    catalogue: Catalogue,
+    quotas: Quotas,
+    *,
+    exports: Exports,
+    replicas: Replicas,
+) -> list[Endpoint]:
+    return make_endpoints(
+        keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
+        quotas=QuotaServicer(quotas),
+        sessions=SessionServicer(sessions),
+        catalogue=UsageServicer(quotas, catalogue.runs, catalogue.checkpoints),
+        exports=ExportServicer(exports),
+        fleet=FleetServicer(replicas),
+    )
 
 
 def _server(

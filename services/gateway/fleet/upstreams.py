@@ -312,6 +312,10 @@ class Upstreams:
         self.calls = ModelChannels(self.routes, self.models) if self.models else None
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
 
+    def all_facts(self, samplers: ServiceFacts) -> list[ServiceFacts]:
+        """Return the descriptions of all services, with that of the fleet of `samplers`."""
+        return [*self.model_facts, samplers, self.facts['data'], self.facts['checkpoint']]
+
     @property
     def model_facts(self) -> list[GrpcUpstreamFacts]:
         """Descriptions of the model services."""

@@ -12,12 +12,14 @@ from services.gateway.forwarding.by_model import ModelForwarder
 from services.gateway.forwarding.bytes import Forwarder
 from services.gateway.forwarding.endpoints import FORWARDED
 from services.gateway.quotas.limits import TrainingLimits
+from services.gateway.sampling.sampling import Sampling
+from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 
 
 def open_forwarding(
-    config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits
+    config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits, *, sampling: Sampling
 ) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
-    """Return the handlers of all forwarded contracts within quotas, with the methods that each one serves."""
+    """Return the handlers of serialized calls with the methods that each one serves: forwarded calls, and sampling."""
     token = config.internal_token
     forwarders: list[Forwarder | ModelForwarder] = [
         Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)
@@ -29,4 +31,6 @@ def open_forwarding(
             ModelForwarder(FORWARDED[MODEL], channels=upstreams.models, routes=upstreams.routes, internal_token=token),
         ]
     patience = config.quotas.patience.total_seconds()
-    return {AdmittedCalls(item, limits, patience_seconds=patience): item.methods for item in forwarders}
+    samplers = SamplerHandlers(SamplerServicer(sampling))
+    forwarded = {AdmittedCalls(item, limits, patience_seconds=patience): item.methods for item in forwarders}
+    return {samplers: samplers.methods, **forwarded}

@@ -1,6 +1,6 @@
 """Opens quotas and usage."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any
@@ -25,21 +25,21 @@ Job = Callable[[], Coroutine[Any, Any, Any]]
 
 @asynccontextmanager
 async def open_quotas(
-    config: GatewayConfig, database: Database, models: Sequence[grpc.aio.Channel], *, clock: Clock
+    config: GatewayConfig, database: Database, models: Mapping[str, grpc.aio.Channel], *, clock: Clock
 ) -> AsyncIterator[Quotas]:
     """Enforce quotas and count usage while the block runs; the remaining usage is recorded at its end.
 
     Args:
         config: the gateway's configuration.
         database: stores quotas and usage.
-        models: channels without interceptors to all model services.
+        models: channels without interceptors to all model services, by name.
         clock: source of the time.
     """
     table, usage = QuotaTable(SqlQuotaStore(database), default=default_quota(config.quotas)), SqlUsageStore(database)
     await table.read()
     rates = TokenRates(table, clock=clock)
     meter = UsageMeter(usage, rates, clock=clock)
-    census = GrpcAdapters(models, internal_token=config.internal_token)
+    census = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
     training = TrainingLimits(table, rates, usage, census)
     try:
         yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)

@@ -1,6 +1,6 @@
 """Opens sessions over a database, and the background sweep over them."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import grpc
@@ -18,14 +18,20 @@ from services.kit.clock import Clock
 
 def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:
     """Return the sessions in `database`."""
-    return Sessions(SqlSessionStore(database), projects, lifetime=config.session_lifetime, clock=clock)
+    return Sessions(
+        SqlSessionStore(database),
+        projects,
+        lifetime=config.session_lifetime,
+        heartbeat_interval=config.heartbeat_interval,
+        clock=clock,
+    )
 
 
 def session_job(
     config: GatewayConfig,
     database: Database,
     *,
-    models: Sequence[grpc.aio.Channel],
+    models: Mapping[str, grpc.aio.Channel],
     versions: VersionPins,
     clock: Clock,
 ) -> Callable[[], Coroutine[Any, Any, Any]]:
@@ -34,12 +40,12 @@ def session_job(
     Args:
         config: gateway configuration.
         database: database with the sessions.
-        models: one channel without credentials to each model service.
+        models: channels without credentials to the model services, by name.
         versions: pins of the versions that sessions sample from.
         clock: source of the current time.
     """
     store = SqlSessionStore(database)
-    adapters = GrpcAdapters(models, internal_token=config.internal_token)
+    adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
     settler = SessionSettler(store, adapters, versions)
     sweep = SessionSweep(store, settler, lifetime=config.session_lifetime, clock=clock)
     return lambda: sweep.run(interval=config.heartbeat_interval)

@@ -2,7 +2,6 @@
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
-from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -19,11 +18,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
-    """Implements `SessionService`, and asks clients for a heartbeat every `heartbeat_interval`."""
+    """Implements `SessionService`."""
 
-    def __init__(self, sessions: Sessions, *, heartbeat_interval: timedelta) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._heartbeat_interval = heartbeat_interval
 
     async def CreateSession(
         self, request: messages.CreateSessionRequest, context: Context
@@ -31,7 +29,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         session = await self._sessions.create(current_caller(), convert.session_request_from_proto(request))
         return messages.CreateSessionResponse(
             session=convert.session_to_proto(session),
-            heartbeat_interval=duration_to_proto(self._heartbeat_interval),
+            heartbeat_interval=duration_to_proto(self._sessions.heartbeat_interval),
         )
 
     async def Heartbeat(self, request: messages.HeartbeatRequest, context: Context) -> messages.HeartbeatResponse:

@@ -19,14 +19,23 @@ class Sessions:
     """Creates, lists, renews and finishes the sessions of a caller.
 
     `get` and `list` return the state at the moment of the call: a session without a heartbeat for longer than
-    `lifetime` is expired.
+    `lifetime` is expired. Clients send a heartbeat every `heartbeat_interval`.
     """
 
-    def __init__(self, store: SessionStore, projects: Projects, *, lifetime: timedelta, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        projects: Projects,
+        *,
+        lifetime: timedelta,
+        clock: Clock,
+        heartbeat_interval: timedelta = timedelta(seconds=30),
+    ) -> None:
         self._store = store
         self._projects = projects
         self._lifetime = lifetime
         self._clock = clock
+        self.heartbeat_interval = heartbeat_interval
 
     async def create(self, caller: Caller, request: SessionRequest) -> Session:
         """Create a session; the same request id returns the same session.

@@ -76,10 +76,10 @@ def open_tinker(
 
 def open_tinker_catalogue(
     database: Database,
-    *,
     catalogue: Catalogue,
     accounts: Accounts,
     sessions: Sessions,
+    *,
     lookups: GrpcLookups,
     clock: Clock,
 ) -> list[Route]:
