@@ -138,11 +138,6 @@ class CreateAdapter:
         self._retry = retry
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        """Return the serialized CreateAdapterResponse.
-
-        Raises:
-            DomainError: The model service refused it.
-        """
         trainer, tenant_id = self._trainer, future.tenant_id
         return await self._retry.call(lambda: trainer.create_adapter(tenant_id, payload, request_id=future.future_id))
 
@@ -161,11 +156,6 @@ class DeleteAdapter:
         self._retry = retry
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        """Return the serialized DeleteAdapterResponse.
-
-        Raises:
-            DomainError: The model service refused it.
-        """
         attempts = 0 if future.number is None else 1
         if future.number is None:
             await self._retry.call(partial(self._store.number, future, _SENT, instead_of=None))
@@ -183,7 +173,6 @@ class DeleteAdapter:
             raise
 
     async def stop(self, future: Future) -> bool:
-        """Return False: a deletion takes no time."""
         del future
         return False
 
@@ -204,7 +193,6 @@ class FailRefused:
         raise InvalidField(**json.loads(payload))
 
     async def stop(self, future: Future) -> bool:
-        """Return True."""
         del future
         return True
 

@@ -32,12 +32,10 @@ class GrpcTrainer:
     """Implements `ports.Trainer`."""
 
     def __init__(self, models: ModelChannels, *, internal_token: str) -> None:
-        """Create a trainer that calls the model service of each adapter."""
         self._models = models
         self._internal_token = internal_token
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter, once for each request id, and return the response."""
         message = adapters.CreateAdapterRequest.FromString(request)
         message.request_id = message.request_id or request_id
         raw = message.SerializeToString(deterministic=True)
@@ -46,20 +44,17 @@ class GrpcTrainer:
         return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
-        """Delete an adapter, and return the response."""
         channel = await self._models.of_adapter(tenant_id, peek_text(request, _DELETED))
         method = f'{_ADAPTERS}/DeleteAdapter'
         return await self._call(channel, method, request, tenant_id=tenant_id, seconds=_TURN_SECONDS)
 
     async def last_number(self, tenant_id: str, adapter_id: str) -> int:
-        """Return the number of an adapter's last operation; 0 before the first."""
         channel = await self._models.of_adapter(tenant_id, adapter_id)
         request = adapters.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
         raw = await self._call(channel, f'{_ADAPTERS}/GetAdapter', request, tenant_id=tenant_id)
         return adapters.GetAdapterResponse.FromString(raw).adapter.sequence_number
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation under a number and return the response; a repeated number returns the recorded response."""
         channel = await self._models.of_adapter(tenant_id, peek_text(request, *_TRAINED))
         # The concatenation of two serialized messages is their merge, so a large batch is not parsed here.
         addition = training.ExecuteRequest(
@@ -69,7 +64,6 @@ class GrpcTrainer:
         return await self._call(channel, f'{_TRAINING}/Execute', raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
-        """Cancel an operation that is still queued; other operations are not affected."""
         channel = await self._models.of_adapter(tenant_id, adapter_id)
         request = training.CancelOperationRequest(adapter_id=adapter_id, sequence_number=number).SerializeToString()
         await self._call(channel, f'{_TRAINING}/CancelOperation', request, tenant_id=tenant_id)

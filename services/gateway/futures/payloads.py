@@ -66,19 +66,15 @@ class PayloadFiles:
         self._threads.close()
 
     async def put(self, name: str, data: bytes) -> None:
-        """Store `data`, replacing data of the same name."""
         await self._run(_write, self._path(name), data, is_synced=self._is_synced)
 
     async def get(self, name: str) -> bytes | None:
-        """Return the stored data, or None."""
         return await self._run(_read, self._path(name))
 
     async def size(self, name: str) -> int:
-        """Return the number of bytes that `get` would return; 0 where it would return None."""
         return await self._run(_size, self._path(name))
 
     async def delete(self, name: str) -> None:
-        """Delete the data; an absent name is no error."""
         await self._run(_drop, self._path(name))
 
     async def list_old(self, *, kept_before: datetime) -> Sequence[str]:

@@ -86,11 +86,6 @@ class SqlFutureStore:
         self._database = database
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Store the future unless one of that id is stored; return the stored one.
-
-        Raises:
-            ServiceUnreachable: The owner lost its lease, or the database does not answer.
-        """
         async with self._database.write() as connection:
             owner = await _owner_of(connection, future) if future.owner else ''
             insert = insert_into(connection, FutureRow).values({**as_row(future), 'owner': owner})
@@ -105,17 +100,11 @@ class SqlFutureStore:
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
 
     async def get(self, tenant_id: str, future_id: str) -> Future | None:
-        """Return the tenant's future, or None."""
         is_it = (FutureRow.tenant_id == tenant_id) & (FutureRow.future_id == future_id)
         async with self._database.read() as connection:
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future)
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        """Store the number of a future if the stored one is `instead_of`; return the stored one.
-
-        Raises:
-            FutureTaken: Another gateway owns the future.
-        """
         is_it = FutureRow.future_id == future.future_id
         is_mine = FutureRow.owner == future.owner
         is_free = FutureRow.number.is_(None) if instead_of is None else FutureRow.number == instead_of
@@ -129,7 +118,6 @@ class SqlFutureStore:
             return number if stored is None or stored.number is None else stored.number
 
     async def settle(self, future: Future) -> Future:
-        """Store a finished future, unless it is finished already or has another owner; return the stored one."""
         is_it = FutureRow.future_id == future.future_id
         is_mine = FutureRow.owner == future.owner
         outcome = {'state': future.state, 'finish_time': future.finish_time, 'error': future.error}
@@ -143,14 +131,12 @@ class SqlFutureStore:
             return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
 
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
-        """Return an owner's unfinished futures, by lane and position; without a lane, in the order of arrival."""
         query = select_values(FutureRow, Future).where(WAITING & (FutureRow.owner == owner))
         query = query.order_by(FutureRow.lane, FutureRow.position, FutureRow.create_time, FutureRow.future_id)
         async with self._database.read() as connection:
             return await fetch_all(connection, query, Future)
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
-        """Return the position after the last finished future of a lane; 0 without one."""
         is_finished = (FutureRow.lane == lane) & (FutureRow.state != FutureState.WAITING)
         query = select(func.max(FutureRow.position)).where((FutureRow.tenant_id == tenant_id) & is_finished)
         async with self._database.read() as connection:
@@ -158,14 +144,12 @@ class SqlFutureStore:
             return 0 if last is None else last + 1
 
     async def list_finished(self, *, finished_before: datetime, limit: int) -> Sequence[Future]:
-        """Return some futures that finished before a time and are not expired."""
         is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
         query = select_values(FutureRow, Future).where(is_finished & (FutureRow.finish_time < finished_before))
         async with self._database.read() as connection:
             return await fetch_all(connection, query.limit(limit), Future)
 
     async def list_ended(self, tenant_id: str, topic: str, *, since: datetime | None, limit: int) -> Sequence[Future]:
-        """Return a topic's unexpired futures that finished at `since` or later, in that order."""
         is_one = (FutureRow.tenant_id == tenant_id) & (FutureRow.topic == topic)
         is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
         query = select_values(FutureRow, Future).where(is_one & is_finished)
@@ -176,14 +160,12 @@ class SqlFutureStore:
             return await fetch_all(connection, query, Future)
 
     async def expire(self, future_ids: Collection[str]) -> None:
-        """Mark finished futures as expired."""
         for chunk in _chunks(future_ids):
             is_one = FutureRow.future_id.in_(chunk) & (FutureRow.state != FutureState.WAITING)
             async with self._database.write() as connection:
                 await connection.execute(update(FutureRow).where(is_one).values(state=FutureState.EXPIRED))
 
     async def drop_expired(self, *, finished_before: datetime) -> int:
-        """Delete expired futures that finished before a time, except the last of each lane; return their number."""
         later = aliased(FutureRow)
         is_same_lane = (later.tenant_id == FutureRow.tenant_id) & (later.lane == FutureRow.lane)
         is_later = (later.position > FutureRow.position) & (later.state != FutureState.WAITING)
@@ -194,7 +176,6 @@ class SqlFutureStore:
             return (await connection.execute(statement)).rowcount
 
     async def find_known(self, future_ids: Collection[str]) -> Collection[str]:
-        """Return the ids whose futures are stored and not expired."""
         found: set[str] = set()
         async with self._database.read() as connection:
             for chunk in _chunks(future_ids):

@@ -8,7 +8,7 @@ from typing import cast
 
 from services.gateway.fleet.rules import Replica
 from services.gateway.sampling.dispatch import Attempt, Dispatch
-from services.gateway.sampling.ports import SamplerClient
+from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
 from services.gateway.sampling.running import RunningRequest
 from services.gateway.sampling.slots import Slot

@@ -1,4 +1,7 @@
-"""Requests and responses of the sampler contract. Requests are parsed once, for routing; samplers check the fields."""
+"""Requests and responses of the sampler contract. Requests are parsed once, for routing; samplers check the fields.
+
+Every `x_from_bytes` raises DecodeError for bytes that are no such message.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -25,7 +28,6 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     """Return the request in a serialized SampleRequest.
 
     Raises:
-        DecodeError: The bytes are no such message.
         InvalidField: The request continues another one, which only the gateway may do.
     """
     message = wire.SampleRequest.FromString(raw)
@@ -48,7 +50,6 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     """Return the request in a serialized SampleBatchRequest.
 
     Raises:
-        DecodeError: The bytes are no such message.
         InvalidField: The batch has no prompts.
     """
     message = wire.SampleBatchRequest.FromString(raw)
@@ -82,7 +83,6 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
     """Return the request in a serialized ComputeLogprobsRequest.
 
     Raises:
-        DecodeError: The bytes are no such message.
         InvalidField: The request has no sequences.
     """
     message = wire.ComputeLogprobsRequest.FromString(raw)
@@ -107,22 +107,14 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
 
 
 def load_request_from_bytes(raw: bytes) -> RoutedRequest:
-    """Return the request in a serialized LoadAdapterRequest.
-
-    Raises:
-        DecodeError: The bytes are no such message.
-    """
+    """Return the request in a serialized LoadAdapterRequest."""
     message = wire.LoadAdapterRequest.FromString(raw)
     key = RouteKey(base_model='', adapter=adapter_from_proto(message.adapter))
     return RoutedRequest(method='LoadAdapter', message=raw, key=key)
 
 
 def describe_request_from_bytes(raw: bytes) -> RoutedRequest:
-    """Return the request in a serialized DescribeTokensRequest.
-
-    Raises:
-        DecodeError: The bytes are no such message.
-    """
+    """Return the request in a serialized DescribeTokensRequest."""
     message = wire.DescribeTokensRequest.FromString(raw)
     return RoutedRequest(method='DescribeTokens', message=raw, key=RouteKey(base_model=message.base_model))
 

@@ -43,8 +43,13 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 
 
-class GrpcSamplerClient:
-    """Implements `ports.SamplerClient`."""
+class SamplerClient:
+    """Calls samplers on behalf of the current caller.
+
+    Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, None for none. Every method
+    raises the sampler's error as a DomainError, or ServiceUnreachable where the connection was refused or lost.
+    Closing a generator cancels its call.
+    """
 
     def __init__(self, channels: ReplicaChannels, *, internal_token: str) -> None:
         """Create a client over `channels`, which the caller closes."""
@@ -54,12 +59,7 @@ class GrpcSamplerClient:
     async def sample(
         self, address: str, request: SampleRequest, *, progress: Progress, deadline: float | None
     ) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the response, or the rest of it after `progress`.
-
-        Raises:
-            DomainError: The sampler's error.
-            ServiceUnreachable: The connection was refused or lost.
-        """
+        """Yield the response, or the rest of it after `progress`."""
         message = request.message
         if progress.has_tokens or request.is_renamed:
             message = continued_request(request, progress)
@@ -71,7 +71,7 @@ class GrpcSamplerClient:
     async def complete(
         self, address: str, part: BatchPart, *, deadline: float | None
     ) -> AsyncGenerator[PromptResult, None]:
-        """Yield the results of a part of a SampleBatch, as they finish; it raises as `sample` does."""
+        """Yield the results of a part of a SampleBatch, as they finish."""
         missing = set(range(len(part.positions)))
         raws = self._stream(address, 'SampleBatch', batch_message(part), deadline=deadline)
         with _indices_of(part):
@@ -85,19 +85,19 @@ class GrpcSamplerClient:
                     yield prompt_result(raw, message, part.positions[index])
 
     async def score(self, address: str, part: BatchPart, *, deadline: float | None) -> bytes:
-        """Return the response for a part of a ComputeLogprobs; it raises as `sample` does."""
+        """Return the ComputeLogprobsResponse for a part of a batch."""
         with _indices_of(part):
             return await self.call(address, 'ComputeLogprobs', score_message(part), deadline=deadline)
 
     async def resolve(self, address: str, request: BatchRequest, *, deadline: float | None) -> int:
-        """Load the adapter of a batch and return its version; it raises as `sample` does."""
+        """Load the adapter of a batch at the replica and return the version that the request means there."""
         adapter = adapter_of(request.message, is_scored=request.is_scored)
         message = wire.LoadAdapterRequest(adapter=adapter).SerializeToString()
         raw = await self.call(address, 'LoadAdapter', message, deadline=deadline)
         return wire.LoadAdapterResponse.FromString(raw).adapter.version
 
     async def call(self, address: str, method: str, message: bytes, *, deadline: float | None) -> bytes:
-        """Call a unary method and return its response; it raises as `sample` does."""
+        """Call a unary method, such as 'Pause', and return its response."""
         channel = await self._channels.connected(address)
         call = cast(Any, channel).unary_unary(f'/{_SERVICE}/{method}')(
             message, timeout=_seconds_until(deadline), metadata=forwarded_metadata(self._internal_token)
@@ -119,7 +119,7 @@ class GrpcSamplerClient:
         return False
 
     async def resident_adapters(self, address: str, *, deadline: float | None) -> list[ResidentAdapter]:
-        """Return all adapter versions of the caller at the replica; it raises as `sample` does."""
+        """Return all adapter versions of the caller at the replica."""
         found: list[ResidentAdapter] = []
         token = ''
         while True:
@@ -132,7 +132,6 @@ class GrpcSamplerClient:
                 return found
 
     async def load(self, address: str, *, deadline: float | None) -> ReplicaLoad:
-        """Return the load of a replica; it raises as `sample` does."""
         raw = await self.call(address, 'GetLoad', b'', deadline=deadline)
         return load_from_proto(wire.GetLoadResponse.FromString(raw).load)
 

@@ -5,7 +5,7 @@ from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.members import Membership
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import GrpcSamplerClient
+from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.limits import SamplingGate
 from services.gateway.sampling.sampling import Sampling
 
@@ -30,5 +30,5 @@ def open_sampling(
         weight_of=quotas.table.weight_of,
     )
     gate = SamplingGate(quotas.table, quotas.rates, patience=config.quotas.patience)
-    samplers = GrpcSamplerClient(channels, internal_token=config.internal_token)
+    samplers = SamplerClient(channels, internal_token=config.internal_token)
     return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter)

@@ -1,72 +1,9 @@
-"""Ports of sampling: calls to samplers, the store of handles, and facts about weights that other services own."""
+"""Ports of sampling: the store of handles, and facts about weights that other services own."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
-from services.gateway.sampling.rules import (
-    BatchPart,
-    BatchRequest,
-    Progress,
-    PromptResult,
-    SampleChunk,
-    SampleRequest,
-    SamplingHandle,
-)
-
-
-class SamplerClient(Protocol):
-    """Calls samplers on behalf of the current caller.
-
-    Every method raises the sampler's error as a DomainError, or ServiceUnreachable where the connection was refused
-    or lost. Closing a generator cancels its call.
-
-    Args (of all methods):
-        address: 'host:port' of a replica.
-        deadline: Time on the event loop's clock; None for no deadline.
-    """
-
-    def sample(
-        self, address: str, request: SampleRequest, *, progress: Progress, deadline: float | None
-    ) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the response, or the rest of it after `progress`."""
-        ...
-
-    def complete(self, address: str, part: BatchPart, *, deadline: float | None) -> AsyncGenerator[PromptResult, None]:
-        """Yield the results of a part of a SampleBatch, as they finish."""
-        ...
-
-    async def score(self, address: str, part: BatchPart, *, deadline: float | None) -> bytes:
-        """Return the ComputeLogprobsResponse for a part of a batch."""
-        ...
-
-    async def resolve(self, address: str, request: BatchRequest, *, deadline: float | None) -> int:
-        """Load the adapter of a batch at the replica and return the version that the request means there."""
-        ...
-
-    async def call(self, address: str, method: str, message: bytes, *, deadline: float | None) -> bytes:
-        """Call a unary method, such as 'Pause', and return its response."""
-        ...
-
-    async def abort(self, address: str, request_id: str) -> bool:
-        """Abort a request and return whether it was running there; False for an unreachable replica."""
-        ...
-
-    async def resident_adapters(self, address: str, *, deadline: float | None) -> list[ResidentAdapter]:
-        """Return all adapter versions of the caller at the replica."""
-        ...
-
-    async def load(self, address: str, *, deadline: float | None) -> ReplicaLoad:
-        """Return the load of a replica."""
-        ...
-
-    def aborted(self, progress: Progress) -> list[SampleChunk]:
-        """Return the final chunks of the open sequences of a request that was aborted between replicas."""
-        ...
-
-    def aborted_prompts(self, part: BatchPart) -> list[PromptResult]:
-        """Return the results of a part of a SampleBatch that was aborted before a replica had it."""
-        ...
+from services.gateway.sampling.rules import SamplingHandle
 
 
 class HandleStore(Protocol):

@@ -13,8 +13,8 @@ from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.rules import Work
 from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
 from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.limits import SamplingGate, work_of
-from services.gateway.sampling.ports import SamplerClient
 from services.gateway.sampling.rules import (
     BatchRequest,
     ChunkKind,

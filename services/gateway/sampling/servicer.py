@@ -31,36 +31,30 @@ class SamplerServicer:
         self._sampling = sampling
 
     async def Sample(self, request: SampleRequest, context: _Context) -> AsyncIterator[bytes]:
-        """Stream the completions of one prompt."""
         deadline = convert.deadline_of(context)
         async with aclosing(self._sampling.sample(current_caller(), request, deadline=deadline)) as chunks:
             async for chunk in chunks:
                 yield chunk.message
 
     async def SampleBatch(self, request: BatchRequest, context: _Context) -> AsyncIterator[bytes]:
-        """Stream the completions of many prompts."""
         deadline = convert.deadline_of(context)
         async with aclosing(self._sampling.sample_batch(current_caller(), request, deadline=deadline)) as results:
             async for result in results:
                 yield result.message
 
     async def ComputeLogprobs(self, request: BatchRequest, context: _Context) -> bytes:
-        """Score given tokens."""
         deadline = convert.deadline_of(context)
         return convert.join_scores(await self._sampling.compute_logprobs(current_caller(), request, deadline=deadline))
 
     async def DescribeTokens(self, request: RoutedRequest, context: _Context) -> bytes:
-        """Describe tokens."""
         return await self._sampling.call_one(current_caller(), request, deadline=convert.deadline_of(context))
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> bytes:
-        """Abort a request."""
         request_id = id_from_proto(request.request_id, 'request_id')
         await self._sampling.abort(current_caller(), request_id, request.SerializeToString())
         return wire.AbortResponse().SerializeToString()
 
     async def ListResidentAdapters(self, request: wire.ListResidentAdaptersRequest, context: _Context) -> bytes:
-        """List the adapter versions in the fleet."""
         query = f'ListResidentAdapters {current_caller().tenant_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, int))
         deadline = convert.deadline_of(context)
@@ -68,43 +62,34 @@ class SamplerServicer:
         return convert.residents_to_proto(adapters, next_page_token=page_token_after(after, query=query))
 
     async def LoadAdapter(self, request: RoutedRequest, context: _Context) -> bytes:
-        """Load an adapter where its requests go."""
         return await self._sampling.load_adapter(current_caller(), request, deadline=convert.deadline_of(context))
 
     async def UnloadAdapter(self, request: bytes, context: _Context) -> bytes:
-        """Unload an adapter from all samplers."""
         return (await self._call_all('UnloadAdapter', request, context))[0]
 
     async def GetLoad(self, request: wire.GetLoadRequest, context: _Context) -> bytes:
-        """Return the load of the fleet."""
         load = await self._sampling.load(current_caller())
         return wire.GetLoadResponse(load=load_to_proto(load)).SerializeToString()
 
     async def WatchLoad(self, request: wire.WatchLoadRequest, context: _Context) -> AsyncIterator[bytes]:
-        """Stream the load of the fleet."""
         interval = convert.interval_from_proto(request)
         async with aclosing(self._sampling.watch_load(current_caller(), interval)) as loads:
             async for load in loads:
                 yield wire.WatchLoadResponse(load=load_to_proto(load)).SerializeToString()
 
     async def ResetPrefixCache(self, request: bytes, context: _Context) -> bytes:
-        """Empty all prefix caches."""
         return convert.join_resets(await self._call_all('ResetPrefixCache', request, context))
 
     async def Pause(self, request: bytes, context: _Context) -> bytes:
-        """Pause all engines."""
         return (await self._call_all('Pause', request, context))[0]
 
     async def Resume(self, request: bytes, context: _Context) -> bytes:
-        """Resume all engines."""
         return (await self._call_all('Resume', request, context))[0]
 
     async def Sleep(self, request: bytes, context: _Context) -> bytes:
-        """Release the accelerator memory of all samplers."""
         return (await self._call_all('Sleep', request, context))[0]
 
     async def WakeUp(self, request: bytes, context: _Context) -> bytes:
-        """Wake all engines up."""
         return (await self._call_all('WakeUp', request, context))[0]
 
     async def _call_all(self, method: str, request: bytes, context: _Context) -> list[bytes]:

@@ -37,7 +37,6 @@ class SqlHandleStore:
         self._database = database
 
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        """Store the handle unless the tenant has one of that id; return the stored one."""
         query = select_values(SamplingHandleRow, SamplingHandle).where(_is(handle.tenant_id, handle.handle_id))
         async with self._database.write() as connection:
             insert = insert_into(connection, SamplingHandleRow).values(as_row(handle))
@@ -45,13 +44,11 @@ class SqlHandleStore:
             return await fetch_one(connection, query, SamplingHandle) or handle
 
     async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
-        """Return the tenant's handle, or None."""
         query = select_values(SamplingHandleRow, SamplingHandle).where(_is(tenant_id, handle_id))
         async with self._database.read() as connection:
             return await fetch_one(connection, query, SamplingHandle)
 
     async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
-        """Fill in the base model and the version where they are unknown."""
         row = SamplingHandleRow
         facts = {
             'base_model': func.coalesce(func.nullif(row.base_model, ''), base_model),
@@ -61,7 +58,6 @@ class SqlHandleStore:
             await connection.execute(update(row).where(_is(tenant_id, handle_id)).values(facts))
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
-        """Add one to the copies of a handle's client and return their number; None if there is no handle."""
         counted = SamplingHandleRow.clone_count + 1
         statement = update(SamplingHandleRow).where(_is(tenant_id, handle_id)).values(clone_count=counted)
         async with self._database.write() as connection:
@@ -69,7 +65,6 @@ class SqlHandleStore:
             return rows.scalar_one_or_none()
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:
-        """Return the handles of a session, oldest first."""
         is_one = (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.session_id == session_id)
         query = select_values(SamplingHandleRow, SamplingHandle).where(is_one)
         query = query.order_by(SamplingHandleRow.create_time, SamplingHandleRow.handle_id)

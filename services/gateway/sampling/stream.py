@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from services.gateway.fleet.rules import Replica
 from services.gateway.sampling.dispatch import Attempt, Dispatch
-from services.gateway.sampling.ports import SamplerClient
+from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
 from services.gateway.sampling.running import RunningRequest
 from services.kit.errors import DomainError, ServiceUnreachable

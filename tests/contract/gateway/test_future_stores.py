@@ -1,4 +1,4 @@
-"""One suite over every implementation of what futures are kept in."""
+"""One suite for every implementation of the stores of futures and payloads."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ def future_of(key: str, *, lane: str = '', position: int = 0, tenant: str = 'ali
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database | None]:
-    """Return an empty database; None: memory."""
+    """Return an empty database; None for the store in memory."""
     if request.param == 'memory':
         yield None
         return
@@ -50,7 +50,7 @@ def store(database: Database | None) -> Any:
 
 @pytest.fixture
 async def lane_store(store: Any, database: Database | None) -> Any:
-    """Return an empty store of two gateways."""
+    """Return an empty store that two gateways share."""
     if database is not None:
         async with database.write() as connection:
             for name in ('gw-1', 'gw-2'):
@@ -70,8 +70,8 @@ def payloads(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     files.close()
 
 
-async def test_future_stays_as_it_was_first_accepted(store: Any) -> None:
-    """Every field comes back, a repeat changes nothing, and another tenant finds nothing."""
+async def test_future_is_stored_as_first_accepted(store: Any) -> None:
+    """A stored future has all fields of the accepted one, a repeat changes nothing, and other tenants find nothing."""
     first = future_of('one', lane='ad-1', position=3)
     assert await store.add_if_absent(first) == first
     assert await store.add_if_absent(replace(first, note='other', fingerprint='x')) == first
@@ -80,8 +80,8 @@ async def test_future_stays_as_it_was_first_accepted(store: Any) -> None:
     assert await store.get('alice', 'fu-none') is None
 
 
-async def test_number_stays_unless_it_is_replaced_knowingly(store: Any) -> None:
-    """Of two writers that know of the same number, the first one's stays."""
+async def test_number_changes_only_if_the_expected_one_is_stored(store: Any) -> None:
+    """The first of two writers that expect the same number wins."""
     future = await store.add_if_absent(future_of('one'))
     assert await store.number(future, 7, instead_of=None) == 7
     assert await store.number(future, 8, instead_of=None) == 7
@@ -91,7 +91,7 @@ async def test_number_stays_unless_it_is_replaced_knowingly(store: Any) -> None:
 
 
 async def test_future_is_settled_once(store: Any) -> None:
-    """What was told first stays, and its number with it."""
+    """The first outcome of a future is final, and its number stays."""
     future = await store.add_if_absent(future_of('one'))
     await store.number(future, 7, instead_of=None)
     assert (await store.settle(future.done(moment=START + DAY))).state is FutureState.DONE
@@ -109,8 +109,8 @@ async def test_future_is_settled_once(store: Any) -> None:
     ],
     ids=lambda error: error.reason,
 )
-async def test_error_is_kept_with_all_its_facts(store: Any, error: Any) -> None:
-    """Code, reason, message, facts, fields and retry time come back."""
+async def test_error_is_stored_with_all_facts(store: Any, error: Any) -> None:
+    """A stored error has its code, reason, message, facts, fields and retry time."""
     future = await store.add_if_absent(future_of('one'))
     await store.settle(future.failed(error, moment=START))
     kept = (await store.get('alice', future.future_id)).error
@@ -119,8 +119,8 @@ async def test_error_is_kept_with_all_its_facts(store: Any, error: Any) -> None:
     assert kept.retry_after == error.retry_after
 
 
-async def test_waiting_ones_are_listed_in_order(store: Any) -> None:
-    """By lane and position whatever order they came in; finished ones are left out."""
+async def test_waiting_futures_are_listed_in_order(store: Any) -> None:
+    """Waiting futures are listed by lane and position for any order of arrival, without the finished ones."""
     for position in (3, 1, 2):
         await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
     await store.add_if_absent(future_of('a1', lane='a', position=1, tenant='bob'))
@@ -130,8 +130,8 @@ async def test_waiting_ones_are_listed_in_order(store: Any) -> None:
     assert [future.key for future in await store.list_waiting()] == ['free', 'a1', 'b1', 'b2', 'b3']
 
 
-async def test_lane_goes_on_after_what_was_finished(store: Any) -> None:
-    """The next position is the one after the last finished of this tenant's lane."""
+async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
+    """The next position follows the last finished one of this tenant's lane."""
     assert await store.next_position('alice', 'b') == 0
     for position in (0, 1, 2):
         await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
@@ -141,8 +141,8 @@ async def test_lane_goes_on_after_what_was_finished(store: Any) -> None:
     assert await store.next_position('bob', 'b') == 0
 
 
-async def test_finished_ones_expire_and_are_forgotten_but_the_end_of_a_lane(store: Any) -> None:
-    """What waits stays; what expired keeps its row for a while, and a lane's last one for good."""
+async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
+    """Waiting futures stay, expired ones are deleted later, and the last one of a lane is never deleted."""
     lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
     free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
     for future in (*lane, free, waiting):
@@ -163,8 +163,8 @@ async def test_finished_ones_expire_and_are_forgotten_but_the_end_of_a_lane(stor
     assert await store.next_position('alice', 'b') == 3
 
 
-async def test_payload_is_kept_replaced_and_forgotten(payloads: Any) -> None:
-    """What was put last is what is there."""
+async def test_payload_is_stored_replaced_and_deleted(payloads: Any) -> None:
+    """The last data stored under a name replaces earlier data."""
     future = future_of('one')
     assert await payloads.get(future.payload_name) is None
     for data in (b'', b'\0' * 100_000, b'last'):
@@ -176,7 +176,7 @@ async def test_payload_is_kept_replaced_and_forgotten(payloads: Any) -> None:
 
 
 async def test_size_of_a_payload_is_that_of_its_bytes(payloads: Any) -> None:
-    """What is kept beside them is not counted, and what is not there has none."""
+    """The size of a payload counts its bytes only, and is 0 for an absent one."""
     future = future_of('one')
     await payloads.put(future.payload_name, b'asked')
     assert await payloads.size(future.payload_name) == 5
@@ -184,7 +184,7 @@ async def test_size_of_a_payload_is_that_of_its_bytes(payloads: Any) -> None:
 
 
 async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
-    """By the time at which they were put; their names tell whose they are."""
+    """Payloads are listed by the time at which they were stored, and their names identify their futures."""
     future = future_of('one')
     await payloads.put(future.payload_name, b'asked')
     await payloads.put(future.result_name, b'answered')
@@ -205,13 +205,13 @@ def files(tmp_path: Path) -> Iterator[PayloadFiles]:
 
 @pytest.mark.parametrize('name', ['../../etc/passwd', 'a/../x.result', '.half-1', '', 'FU-1.result', 'fu-1\0.result'])
 async def test_name_that_could_leave_the_folder_is_refused(files: PayloadFiles, name: str) -> None:
-    """Nothing is read or written under it."""
+    """A name that could leave the folder is refused for reads and writes."""
     with pytest.raises(ValueError, match=r'.'):
         await files.put(name, b'x')
 
 
-async def test_damaged_file_is_as_good_as_none(files: PayloadFiles, tmp_path: Path) -> None:
-    """Bytes other than those put are never returned, a half-written file of old is swept, one of others left alone."""
+async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Path) -> None:
+    """A damaged file counts as missing, an old temporary file is deleted, and other files stay."""
     future = future_of('one')
     await files.put(future.result_name, b'answered')
     (path,) = (tmp_path / 'payloads').glob('*/*')
@@ -226,8 +226,8 @@ async def test_damaged_file_is_as_good_as_none(files: PayloadFiles, tmp_path: Pa
     assert foreign.exists()
 
 
-async def test_disk_that_refuses_is_a_fact(tmp_path: Path) -> None:
-    """A folder that cannot be made is told as a service that cannot be reached."""
+async def test_failing_disk_is_a_domain_error(tmp_path: Path) -> None:
+    """A folder that cannot be created is reported as an unreachable service."""
     (tmp_path / 'file').write_bytes(b'')
     store = PayloadFiles(tmp_path / 'file', is_synced=False)
     with pytest.raises(ServiceUnreachable):
@@ -235,8 +235,8 @@ async def test_disk_that_refuses_is_a_fact(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_ends_of_a_topic_are_listed_as_they_came(store: Any) -> None:
-    """Those that wait, have expired, ended earlier, are of another topic or another tenant are left out."""
+async def test_ends_of_a_topic_are_listed_in_order(store: Any) -> None:
+    """Futures that wait, expired, ended earlier, or belong to another topic or tenant are left out."""
     ends = {'a': 3, 'b': 1, 'c': 2}
     for key, hours in ends.items():
         future = replace(future_of(key), topic='talk')
@@ -258,8 +258,8 @@ async def test_ends_of_a_topic_are_listed_as_they_came(store: Any) -> None:
     assert await keys(None) == ['b', 'a']
 
 
-async def test_lane_has_one_owner_while_something_waits_in_it(lane_store: Any) -> None:
-    """Who comes second gives a future to who has the lane; once nothing waits, the next one has it."""
+async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
+    """A future of an owned lane goes to the owner; once nothing waits in the lane, the next gateway owns it."""
     first = replace(future_of('b0', lane='b'), owner='gw-1')
     assert await lane_store.add_if_absent(first) is first
     second = await lane_store.add_if_absent(replace(future_of('b1', lane='b', position=1), owner='gw-2'))
@@ -275,7 +275,7 @@ async def test_lane_has_one_owner_while_something_waits_in_it(lane_store: Any) -
 
 
 async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
-    """What anybody else does to a future has no effect, and they find out."""
+    """Another gateway cannot number or settle a future, and its attempt to number it fails."""
     future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
     stranger = replace(future, owner='gw-2')
     with pytest.raises(FutureTaken):

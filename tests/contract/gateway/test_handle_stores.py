@@ -1,4 +1,4 @@
-"""One suite over every implementation of what sampling handles are kept in."""
+"""One suite for every implementation of the store of sampling handles."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,8 +40,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await database.close()
 
 
-async def test_handle_stays_as_it_was_first_made(store: Any) -> None:
-    """Every field comes back, a repeat changes nothing, and another tenant's of the same id is another one."""
+async def test_handle_is_stored_as_first_created(store: Any) -> None:
+    """A stored handle has all fields of the created one, a repeat changes nothing, and tenants have separate ids."""
     assert await store.add_if_absent(HANDLE) == HANDLE
     assert await store.add_if_absent(replace(HANDLE, base_model='other', is_inflight=False)) == HANDLE
     assert await store.get('alice', HANDLE.handle_id) == HANDLE
@@ -51,8 +51,8 @@ async def test_handle_stays_as_it_was_first_made(store: Any) -> None:
     assert await store.get('alice', HANDLE.handle_id) == HANDLE
 
 
-async def test_what_is_learnt_is_kept(store: Any) -> None:
-    """Base model and version change, nothing else; an absent handle is no error."""
+async def test_facts_of_a_handle_are_filled_in(store: Any) -> None:
+    """Base model and version are filled in, other fields stay, and an absent handle is no error."""
     await store.add_if_absent(HANDLE)
     await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
     await store.settle('bob', HANDLE.handle_id, base_model='other', version=1)
@@ -63,16 +63,16 @@ async def test_what_is_learnt_is_kept(store: Any) -> None:
     assert await store.get('alice', HANDLE.handle_id) == known
 
 
-async def test_each_copy_gets_a_number_of_its_own(store: Any) -> None:
-    """Many at a time count from 1 without gaps; of an absent handle there is none."""
+async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
+    """Concurrent copies are numbered from 1 without gaps; an absent handle has no number."""
     await store.add_if_absent(HANDLE)
     counts = await asyncio.gather(*(store.count_clone('alice', HANDLE.handle_id) for _ in range(16)))
     assert sorted(counts) == list(range(1, 17))
     assert await store.count_clone('bob', HANDLE.handle_id) is None
 
 
-async def test_session_lists_its_own_oldest_first(store: Any) -> None:
-    """Those of other sessions and tenants are left out."""
+async def test_session_lists_its_handles_oldest_first(store: Any) -> None:
+    """Handles of other sessions and tenants are left out."""
     for number, (session, tenant) in enumerate([('ses-1', 'alice'), ('ses-2', 'alice'), ('ses-1', 'bob')]):
         for hours in (2, 1):
             name = f'{number}-{hours}'

@@ -1,4 +1,4 @@
-"""A request that its caller ended is ended, wherever it is on its way at that moment."""
+"""Aborted requests end at any point of their way."""
 
 import asyncio
 from pathlib import Path
@@ -19,27 +19,27 @@ ABORTED = sampling_pb2.STOP_REASON_ABORT
 
 
 def batch_request(count: int, **fields: Any) -> wire.SampleBatchRequest:
-    """Return a good batch that is called 'mine', with two completions a prompt."""
+    """Return a valid batch with the id 'mine' and two completions per prompt."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
     params = sampling_pb2.SamplingParams(max_tokens=3, sample_count=2)
     return wire.SampleBatchRequest(base_model='tiny', prompts=prompts, params=params, request_id='mine', **fields)
 
 
 async def abort(fleet: RunningFleet) -> None:
-    """End the request that is called 'mine'."""
+    """Abort the request with the id 'mine'."""
     await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
 
 
 def check_aborted(answers: list[Any], count: int) -> None:
-    """Check that every prompt was answered once, with two completions that were ended."""
+    """Check that every prompt has one result with two aborted completions."""
     assert sorted(answer.prompt_index for answer in answers) == list(range(count))
     for answer in answers:
         assert [sequence.stop_reason for sequence in answer.sequences] == [ABORTED] * 2
         assert answer.prompt.token_ids == ints([answer.prompt_index])
 
 
-async def test_batch_is_aborted_while_its_version_is_found_out(tmp_path: Path) -> None:
-    """No replica has the batch yet: its prompts are answered as ended, and none is ever sampled."""
+async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) -> None:
+    """A batch that is aborted while its version is resolved ends without a sampler."""
     sampler = FakeSampler(versions={'ad': {1}})
     async with running_fleet(tmp_path, sampler) as fleet:
         sampler.door.clear()
@@ -53,7 +53,7 @@ async def test_batch_is_aborted_while_its_version_is_found_out(tmp_path: Path) -
 
 @pytest.mark.parametrize('count', [1, 6])
 async def test_batch_is_aborted_on_its_way(tmp_path: Path, count: int) -> None:
-    """Samplers that were sent a batch, and do not know it yet, are told again once they do."""
+    """An abort is repeated at samplers that do not know their part of the batch yet."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
@@ -72,7 +72,7 @@ async def test_batch_is_aborted_on_its_way(tmp_path: Path, count: int) -> None:
 
 
 async def test_stream_is_aborted_on_its_way(tmp_path: Path) -> None:
-    """A sampler that was sent a request, and does not know it yet, is told again once it does."""
+    """An abort is repeated at a sampler that does not know the request yet."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         sampler.door.clear()
@@ -88,8 +88,8 @@ async def test_stream_is_aborted_on_its_way(tmp_path: Path) -> None:
         assert sampler.sent_count < 5
 
 
-async def test_requests_are_aborted_before_there_is_anybody(tmp_path: Path) -> None:
-    """Those that wait for a sampler, new or again, end at once."""
+async def test_waiting_requests_are_aborted(tmp_path: Path) -> None:
+    """Requests that wait for a sampler, new or started, end at once when they are aborted."""
     first = FakeSampler(end_after=0, way_to_end='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
@@ -109,7 +109,7 @@ async def _read(call: Any) -> list[Any]:
 
 
 async def _abort_once_known(fleet: RunningFleet) -> None:
-    """End the request as soon as the gateway has it; the test's own time bounds it."""
+    """Abort the request as soon as the gateway knows it."""
     while True:
         try:
             await abort(fleet)

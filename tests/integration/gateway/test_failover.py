@@ -1,4 +1,4 @@
-"""A stream that loses its sampler goes on at another one: none of its tokens is lost or doubled."""
+"""A stream that loses its sampler continues at another one, with no token lost or doubled."""
 
 import asyncio
 import random
@@ -23,8 +23,8 @@ SEEDS = 100
 
 
 @pytest.mark.parametrize('way', WAYS_TO_END)
-async def test_stream_goes_on_after_every_way_to_end(tmp_path: Path, way: str) -> None:
-    """Whatever ends a sampler's stream, at whatever message, the answer is that of an undisturbed run."""
+async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, way: str) -> None:
+    """A stream equals an undisturbed one for every way and every message at which its sampler ends it."""
     for end_after in range(8):
         samplers = [FakeSampler(end_after=end_after, way_to_end=way) for _ in range(2)]
         async with running_fleet(tmp_path / f'{end_after}', *samplers, FakeSampler()) as fleet:
@@ -35,8 +35,8 @@ async def test_stream_goes_on_after_every_way_to_end(tmp_path: Path, way: str) -
 
 
 @pytest.mark.timeout(300)
-async def test_hundred_seeds_of_kills_give_the_undisturbed_answers(tmp_path: Path) -> None:
-    """Several streams over samplers that end in random ways, again and again: every token once, in its place."""
+async def test_random_failures_change_no_response(tmp_path: Path) -> None:
+    """Streams over samplers that fail randomly and repeatedly deliver every token once and in order."""
     async with running_fleet(tmp_path) as fleet:
         for seed in range(SEEDS):
             await _run_seed(fleet, random.Random(seed), seed)
@@ -82,8 +82,8 @@ async def _run_seed(fleet: RunningFleet, generator: random.Random, seed: int) ->
             lease.call.cancel()
 
 
-async def test_stream_goes_on_with_the_version_it_began_with(tmp_path: Path) -> None:
-    """The latest version is latest once: what follows elsewhere is of the same version."""
+async def test_stream_keeps_its_version(tmp_path: Path) -> None:
+    """A stream continues with the version that it started with, though a later one is the latest."""
     first = FakeSampler(versions={'ad': {1}}, end_after=3, way_to_end='stop')
     second = FakeSampler(versions={'ad': {1, 2}})
     async with running_fleet(tmp_path, first) as fleet:
@@ -99,8 +99,8 @@ async def test_stream_goes_on_with_the_version_it_began_with(tmp_path: Path) -> 
     assert {caller.tenant_id for caller in second.callers} == {'default'}
 
 
-async def test_client_may_not_say_that_another_sampler_began(tmp_path: Path) -> None:
-    """Continuing is between the gateway and its samplers."""
+async def test_client_may_not_continue_a_request(tmp_path: Path) -> None:
+    """A client may not send a continued request; only the gateway may."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         request = sample_request(continued=[wire.SequenceSoFar()])
         failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
@@ -109,8 +109,8 @@ async def test_client_may_not_say_that_another_sampler_began(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be good')])
-async def test_callers_own_error_is_asked_once(tmp_path: Path, error: Exception) -> None:
-    """What is wrong with a request is wrong everywhere."""
+async def test_invalid_request_is_sent_once(tmp_path: Path, error: Exception) -> None:
+    """An invalid request is sent to one sampler only."""
     samplers = [FakeSampler(refusal=error) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
@@ -118,8 +118,8 @@ async def test_callers_own_error_is_asked_once(tmp_path: Path, error: Exception)
         assert sum(len(sampler.calls) for sampler in samplers) == 1
 
 
-async def test_full_sampler_is_passed_over_and_named_only_if_all_are(tmp_path: Path) -> None:
-    """A refusal for want of room moves a request on; the caller hears it with its retry time when nobody has room."""
+async def test_full_sampler_is_skipped(tmp_path: Path) -> None:
+    """A full sampler is skipped; if all are full, the caller gets the refusal and its retry time."""
     full = QueueFull(queue_length=1, queue_limit=1)
     samplers = [FakeSampler(refusal=full), FakeSampler(refusal=full), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
@@ -131,7 +131,7 @@ async def test_full_sampler_is_passed_over_and_named_only_if_all_are(tmp_path: P
 
 
 async def test_request_that_breaks_samplers_is_given_up(tmp_path: Path) -> None:
-    """One that ends three engines without a token between them does not get a fourth."""
+    """A request that breaks three engines without a token in between is not sent to a fourth."""
     samplers = [FakeSampler(end_after=0, is_lasting=True) for _ in range(5)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
@@ -140,7 +140,7 @@ async def test_request_that_breaks_samplers_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
-    """Where the only sampler is gone, the answer goes on as soon as another one joins."""
+    """A started stream waits for another sampler, and continues when one joins."""
     first, second = FakeSampler(end_after=3, way_to_end='stop'), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         request = sample_request()
@@ -151,8 +151,8 @@ async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
             assert (await reading).tokens == undisturbed(request)
 
 
-async def test_stream_without_a_sampler_says_so_in_the_end(tmp_path: Path) -> None:
-    """Nobody comes in time: UNAVAILABLE with a time to try again; a new request hears the same."""
+async def test_stream_without_a_sampler_fails_in_the_end(tmp_path: Path) -> None:
+    """If no sampler joins in time, started and new requests fail with UNAVAILABLE and a retry time."""
     options = FleetConfig(replica_wait=timedelta(milliseconds=200), begin_wait=timedelta(milliseconds=200))
     first = FakeSampler(end_after=3, way_to_end='stop')
     async with running_fleet(tmp_path, first, fleet=options) as fleet:
@@ -164,7 +164,7 @@ async def test_stream_without_a_sampler_says_so_in_the_end(tmp_path: Path) -> No
 
 
 async def test_new_stream_waits_a_moment_for_a_sampler(tmp_path: Path) -> None:
-    """Where there was a sampler and is none now, a new request is served by the next one that joins."""
+    """A new request waits a moment after the last sampler left, and runs on the next one."""
     first, second = FakeSampler(), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         fleet.leases[0].call.cancel()
@@ -179,15 +179,15 @@ async def test_new_stream_waits_a_moment_for_a_sampler(tmp_path: Path) -> None:
             assert len((await completing).sequences) == 1
 
 
-async def test_new_stream_is_refused_where_nobody_ever_was(tmp_path: Path) -> None:
-    """Without any member there is nobody to wait for: UNAVAILABLE at once, however long others would wait."""
+async def test_new_stream_fails_in_an_empty_fleet(tmp_path: Path) -> None:
+    """A new request fails with UNAVAILABLE at once if the fleet never had a member."""
     options = FleetConfig(begin_wait=timedelta(hours=1))
     async with running_fleet(tmp_path, fleet=options) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'NO_REPLICA')
 
 
-async def test_new_stream_waits_no_longer_than_its_caller(tmp_path: Path) -> None:
+async def test_new_stream_waits_no_longer_than_its_deadline(tmp_path: Path) -> None:
     """The deadline of a request bounds its wait for a sampler."""
     options = FleetConfig(begin_wait=timedelta(hours=1))
     async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
@@ -198,8 +198,8 @@ async def test_new_stream_waits_no_longer_than_its_caller(tmp_path: Path) -> Non
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_callers_deadline_ends_the_wait(tmp_path: Path) -> None:
-    """A caller that waits no longer hears so, not that nobody came."""
+async def test_deadline_ends_the_wait(tmp_path: Path) -> None:
+    """A request that reaches its deadline while it waits fails with DEADLINE_EXCEEDED."""
     first = FakeSampler(end_after=3, way_to_end='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = fleet.stub.Sample(sample_request(), metadata=ADMIN, timeout=1)
@@ -208,8 +208,8 @@ async def test_callers_deadline_ends_the_wait(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_abort_between_two_samplers_ends_the_stream_well(tmp_path: Path) -> None:
-    """A request that nobody runs at the moment ends at once with the reason 'abort', and its tokens are told."""
+async def test_abort_between_two_samplers_ends_the_stream(tmp_path: Path) -> None:
+    """Aborting a request between two samplers ends it at once with 'abort' and its tokens."""
     first = FakeSampler(end_after=3, way_to_end='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = aiter(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
@@ -222,7 +222,7 @@ async def test_abort_between_two_samplers_ends_the_stream_well(tmp_path: Path) -
 
 
 async def test_stream_of_a_checkpoint_is_not_continued(tmp_path: Path) -> None:
-    """What a path names may have been replaced since, so the stream ends with a time to try again."""
+    """A stream of a checkpoint path is not continued, since the path may name other weights, and has a retry time."""
     path = 'twinkle://run/weights/last'
     first, second = FakeSampler(end_after=3, way_to_end='unreachable'), FakeSampler()
     async with running_fleet(tmp_path, first, second) as fleet:

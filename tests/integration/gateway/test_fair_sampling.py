@@ -1,4 +1,4 @@
-"""More requests than a sampler runs at once: whose go there, and what becomes of those that wait."""
+"""More requests than a sampler runs at once: fair order, aborts, and failover of the waiting ones."""
 
 import asyncio
 from collections import Counter
@@ -17,29 +17,29 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 PLACES = 4
 THERE = 5
-"""Requests at a sampler with so many places, with the slack."""
+"""Requests at a sampler of that capacity, with the slack."""
 Metadata = tuple[tuple[str, str], ...]
 
 
 def small_sampler() -> FakeSampler:
-    """Return a sampler that says it runs four sequences at once, and holds them until its gate opens."""
+    """Return a sampler that reports a capacity of four sequences and holds them until its gate opens."""
     sampler = FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=PLACES))
     sampler.gate.clear()
     return sampler
 
 
 def ask(fleet: RunningFleet, metadata: Metadata, request: Any) -> 'asyncio.Future[Any]':
-    """Begin to read a sample."""
+    """Start to read a sample."""
     return asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=metadata)))
 
 
 def requests_of(count: int) -> list[Any]:
-    """Return requests, each with a prompt and an id of its own."""
+    """Return requests with separate prompts and ids."""
     return [sample_request([number], request_id=f'rq-{number}') for number in range(count)]
 
 
 async def abort(fleet: RunningFleet, request_id: str) -> None:
-    """End a request as soon as the gateway knows of it; the test's own time bounds it."""
+    """Abort a request as soon as the gateway knows it."""
     while True:
         try:
             await fleet.stub.Abort(wire.AbortRequest(request_id=request_id), metadata=ADMIN)
@@ -50,8 +50,8 @@ async def abort(fleet: RunningFleet, request_id: str) -> None:
             return
 
 
-async def test_one_of_many_tenants_does_not_keep_another_from_the_sampler(tmp_path: Path) -> None:
-    """Of two that both wait, each gets every second turn, though one asked for all of its own first."""
+async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
+    """Waiting requests of two tenants alternate, though one tenant sent all of its requests first."""
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         bob = bearer((await fleet.gateway.make_key('bob')).secret)
@@ -60,7 +60,7 @@ async def test_one_of_many_tenants_does_not_keep_another_from_the_sampler(tmp_pa
         await until(lambda: sampler.open_streams == THERE)
         modest = requests_of(10)
         others = [ask(fleet, bob, request) for request in modest]
-        # A tenant with nothing there never waits behind others.
+        # A tenant without slots never waits.
         await until(lambda: sampler.open_streams == THERE + 1)
         sampler.gate.set()
         for request, answer in zip([*greedy, *modest], await asyncio.gather(*asked, *others), strict=True):
@@ -68,12 +68,12 @@ async def test_one_of_many_tenants_does_not_keep_another_from_the_sampler(tmp_pa
         turns = [caller.tenant_id for caller in sampler.callers]
         while turns and turns[-1] == 'default':
             turns.pop()
-        # What came before the last one of the modest tenant: the first ones of the other, then one for one.
+        # Before the last request of the modest tenant, the first ones of the other ran, then they alternated.
         assert Counter(turns)['default'] <= THERE + Counter(turns)['bob'] + 2
 
 
-async def test_request_that_waits_for_its_turn_is_aborted_without_any_sampler(tmp_path: Path) -> None:
-    """It ends as aborted at once, streams and batches alike, and the sampler never hears of it."""
+async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> None:
+    """A waiting request that is aborted ends at once without reaching a sampler, as a stream and as a batch."""
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         running = [ask(fleet, ADMIN, request) for request in requests_of(THERE)]
@@ -92,8 +92,8 @@ async def test_request_that_waits_for_its_turn_is_aborted_without_any_sampler(tm
         await asyncio.gather(*running)
 
 
-async def test_requests_that_wait_go_elsewhere_when_their_sampler_leaves(tmp_path: Path) -> None:
-    """They are answered by another one, each once, while those that run stay."""
+async def test_waiting_requests_move_when_their_sampler_leaves(tmp_path: Path) -> None:
+    """Waiting requests of a sampler that leaves run on another one, once each, and running ones stay."""
     leaving = small_sampler()
     async with running_fleet(tmp_path, leaving) as fleet:
         requests = requests_of(THERE + 6)
@@ -109,8 +109,8 @@ async def test_requests_that_wait_go_elsewhere_when_their_sampler_leaves(tmp_pat
             assert len(leaving.requests) == THERE
 
 
-async def test_batch_gives_its_places_back_as_it_goes(tmp_path: Path) -> None:
-    """Others begin as soon as enough of its prompts are answered, and not when all are."""
+async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
+    """Waiting requests start as soon as enough prompts of a batch are finished."""
     sampler = small_sampler()
     sampler.places.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -120,7 +120,7 @@ async def test_batch_gives_its_places_back_as_it_goes(tmp_path: Path) -> None:
         await until(lambda: len(sampler.requests) == 1)
         waiting = ask(fleet, ADMIN, requests_of(1)[0])
         later = asyncio.ensure_future(_read(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
-        # Once the gateway knows of the later one, it knows of the other, and has sent neither.
+        # When the gateway knows the later request, it knows the earlier one, and has sent neither.
         await abort(fleet, 'later')
         await later
         assert 'Sample' not in sampler.calls

@@ -1,4 +1,4 @@
-"""Sampling through the gateway: divided, broadcast, added up, bounded, and each caller for itself."""
+"""Sampling through the gateway over several samplers: division, broadcasts, totals, bounds and isolation."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.SampleBatchRequest:
-    """Return a good batch; each prompt is its own number."""
+    """Return a valid batch whose prompts are numbers."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
     params = sampling_pb2.SamplingParams(max_tokens=3)
     return wire.SampleBatchRequest(
@@ -31,7 +31,7 @@ def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.Sam
 
 
 def check_batch(request: wire.SampleBatchRequest, answers: list, version: int = 0) -> None:
-    """Check that each prompt was answered once, with its own answer."""
+    """Check that each prompt has one result, which is its own."""
     assert sorted(answer.prompt_index for answer in answers) == list(range(len(request.prompts)))
     for answer in answers:
         prompt = request.prompts[answer.prompt_index]
@@ -43,7 +43,7 @@ def check_batch(request: wire.SampleBatchRequest, answers: list, version: int = 
 
 
 async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
-    """All replicas get a part of it, of one version that was found out once, and indices are the caller's."""
+    """All replicas get a part of a batch with one resolved version, and results have the indices of the batch."""
     samplers = [FakeSampler(versions={'ad': {4, 5}}) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
@@ -56,16 +56,16 @@ async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('way', WAYS_TO_END)
-async def test_batch_outlives_its_samplers(tmp_path: Path, way: str) -> None:
-    """What a sampler left undone is done again by others: every prompt is answered once."""
+async def test_batch_survives_failing_samplers(tmp_path: Path, way: str) -> None:
+    """Every prompt is answered once though samplers fail, since other samplers run the unfinished prompts."""
     samplers = [FakeSampler(end_after=3, way_to_end=way), FakeSampler(end_after=0, way_to_end=way), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(40)
         check_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])
 
 
-async def test_batch_of_a_mistaken_caller_fails_once(tmp_path: Path) -> None:
-    """A caller's own error ends the batch as the sampler says."""
+async def test_invalid_batch_fails_once(tmp_path: Path) -> None:
+    """A batch with an unknown adapter fails with the sampler's error, and one without prompts is invalid."""
     async with running_fleet(tmp_path, FakeSampler(), FakeSampler()) as fleet:
         request = batch_request(4, adapter=sampling_pb2.AdapterRef(adapter_id='none'))
         assert (await failure_of(fleet.stub.SampleBatch(request, metadata=ADMIN))).reason == 'ADAPTER_NOT_FOUND'
@@ -73,8 +73,8 @@ async def test_batch_of_a_mistaken_caller_fails_once(tmp_path: Path) -> None:
         assert (await failure_of(fleet.stub.SampleBatch(empty, metadata=ADMIN))).reason == 'INVALID_FIELD'
 
 
-async def test_bad_prompt_is_named_by_its_place_in_the_whole(tmp_path: Path) -> None:
-    """Whoever gets the bad one counts its share from 0; the caller hears the place in its own request."""
+async def test_invalid_prompt_is_named_by_its_index_in_the_batch(tmp_path: Path) -> None:
+    """An error about a prompt names its index in the whole batch, not in the part of a sampler."""
     samplers = [FakeSampler(bad_token=13) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         failure = await failure_of(fleet.stub.SampleBatch(batch_request(20), metadata=ADMIN))
@@ -86,14 +86,14 @@ async def test_bad_prompt_is_named_by_its_place_in_the_whole(tmp_path: Path) -> 
 
 
 def violated_fields(failure: Failure) -> list[str]:
-    """Return the fields that an error is about."""
+    """Return the field paths of an error."""
     bad_request = error_details_pb2.BadRequest()
     assert any(detail.Unpack(bad_request) for detail in failure.details)
     return [item.field for item in bad_request.field_violations]
 
 
-async def test_scores_come_in_request_order_from_all(tmp_path: Path) -> None:
-    """Sequences are divided and put together again; one sampler that breaks is made up for."""
+async def test_scores_are_merged_in_request_order(tmp_path: Path) -> None:
+    """Scores of several samplers are merged in request order, also when one sampler fails."""
     samplers = [FakeSampler(end_after=0), FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([index, 7]) for index in range(30)])
@@ -103,7 +103,7 @@ async def test_scores_come_in_request_order_from_all(tmp_path: Path) -> None:
 
 
 async def test_commands_reach_every_replica(tmp_path: Path) -> None:
-    """Pause, resume, sleep, wake up and the cache's end go to all; what was dropped is added up."""
+    """Pause, resume, sleep, wake-up and cache resets reach all samplers, and dropped tokens are added up."""
     samplers = [FakeSampler() for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         await fleet.stub.Pause(wire.PauseRequest(), metadata=ADMIN)
@@ -116,8 +116,8 @@ async def test_commands_reach_every_replica(tmp_path: Path) -> None:
         assert [sampler.calls for sampler in samplers] == [expected] * 3
 
 
-async def test_loads_and_residents_are_those_of_all(tmp_path: Path) -> None:
-    """Counts add up; a version that several replicas hold is listed once, over pages of any size."""
+async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
+    """Loads are added up, and a version on several replicas is listed once, for any page size."""
     load = engine_pb2.EngineLoad(running_sequence_count=2, max_sequence_count=10, kv_usage=0.5, tokens_per_second=3)
     samplers = [
         FakeSampler(load=load, versions={'a': {1, 2}, 'b': {3}}),
@@ -144,8 +144,8 @@ async def test_loads_and_residents_are_those_of_all(tmp_path: Path) -> None:
         assert failure.reason == 'ADAPTER_NOT_FOUND'
 
 
-async def test_abort_finds_a_request_and_only_its_owners(tmp_path: Path) -> None:
-    """A tenant ends its own stream; another tenant's id is as good as none; an id runs once at a time."""
+async def test_abort_finds_only_requests_of_the_caller(tmp_path: Path) -> None:
+    """A tenant aborts its own stream only, and an id can run once at a time."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         made = await fleet.gateway.make_key('bob', scopes=(2,))
@@ -163,8 +163,8 @@ async def test_abort_finds_a_request_and_only_its_owners(tmp_path: Path) -> None
         assert failure.reason == 'REQUEST_NOT_FOUND'
 
 
-async def test_identity_reaches_the_sampler_as_the_keys_alone(tmp_path: Path) -> None:
-    """A sampler hears the key's tenant and scopes, whatever the client says of itself."""
+async def test_samplers_get_the_identity_of_the_key(tmp_path: Path) -> None:
+    """Samplers get the tenant and scopes of the key, independent of the client's metadata."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         made = await fleet.gateway.make_key('alice', scopes=(2,))
@@ -174,8 +174,8 @@ async def test_identity_reaches_the_sampler_as_the_keys_alone(tmp_path: Path) ->
         assert (caller.tenant_id, caller.scopes, caller.is_internal) == ('alice', frozenset({'sample'}), False)
 
 
-async def test_client_that_leaves_ends_the_samplers_work(tmp_path: Path) -> None:
-    """Cancelling reaches the sampler, in a stream and in all parts of a batch."""
+async def test_cancellation_reaches_the_samplers(tmp_path: Path) -> None:
+    """Cancelling a stream or a batch cancels the calls at all samplers."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
@@ -192,7 +192,7 @@ async def test_client_that_leaves_ends_the_samplers_work(tmp_path: Path) -> None
 
 @pytest.mark.timeout(300)
 async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None:
-    """A thousand streams at once, of sixteen tokens each, are all answered in full, and little stays behind."""
+    """A thousand concurrent streams of sixteen tokens complete, and little memory stays in use."""
     samplers = [FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=256)) for _ in range(2)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         before = psutil.Process(os.getpid()).memory_info().rss
@@ -207,7 +207,7 @@ async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None
 
 
 async def test_static_sampler_serves_and_is_found_again(tmp_path: Path) -> None:
-    """A sampler of the configuration needs no lease; it is refused while it is down, and found when it is back."""
+    """A configured sampler needs no lease; requests fail while it is down and succeed when it is back."""
     async with FakeSampler().serving() as sampler:
         address = sampler.address
     options = FleetConfig(begin_wait=timedelta(milliseconds=50))
@@ -229,15 +229,15 @@ async def test_static_sampler_serves_and_is_found_again(tmp_path: Path) -> None:
 
 
 async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
-    """Where replicas tell what they hold, another name is NOT_FOUND with what there is."""
+    """An unknown base model fails with NOT_FOUND and the known names where replicas report them."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(base_model='huge'), metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')
         assert failure.metadata['known'] == 'tiny'
 
 
-async def test_bytes_that_are_no_request_are_the_callers_mistake(tmp_path: Path) -> None:
-    """Random bytes to any sampling method are never INTERNAL."""
+async def test_malformed_bytes_are_an_invalid_request(tmp_path: Path) -> None:
+    """Random bytes to any sampling method never cause INTERNAL."""
     generator = random.Random(0)
     service = wire.DESCRIPTOR.services_by_name['SamplerService']
     async with running_fleet(tmp_path, FakeSampler()) as fleet:

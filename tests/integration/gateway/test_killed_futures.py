@@ -1,4 +1,4 @@
-"""A gateway that is killed at any point of a future's life: every future resolves, every operation is applied once."""
+"""A gateway that is killed at each stage of a future: every future resolves, and every operation runs once."""
 
 import asyncio
 import random
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 8
 
 
-def orders_of(lane: str, base_model: str) -> list[FutureRequest]:
-    """Return what a client sends: an adapter, a few steps of training, and the publication of its weights."""
+def requests_of(lane: str, base_model: str) -> list[FutureRequest]:
+    """Return a client's requests: create an adapter, train some steps, and publish the weights."""
     creation = adapter_service_pb2.CreateAdapterRequest(
         base_model=base_model, adapter_id=lane, lora_config=training_config_pb2.LoraConfig(lora_rank=4, seed=3)
     )
@@ -46,17 +46,17 @@ def orders_of(lane: str, base_model: str) -> list[FutureRequest]:
     ]
 
 
-async def train(driver: FutureDriver, orders: Sequence[FutureRequest], *, seed: int) -> list[bytes]:
-    """Submit in any order, all at once, and return the results in the order of positions."""
-    shuffled = random.Random(seed).sample(orders, len(orders))
-    await asyncio.gather(*(driver.submit(order) for order in shuffled), return_exceptions=True)
-    # Again, as a client does that saw no acknowledgement: the repeat of one that was accepted is the same future.
-    ids = await asyncio.gather(*(driver.submit(order) for order in orders))
+async def train(driver: FutureDriver, requests: Sequence[FutureRequest], *, seed: int) -> list[bytes]:
+    """Submit in random request, all at once, and return the results in the request of positions."""
+    shuffled = random.Random(seed).sample(requests, len(requests))
+    await asyncio.gather(*(driver.submit(request) for request in shuffled), return_exceptions=True)
+    # A client without an acknowledgement repeats its requests; a repeated one is the same future.
+    ids = await asyncio.gather(*(driver.submit(request) for request in requests))
     return await asyncio.gather(*map(driver.result, ids))
 
 
 def facts_of(results: Sequence[bytes]) -> list[Any]:
-    """Return what must not differ between two runs: numbers, losses, norms and the digest of the weights."""
+    """Return the facts that must be equal in two runs: numbers, losses, norms and the digest of the weights."""
     answers = [wire.ExecuteResponse.FromString(result).result for result in results[1:]]
     return [(answer.sequence_number, _outcome(answer)) for answer in answers]
 
@@ -72,18 +72,18 @@ def _outcome(answer: operation_result_pb2.OperationResult) -> Any:
 
 
 async def test_gateway_killed_anywhere_applies_each_operation_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Killed -9 at each place that a future comes to, one gateway after the other ends with the very same weights."""
+    """A series of gateways, each killed at another failpoint, ends with bitwise equal weights."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
         async with driven_gateway(settings) as driver:
-            expected = facts_of(await train(driver, orders_of('undisturbed', service.base_model), seed=0))
+            expected = facts_of(await train(driver, requests_of('undisturbed', service.base_model), seed=0))
         assert [number for number, _ in expected] == list(range(1, 2 * STEPS + 2))
         settings['state_dir'] = tmp_path / 'killed'
-        orders = orders_of('killed', service.base_model)
+        requests = requests_of('killed', service.base_model)
         for seed, place in enumerate(FUTURE_FAILPOINTS):
-            # The second time: one went by, and others wait behind the one that is interrupted.
+            # The failpoint strikes the second time, with one future finished and others waiting behind.
             async with driven_gateway(settings, failpoints=f'{place}=2') as driver:
                 with pytest.raises(GatewayDied):
-                    await train(driver, orders, seed=seed)
+                    await train(driver, requests, seed=seed)
         async with driven_gateway(settings) as driver:
-            assert facts_of(await train(driver, orders, seed=len(FUTURE_FAILPOINTS))) == expected
+            assert facts_of(await train(driver, requests, seed=len(FUTURE_FAILPOINTS))) == expected

@@ -1,4 +1,4 @@
-"""Two gateway processes on one PostgreSQL database, a client that talks to both, and kill -9 of one in the middle."""
+"""Two gateway processes on one PostgreSQL database, a client of both, and a kill of one in the middle."""
 
 import signal
 from pathlib import Path
@@ -15,12 +15,12 @@ from twinkle.api.model.v1 import adapter_service_pb2
 pytestmark = pytest.mark.timeout(500)
 
 STEPS = 6
-PLACES = ('future.row', 'future.numbered', 'future.executed')
-"""Where one gateway dies: what it accepted nobody was told of; before and after an operation ran."""
+FAILPOINTS = ('future.row', 'future.numbered', 'future.executed')
+"""Failpoints at which one gateway dies: before its acknowledgement, and before and after an operation runs."""
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Return what a client sends for one model: steps of training, and a last look at the loss."""
+    """Return a client's requests for one model: training steps, and a final forward pass."""
     adam = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12}}
     sent: list[tuple[str, dict[str, Any]]] = []
     for step in range(STEPS):
@@ -38,15 +38,15 @@ def _batch(step: int) -> dict[str, Any]:
 
 
 def facts_of(outcomes: list[dict[str, Any]]) -> list[Any]:
-    """Return what must be the same bits in two runs: the numbers of every operation."""
+    """Return the numbers of every operation, which must be bitwise equal in two runs."""
     assert all('error' not in outcome for outcome in outcomes), outcomes
     return [(outcome.get('metrics'), outcome.get('loss_fn_outputs')) for outcome in outcomes]
 
 
-async def test_client_of_two_gateways_outlives_the_death_of_one(
+async def test_client_of_two_gateways_is_served_after_one_is_killed(
     tiny_llama_dir: Path, tmp_path: Path, postgres_database: str
 ) -> None:
-    """Sent to either in any order, every operation runs once wherever one is killed: the same numbers to the bit."""
+    """Every operation of a client runs once though one gateway is killed, with bitwise equal numbers."""
     for name in ('model', 'stays', 'dies'):
         (tmp_path / name).mkdir()
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
@@ -67,7 +67,7 @@ async def test_client_of_two_gateways_outlives_the_death_of_one(
         async with mortal_gateway(tmp_path / 'stays', settings) as (_, stays):
             _, outcomes = await Pair([stays], Random(0)).train(model.base_model, bodies())
             expected = facts_of(outcomes)
-            for seed, place in enumerate(PLACES):
+            for seed, place in enumerate(FAILPOINTS):
                 dies = mortal_gateway(tmp_path / 'dies', settings, failpoints=f'{place}=2')
                 async with dies as (process, client):
                     pair = Pair([stays, client], Random(seed))

@@ -1,4 +1,4 @@
-"""A thousand futures of one tenant over a real database and real files: memory stays, and others have their turn."""
+"""A thousand futures of one tenant over a real database and files: memory stays small, and other tenants run."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,12 +16,12 @@ from services.gateway.store.database import Database
 COUNT = 1000
 PAYLOAD_BYTES = 100_000
 MEMORY_BYTES = 30 << 20
-"""A third of what the requests have together."""
+"""A third of the total size of the requests."""
 
 
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
-    """Return the real stores, empty."""
+    """Return empty real stores."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     payloads = PayloadFiles(tmp_path / 'payloads', is_synced=False)
     yield SqlFutureStore(database), payloads
@@ -29,8 +29,8 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
     await database.close()
 
 
-async def test_thousand_waiting_futures_are_small_and_starve_nobody(stores: tuple[Any, Any]) -> None:
-    """Requests stay on the disk until their turn comes; another tenant's future is among the next to run."""
+async def test_thousand_waiting_futures_use_little_memory(stores: tuple[Any, Any]) -> None:
+    """Waiting requests stay on disk, and another tenant's future is among the next to run."""
     async with running_futures(Recorder(), stores=stores, unordered=Bounds(per_tenant=4, total=6)) as gateway:
         await gateway.outcome(await gateway.submit('first'))
         gateway.recorder.gate.clear()

@@ -1,4 +1,4 @@
-"""Samples within quotas, and their metering, before samplers without engines."""
+"""Sampling within quotas and its metering, over samplers without engines."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 
 
 async def allow(fleet: RunningFleet, **limits: Any) -> None:
-    """Set the quota of the tenant that calls."""
+    """Set the quota of the calling tenant."""
     stub = quota_service_pb2_grpc.QuotaServiceStub(fleet.gateway.channel)
     await stub.SetQuota(quotas.SetQuotaRequest(tenant_id='default', quota=quotas.Quota(**limits)), metadata=ADMIN)
 
@@ -39,7 +39,7 @@ async def drain(call: Any) -> None:
 
 
 async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -> None:
-    """A prompt counts once however many sequences it has; a batch, and scores, by their prompts."""
+    """A prompt counts once for any number of sequences; batches and scores count by their prompts."""
     async with running_fleet(tmp_path, FakeSampler(versions={'ad': {4}}), FakeSampler(versions={'ad': {4}})) as fleet:
         await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8, count=2), metadata=ADMIN))
         assert await used(fleet) == {'': (1, 3, 16)}
@@ -58,8 +58,8 @@ async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -
 
 
 @pytest.mark.parametrize('way', ['early', 'unreachable'])
-async def test_a_sample_that_changes_its_sampler_is_metered_once(tmp_path: Path, way: str) -> None:
-    """Neither its prompt nor a token counts twice, wherever the stream broke."""
+async def test_moved_stream_is_metered_once(tmp_path: Path, way: str) -> None:
+    """A stream that moves to another sampler counts its prompt and each token once."""
     for end_after in range(6):
         bad = FakeSampler(name='bad', end_after=end_after, way_to_end=way)
         async with running_fleet(tmp_path / f'{end_after}', bad, FakeSampler(name='good')) as fleet:
@@ -68,8 +68,8 @@ async def test_a_sample_that_changes_its_sampler_is_metered_once(tmp_path: Path,
             assert await used(fleet) == {'': (2, 6, 16)}
 
 
-async def test_one_sample_too_many_is_refused(tmp_path: Path) -> None:
-    """With the time to try again; one that ends makes room, also when its caller leaves."""
+async def test_request_beyond_the_quota_is_refused(tmp_path: Path) -> None:
+    """A request beyond the quota fails with a retry time; ended and cancelled requests free their slots."""
     sampler = FakeSampler()
     sampler.gate.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -86,8 +86,8 @@ async def test_one_sample_too_many_is_refused(tmp_path: Path) -> None:
         await drain(fleet.stub.Sample(sample_request(), metadata=ADMIN))
 
 
-async def test_who_sampled_too_much_is_told_when_it_is_paid(tmp_path: Path) -> None:
-    """What is under way is not cut off; afterwards the next request is refused with the time."""
+async def test_request_of_an_owing_tenant_is_refused(tmp_path: Path) -> None:
+    """Running requests continue when tokens are owed, and the next request fails with the retry time."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         await allow(fleet, tokens_per_second=1, burst_tokens=1)
         await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
@@ -97,8 +97,8 @@ async def test_who_sampled_too_much_is_told_when_it_is_paid(tmp_path: Path) -> N
         assert await used(fleet) == {'': (1, 3, 8)}
 
 
-async def test_samples_of_the_tinker_api_wait_at_the_client_and_count_once(tmp_path: Path) -> None:
-    """One too many is 429 with the time to come again; sent again under its number it is taken, and metered once."""
+async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_path: Path) -> None:
+    """A Tinker request beyond the quota gets status 429; its repeat is accepted and metered once."""
     sampler = FakeSampler()
     sampler.places.clear()
     async with running_fleet(tmp_path, sampler, http_listen='127.0.0.1:0') as fleet:

@@ -1,4 +1,4 @@
-"""Two gateways on one PostgreSQL database: clients need not know which of them they talk to, and either may die."""
+"""Two gateways on one PostgreSQL database: clients may use either, and either may die."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ from services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreac
 
 LANE = 'ad-1'
 LEASE = timedelta(seconds=30)
-"""So long that only a connection that is gone tells of a death."""
+"""Lease that does not lapse during a test, so that only a lost connection reveals a dead gateway."""
 
 
 @dataclass
-class Town:
-    """A database and a folder, and gateways on them."""
+class Site:
+    """A database and a folder of payloads that gateways share."""
 
     url: str
     folder: Path
@@ -37,7 +37,7 @@ class Town:
     async def gateway(
         self, recorder: Recorder | None = None, *, folder: Path | None = None, **fields: Any
     ) -> AsyncIterator[GatewayFutures]:
-        """Run one more until the block ends."""
+        """Run one more gateway until the block ends."""
         async with AsyncExitStack() as stack:
             database = await Database.open(self.url)
             stack.push_async_callback(database.close)
@@ -51,20 +51,20 @@ class Town:
 
 
 @pytest.fixture
-def town(postgres_database: str, tmp_path: Path) -> Town:
-    """An empty database."""
-    return Town(postgres_database, tmp_path / 'payloads')
+def site(postgres_database: str, tmp_path: Path) -> Site:
+    """Return a site with an empty database."""
+    return Site(postgres_database, tmp_path / 'payloads')
 
 
 @pytest.fixture
-async def pair(town: Town) -> AsyncIterator[tuple[GatewayFutures, GatewayFutures]]:
-    """Two gateways on one database."""
-    async with town.gateway() as first, town.gateway() as second:
+async def pair(site: Site) -> AsyncIterator[tuple[GatewayFutures, GatewayFutures]]:
+    """Return two gateways on one database."""
+    async with site.gateway() as first, site.gateway() as second:
         yield first, second
 
 
 async def submit_patiently(gateway: GatewayFutures, key: str, **fields: Any) -> Future:
-    """Submit as clients do, again where it is refused for now."""
+    """Submit a request, and repeat it while it is refused temporarily."""
     for attempt in range(100):
         try:
             return await gateway.submit(key, **fields)
@@ -73,13 +73,13 @@ async def submit_patiently(gateway: GatewayFutures, key: str, **fields: Any) -> 
     raise AssertionError(f'{key} is refused for good')
 
 
-def begun(*gateways: GatewayFutures) -> list[str]:
-    """Return the keys of all that began anywhere."""
+def started_at(*gateways: GatewayFutures) -> list[str]:
+    """Return the sorted keys of all futures that started at these gateways."""
     return sorted(key for gateway in gateways for key in gateway.recorder.started)
 
 
-async def test_lane_is_one_whichever_gateway_its_parts_come_to(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Sent in any order to either, each is carried out once, one after the other, and told at both."""
+async def test_lane_runs_in_order_across_gateways(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """Futures of a lane, submitted to either gateway in any order, run once and in order; both return the results."""
     order = random.Random(3).sample(range(24), 24)
     for gateway in pair:
         gateway.recorder.gate.clear()
@@ -90,11 +90,11 @@ async def test_lane_is_one_whichever_gateway_its_parts_come_to(pair: tuple[Gatew
     assert await asyncio.gather(*waiting) == [f'k{n}'.encode()[::-1] for n in order] * 2
     ran = pair[0].recorder.started or pair[1].recorder.started
     assert ran == [f'k{n}' for n in range(24)]
-    assert begun(*pair) == sorted(ran)
+    assert started_at(*pair) == sorted(ran)
 
 
-async def test_lane_that_fell_idle_goes_on_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Who has a lane is no matter once nothing waits in it, and each knows where it goes on."""
+async def test_idle_lane_continues_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """An idle lane moves to the gateway that gets the next future, and continues at the right position."""
     for position in range(9):
         gateway = pair[position // 2 % 2]
         assert await gateway.outcome(await gateway.submit(f'k{position}', lane=LANE, position=position))
@@ -103,7 +103,7 @@ async def test_lane_that_fell_idle_goes_on_at_the_other_gateway(pair: tuple[Gate
 
 
 async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """While it runs and after it is finished, of a lane and of none."""
+    """A request that is repeated at another gateway is the same future, while it runs and after it is finished."""
     pair[0].recorder.gate.clear()
     for key, lane in (('one', ''), ('two', LANE)):
         first = await pair[0].submit(key, lane=lane)
@@ -116,8 +116,8 @@ async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[Gatewa
     assert (pair[0].recorder.started, pair[1].recorder.started) == (['one', 'two'], [])
 
 
-async def test_what_a_dead_gateway_left_is_carried_out_once_more(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """All of it and in order; what the dead one still does has no effect, and it comes back with nothing to do."""
+async def test_futures_of_a_dead_gateway_run_at_the_other_one(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """Another gateway runs the futures of a dead one once and in order; later writes of the dead one have no effect."""
     dead, alive = pair
     dead.recorder.gate.clear()
     futures = [await alive.submit('free-b'), *[await dead.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
@@ -128,7 +128,7 @@ async def test_what_a_dead_gateway_left_is_carried_out_once_more(pair: tuple[Gat
     assert [key for key in alive.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
     kept = [await alive.futures.wait(future.future_id, seconds=0) for future in futures]
     dead.recorder.gate.set()
-    # Its late ends change neither rows nor results, and it begins nothing after them.
+    # Its late outcomes change neither rows nor results, and it starts nothing afterwards.
     await asyncio.wait_for(dead.futures.is_disowned.wait(), 20)
     assert [await alive.futures.wait(future.future_id, seconds=0) for future in futures] == kept
     dead.renew_lease()
@@ -136,13 +136,13 @@ async def test_what_a_dead_gateway_left_is_carried_out_once_more(pair: tuple[Gat
     assert dead.recorder.started == ['k0', 'free-a']
 
 
-async def test_gateway_that_lost_its_place_joins_again(town: Town) -> None:
-    """Taken for dead while it lived, it drops what it had, and accepts again for the one who has the lane now."""
-    async with town.gateway() as first, town.gateway() as second:
+async def test_gateway_that_lost_its_lease_rejoins(site: Site) -> None:
+    """A live gateway that lost its lease drops its futures, rejoins, and accepts futures for the lane's new owner."""
+    async with site.gateway() as first, site.gateway() as second:
         first.recorder.gate.clear()
         future = await first.submit('k0', lane=LANE)
         await first.recorder.has_started(1)
-        with psycopg.connect(town.url, autocommit=True) as connection:
+        with psycopg.connect(site.url, autocommit=True) as connection:
             connection.execute('DELETE FROM gateways WHERE gateway_id = (SELECT min(gateway_id) FROM gateways)')
         assert await second.outcome(future) == b'0k'
         first.recorder.gate.set()
@@ -157,26 +157,26 @@ async def test_gateway_that_lost_its_place_joins_again(town: Town) -> None:
         assert (first.recorder.started, second.recorder.started) == (['k0'], ['k0', 'k1', 'k2'])
 
 
-async def test_gateway_that_stops_hands_over_at_once(town: Town) -> None:
-    """Nobody waits for a lease: what it had not begun runs at the other before long."""
+async def test_stopped_gateway_hands_over_at_once(site: Site) -> None:
+    """The other gateway runs the rest of a stopped gateway at once, without waiting for the lease."""
     stuck = Recorder()
     stuck.gate.clear()
-    async with town.gateway() as stays:
-        async with town.gateway(stuck) as leaves:
+    async with site.gateway() as stays:
+        async with site.gateway(stuck) as leaves:
             futures = [await leaves.submit(f'k{n}', lane=LANE, position=n) for n in (1, 0)]
             await stuck.has_started(1)
         assert [await stays.outcome(future) for future in futures] == [b'1k', b'0k']
 
 
-async def test_gateway_that_starts_takes_nothing_from_one_that_works(town: Town) -> None:
-    """However often another one is started and stopped beside it, nothing runs twice."""
-    async with town.gateway() as works:
+async def test_starting_gateway_takes_no_futures_of_a_working_one(site: Site) -> None:
+    """Gateways that start and stop beside a working one run none of its futures."""
+    async with site.gateway() as works:
         works.recorder.gate.clear()
         futures = [await works.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [await works.submit('free')]
         await works.recorder.has_started(2)
         others = list[str]()
         for _ in range(3):
-            async with town.gateway() as other:
+            async with site.gateway() as other:
                 for count in range(5):
                     await other.outcome(await other.submit(f'own{count}'))
                 others += [key for key in other.recorder.started if not key.startswith('own')]
@@ -186,8 +186,8 @@ async def test_gateway_that_starts_takes_nothing_from_one_that_works(town: Town)
         assert len(works.recorder.started) == 4
 
 
-async def test_cancellation_reaches_who_carries_it_out(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Asked for at one gateway, a future that runs or waits at the other one ends."""
+async def test_cancellation_reaches_the_owner(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """A cancellation at one gateway ends a future that runs or waits at the other one."""
     pair[0].recorder.gate.clear()
     running, behind = await pair[0].submit('k0', lane=LANE), await pair[0].submit('k1', lane=LANE, position=1)
     await pair[0].recorder.has_started(1)
@@ -199,8 +199,8 @@ async def test_cancellation_reaches_who_carries_it_out(pair: tuple[GatewayFuture
         assert error.reason == Cancelled.reason
 
 
-async def test_ends_of_a_topic_are_heard_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Who follows a topic there is woken by an end here."""
+async def test_end_of_a_topic_reaches_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """A client that follows a topic at one gateway is notified of an end at the other one."""
     pair[0].recorder.gate.clear()
     future = await pair[0].submit('one', topic='talk')
     topics = pair[1].topics()
@@ -211,9 +211,9 @@ async def test_ends_of_a_topic_are_heard_at_the_other_gateway(pair: tuple[Gatewa
     assert [item.future_id for item in ended] == [future.future_id]
 
 
-async def test_what_is_carried_out_elsewhere_takes_room_here_until_it_ends(town: Town) -> None:
-    """What a gateway accepts is bounded whoever carries it out, and there is room again once it is finished."""
-    async with town.gateway() as first, town.gateway(capacity=Bounds(per_tenant=2, total=3)) as second:
+async def test_futures_of_another_gateway_count_until_they_end(site: Site) -> None:
+    """A future that another gateway runs counts against the capacity of the accepting gateway until it is finished."""
+    async with site.gateway() as first, site.gateway(capacity=Bounds(per_tenant=2, total=3)) as second:
         first.recorder.gate.clear()
         await first.submit('k0', lane=LANE)
         futures = [await second.submit(f'k{n}', lane=LANE, position=n) for n in (1, 2)]
@@ -224,11 +224,11 @@ async def test_what_is_carried_out_elsewhere_takes_room_here_until_it_ends(town:
         assert await second.outcome(await submit_patiently(second, 'k3', lane=LANE, position=3)) == b'3k'
 
 
-async def test_other_payloads_are_refused_at_the_start(town: Town, tmp_path: Path) -> None:
-    """A gateway whose folder is another one does not begin beside one that works, and does where it is alone."""
-    async with town.gateway():
+async def test_gateway_with_another_payload_folder_does_not_start(site: Site, tmp_path: Path) -> None:
+    """A gateway with another folder of payloads does not start beside a working one, but starts alone."""
+    async with site.gateway():
         with pytest.raises(PayloadsNotShared):
-            async with town.gateway(folder=tmp_path / 'other'):
+            async with site.gateway(folder=tmp_path / 'other'):
                 pass
-    async with town.gateway(folder=tmp_path / 'other'):
+    async with site.gateway(folder=tmp_path / 'other'):
         pass

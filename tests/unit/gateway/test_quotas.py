@@ -142,7 +142,7 @@ async def test_samples_at_a_time() -> None:
     async with world.gate.admitted('alice', deadline=None), world.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
             async with world.gate.admitted('alice', deadline=None):
-                raise AssertionError('it was let in')
+                raise AssertionError('it was admitted')
         assert (refused.value.quota, refused.value.limit) == ('concurrent_samples', 2)
         assert refused.value.retry_after is not None
         async with world.gate.admitted('bob', deadline=None):
@@ -153,13 +153,13 @@ async def test_samples_at_a_time() -> None:
 
 
 def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') -> Future:
-    """Return a future."""
-    order = FutureRequest(kind=kind, key=str(number), payload=b'', session_id='')
-    return Future.accepted(order, tenant_id=tenant_id, moment=START)
+    """Return a future that samples, or of another kind."""
+    request = FutureRequest(kind=kind, key=str(number), payload=b'', session_id='')
+    return Future.accepted(request, tenant_id=tenant_id, moment=START)
 
 
-async def test_samples_of_futures_count_with_those_that_are_answered_at_once() -> None:
-    """One that is in is never refused again, and one from before a restart is let in whatever the quota is."""
+async def test_sampling_futures_count_together_with_direct_calls() -> None:
+    """A future in flight is never refused again, and one from before a restart enters even beyond the quota."""
     world = World(concurrent_samples=2)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
     capacity.enter(future_of(0))
@@ -177,8 +177,8 @@ async def test_samples_of_futures_count_with_those_that_are_answered_at_once() -
     capacity.enter(future_of(2))
 
 
-async def test_a_full_room_takes_no_place_of_a_quota() -> None:
-    """A sample that is refused by the queue is not counted as one under way."""
+async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
+    """A sampling future that the queue refuses is not counted as in flight."""
     world = World(concurrent_samples=5)
     capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=world.gate)
     capacity.enter(future_of(0))
@@ -187,8 +187,8 @@ async def test_a_full_room_takes_no_place_of_a_quota() -> None:
     assert world.gate.count('alice') == 1
 
 
-async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
-    """Their clients send them again: they are not kept meanwhile."""
+async def test_sampling_futures_of_an_owing_tenant_are_refused() -> None:
+    """A sampling future of a tenant that owes tokens is refused with the retry time, and other futures are not."""
     world = World(tokens_per_second=10)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
     world.rates.charge('alice', 150)
