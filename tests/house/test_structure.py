@@ -18,7 +18,7 @@ PENDING_SMALL = {'data'}
 """Services whose small modules are still to be merged. This set only shrinks."""
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
-PENDING_HOMONYMS = {'data', 'gateway'}
+PENDING_HOMONYMS = {'data'}
 GATEWAY_FILES = 175
 GATEWAY_LINES = 22_850
 """Size of the gateway, generated code excluded. Both only shrink; the goals are 150 files and 22,500 lines."""

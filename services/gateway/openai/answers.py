@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
-from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, Usage
+from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, TokenUsage
 from services.gateway.openai.names import ResolvedModel, TokenText
 from services.gateway.openai.request import GenerationRequest
 from services.kit.errors import InvalidField
@@ -119,7 +119,7 @@ class AnswerWriter:
     """Builds the response to one request."""
 
     def __init__(
-        self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: Usage, created: int
+        self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: TokenUsage, created: int
     ) -> None:
         """Prepare a response.
 

@@ -55,7 +55,7 @@ class ChoiceDelta:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     """Token counts and attribution of a response."""
 
     prompt_tokens: int = 0
@@ -75,7 +75,7 @@ class ChoiceReader:
         self._caller = caller
         self._tokens = tokens
         self._offsets: defaultdict[int, _TextLength] = defaultdict(_TextLength)
-        self.usage = Usage()
+        self.usage = TokenUsage()
 
     async def read(self, indexed: IndexedResponse) -> list[ChoiceDelta]:
         """Return the parts in one response.
