@@ -1,7 +1,7 @@
-"""Remote handles with the component library's names, over gRPC.
+"""Remote handles over gRPC, with the names of the component library `twinkle`.
 
-`init_twinkle_client` connects; `twinkle_client.{dataset,dataloader,model,sampler}` hold what
-a training loop is written with. Nothing here loads torch.
+`init_twinkle_client` connects; `twinkle_client.{dataset,dataloader,model,sampler}` contain the building blocks of a
+training loop. This package does not import torch.
 """
 
 from twinkle_client.client import TwinkleClient, current_client, init_twinkle_client

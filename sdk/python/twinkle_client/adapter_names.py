@@ -1,4 +1,4 @@
-"""Which adapter a name means: every model handle gives names of its own, and samplers look them up."""
+"""Resolution of adapter names: each model handle names its adapters, and samplers look the names up."""
 
 import weakref
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class _Named:
-    """A name that a handle gave."""
+    """A name that a handle assigned to an adapter."""
 
     owner: 'weakref.ref[object]'
     base_model: str
@@ -16,20 +16,19 @@ class _Named:
 
 
 class AdapterNames:
-    """What the handles of one client call their adapters. Two handles may use one name, each for its own."""
+    """Adapter names of all model handles of a client. Different handles may use the same name."""
 
     def __init__(self) -> None:
-        """Know no name."""
         self._known: list[_Named] = []
 
     def add(self, owner: object, name: str, adapter_id: str, *, base_model: str) -> None:
-        """Note a name; what `owner`, or a handle that is gone, called so before is forgotten.
+        """Register a name, replacing the same name of `owner` and of handles that no longer exist.
 
         Args:
-            owner: the handle; only watched, never kept.
-            name: not empty.
-            adapter_id: what it means to `owner`.
-            base_model: which the adapter is of.
+            owner: Model handle; only a weak reference is stored.
+            name: Name of the adapter, not empty.
+            adapter_id: Id of the adapter.
+            base_model: Base model of the adapter.
         """
         self._known = [
             item
@@ -39,32 +38,32 @@ class AdapterNames:
         self._known.append(_Named(weakref.ref(owner), base_model, name, adapter_id))
 
     def remove(self, owner: object, adapter_id: str) -> None:
-        """Forget what `owner` calls an adapter."""
+        """Remove the names that `owner` assigned to an adapter."""
         self._known = [item for item in self._known if item.owner() is not owner or item.adapter_id != adapter_id]
 
-    def find(self, name: str, *, base_model: str = '', favoured: Collection[str] = ()) -> str:
-        """Return the id of the adapter that a name means; what is nobody's name is taken for an id.
+    def find(self, name: str, *, base_model: str = '', preferred: Collection[str] = ()) -> str:
+        """Return the id of the adapter with a name. An unknown name is returned unchanged, as an id.
 
-        A handle that is gone still names its adapters, unless one that lives uses the name.
+        Names of a deleted handle remain valid until an existing handle uses the same name.
 
         Args:
-            name: that was given to `add_adapter_to_model`, or an adapter's id.
-            base_model: its adapters come before those of others. Empty: none does.
-            favoured: ids that come before others of the same name.
+            name: Name passed to `add_adapter_to_model`, or an adapter's id.
+            base_model: Prefer adapters of this base model. Empty: no preference.
+            preferred: Ids to prefer if several adapters have the name.
 
         Raises:
-            ValueError: several handles call different adapters so.
+            ValueError: The name is ambiguous.
         """
-        fitting = [item for item in self._known if item.name == name]
-        fitting = [item for item in fitting if item.base_model == base_model] or fitting
-        fitting = [item for item in fitting if item.owner() is not None] or fitting[-1:]
-        ids = {item.adapter_id for item in fitting}
-        meant = ids.intersection(favoured) if len(ids) > 1 else ids
+        matches = [item for item in self._known if item.name == name]
+        matches = [item for item in matches if item.base_model == base_model] or matches
+        matches = [item for item in matches if item.owner() is not None] or matches[-1:]
+        ids = {item.adapter_id for item in matches}
+        chosen = ids.intersection(preferred) if len(ids) > 1 else ids
         if not ids:
             return name
-        if len(meant) != 1:
+        if len(chosen) != 1:
             raise ValueError(
-                f'adapter_name {name!r} is the name of several adapters, {", ".join(sorted(ids))}, each in a model '
-                f'handle of its own; give the id of the one that is meant, which is `model.adapter_id({name!r})`'
+                f'adapter_name {name!r} is ambiguous: several model handles use it, for {", ".join(sorted(ids))}; '
+                f'pass the id instead, `model.adapter_id({name!r})`'
             )
-        return meant.pop()
+        return chosen.pop()

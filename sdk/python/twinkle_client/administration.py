@@ -1,4 +1,4 @@
-"""Tenants, their projects and their API keys, for administrators."""
+"""Administration of tenants, projects and API keys."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -18,16 +18,18 @@ SCOPES: dict[str, pb.Scope.ValueType] = {
 
 
 class KeyAdministration:
-    """Makes, lists, rotates and revokes keys; the client's own key needs the scope 'admin'."""
+    """Manages API keys, tenants and projects.
+
+    The client's API key needs the scope 'admin'. `client` defaults to the client initialized last.
+    """
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
-        """Use `client`, or the one that was initialised last."""
         self._connection = current_client(client).connection
         self._stub = KeyServiceStub(self._connection.channel)
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @remote_method
@@ -40,26 +42,26 @@ class KeyAdministration:
         ttl: timedelta | None = None,
         project_id: str = '',
     ) -> tuple[pb.ApiKey, str]:
-        """Create a key, and its tenant if there is none of that id.
+        """Create an API key, and its tenant if it does not exist.
 
         Args:
-            tenant_id: whom the key speaks for.
-            scopes: names of `SCOPES`, at least one.
-            display_name: for people to read.
-            ttl: how long it lasts. Unset: without end.
-            project_id: where its sessions belong that name no project. Empty: to none.
+            tenant_id: Tenant of the key.
+            scopes: Names from `SCOPES`, at least one.
+            display_name: Name for lists.
+            ttl: Lifetime. Unset: unlimited.
+            project_id: Default project of the key's sessions. Empty: none.
 
         Returns:
-            The key and its secret, which is never shown again.
+            The key and its secret, which cannot be retrieved again.
 
         Raises:
-            ValueError: a scope is unknown.
-            NotFoundError: the tenant has no such project.
-            AccessError: the client's key may not.
+            ValueError: A scope is unknown.
+            NotFoundError: The tenant has no such project.
+            AccessError: The client's key lacks the scope 'admin'.
         """
         unknown = sorted(set(scopes) - set(SCOPES))
         if unknown:
-            raise ValueError(f'scopes: {unknown} are unknown; known are {list(SCOPES)}')
+            raise ValueError(f'scopes: {unknown} are unknown; known scopes are {list(SCOPES)}')
         request = pb.CreateKeyRequest(
             tenant_id=tenant_id,
             scopes=[SCOPES[scope] for scope in scopes],
@@ -86,18 +88,18 @@ class KeyAdministration:
 
     @remote_method
     async def rotate_key(self, key_id: str, *, overlap: timedelta | None = None) -> tuple[pb.ApiKey, str, pb.ApiKey]:
-        """Make another secret for the rights of a key.
+        """Create a replacement for a key, with the same tenant and scopes.
 
         Args:
-            key_id: the key to replace.
-            overlap: how long it still works beside the new one. Unset: a day.
+            key_id: Key to replace.
+            overlap: Time for which the old key remains valid. Unset: one day.
 
         Returns:
-            The new key, its secret, which is never shown again, and the old key with its end.
+            The new key, its secret, which cannot be retrieved again, and the old key with its expiry.
 
         Raises:
-            NotFoundError: there is none of that id.
-            StateError: it is revoked or has ended.
+            NotFoundError: The key does not exist.
+            StateError: The key is revoked or expired.
         """
         request = pb.RotateKeyRequest(key_id=key_id)
         if overlap is not None:
@@ -107,7 +109,7 @@ class KeyAdministration:
 
     @remote_method
     async def create_tenant(self, tenant_id: str, *, display_name: str = '') -> pb.Tenant:
-        """Return the tenant, made if there is none of that id."""
+        """Return the tenant, creating it if it does not exist."""
         request = pb.CreateTenantRequest(tenant_id=tenant_id, display_name=display_name)
         return (await self._connection.unary(self._stub.CreateTenant, request)).tenant
 
@@ -125,10 +127,10 @@ class KeyAdministration:
 
     @remote_method
     async def create_project(self, tenant_id: str, project_id: str, *, display_name: str = '') -> pb.Project:
-        """Return the tenant's project, made if there is none of that id.
+        """Return the tenant's project, creating it if it does not exist.
 
         Raises:
-            NotFoundError: there is no such tenant.
+            NotFoundError: The tenant does not exist.
         """
         request = pb.CreateProjectRequest(tenant_id=tenant_id, project_id=project_id, display_name=display_name)
         return (await self._connection.unary(self._stub.CreateProject, request)).project
@@ -138,7 +140,7 @@ class KeyAdministration:
         """Return a tenant's projects, newest first.
 
         Raises:
-            NotFoundError: there is no such tenant.
+            NotFoundError: The tenant does not exist.
         """
         projects: list[pb.Project] = []
         request = pb.ListProjectsRequest(tenant_id=tenant_id, page_size=1000)
@@ -151,9 +153,9 @@ class KeyAdministration:
 
     @remote_method
     async def revoke_key(self, key_id: str) -> None:
-        """Make a key worthless from now on.
+        """Revoke a key, effective immediately.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The key does not exist.
         """
         await self._connection.unary(self._stub.RevokeKey, pb.RevokeKeyRequest(key_id=key_id))

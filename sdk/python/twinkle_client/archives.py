@@ -1,4 +1,4 @@
-"""Checkpoints as archives of peft folders: down into a folder, and up from one, both verified and resumable."""
+"""Verified and resumable transfers of checkpoints as tar archives of peft folders."""
 
 import asyncio
 import io
@@ -19,132 +19,133 @@ from twinkle_client.rpc import Connection
 from twinkle_client.transfer import file_chunks, receive_file
 
 ReportBytes = Callable[[int, int], None]
-"""Told how many bytes have gone over the wire, of how many."""
+"""Callback with the number of transferred bytes and the total."""
 
 _CONFIG_FILE, _WEIGHTS_FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _CHUNK_BYTES = 1 << 19
-"""Of an upload: every server takes messages of that size."""
-_MOST_BEGINNINGS = 4
-"""Downloads of one archive that begin at byte 0: it may be replaced meanwhile, or come damaged."""
+"""Chunk size of uploads, which every server accepts."""
+_MAX_RESTARTS = 4
+"""Number of downloads of one archive from byte 0; a restart is needed if it was replaced or damaged."""
 _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
-"""Reasons after which asking where the upload stands, and going on, is the cure."""
+"""Reasons of errors after which the upload resumes from the offset that the server reports."""
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Report to nobody."""
+    """Ignore the progress of a transfer."""
 
 
 class _ReplacedError(Exception):
-    """The archive is not the one whose beginning is here."""
+    """The archive on the server differs from the partially downloaded one."""
 
 
 class ArchiveDownload:
-    """Fetches one checkpoint into a folder. What has come stays there, hidden, until all of it is right."""
+    """Downloads a checkpoint into a folder; a partial download stays in hidden files until it is verified.
+
+    Args:
+        connection: Connection to the gateway.
+        path: Path of the checkpoint.
+        folder: Target folder; created if necessary.
+        report: Callback for the progress.
+    """
 
     def __init__(
         self, connection: Connection, path: str, folder: Path, *, report: ReportBytes = ignore_progress
     ) -> None:
-        """Describe the download.
-
-        Args:
-            connection: to the gateway.
-            path: of the checkpoint.
-            folder: where its files go; made if need be.
-            report: told how far it is.
-        """
         self._connection = connection
         self._stub = CheckpointServiceStub(connection.channel)
         self._path = path
         self._archive = folder / '.download.tar'
-        self._note = folder / '.download.digest'
+        self._digest_file = folder / '.download.digest'
         self._report = report
 
     async def run(self) -> None:
-        """Fetch what is missing, compare the whole with its digest, and unpack it.
+        """Download the missing bytes, verify the digest and unpack the archive.
 
         Raises:
-            Error: the checkpoint is not there, or the server cannot be reached.
-            ValueError: it came damaged, or was replaced, again and again.
+            Error: The checkpoint does not exist, or the server cannot be reached.
+            ValueError: The archive was damaged or replaced repeatedly.
         """
         await asyncio.to_thread(self._archive.parent.mkdir, parents=True, exist_ok=True)
-        for _ in range(_MOST_BEGINNINGS):
+        for _ in range(_MAX_RESTARTS):
             try:
-                await receive_file(self._archive, self._pieces)
+                await receive_file(self._archive, self._chunks)
             except _ReplacedError:
-                await asyncio.to_thread(self._forget)
+                await asyncio.to_thread(self._discard)
                 continue
-            if await asyncio.to_thread(self._is_right):
+            if await asyncio.to_thread(self._is_intact):
                 await asyncio.to_thread(self._unpack)
                 return
-            await asyncio.to_thread(self._forget)
-        raise ValueError(f'{self._path}: the archive came damaged, or was replaced, {_MOST_BEGINNINGS} times')
+            await asyncio.to_thread(self._discard)
+        raise ValueError(f'{self._path}: the archive was damaged or replaced {_MAX_RESTARTS} times; try again')
 
-    async def _pieces(self, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
+    async def _chunks(self, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
         request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=self._path, offset=offset)
         try:
-            async with aclosing(self._connection.stream(self._stub.DownloadCheckpoint, request)) as pieces:
-                async for piece in pieces:
-                    await asyncio.to_thread(self._check, piece)
-                    self._report(piece.chunk.offset + len(piece.chunk.data), piece.archive_size_bytes)
-                    yield piece.chunk
+            async with aclosing(self._connection.stream(self._stub.DownloadCheckpoint, request)) as responses:
+                async for response in responses:
+                    await asyncio.to_thread(self._check, response)
+                    self._report(response.chunk.offset + len(response.chunk.data), response.archive_size_bytes)
+                    yield response.chunk
         except UsageError as error:
             if offset and error.reason == 'INVALID_FIELD':
-                # What is here is longer than the archive.
+                # The partial download is longer than the archive.
                 raise _ReplacedError() from error
             raise
 
-    def _check(self, piece: checkpoint_service_pb2.DownloadCheckpointResponse) -> None:
-        noted = self._note.read_text() if self._note.exists() else ''
-        if piece.archive_digest == noted:
+    def _check(self, response: checkpoint_service_pb2.DownloadCheckpointResponse) -> None:
+        if response.archive_digest == self._saved_digest():
             return
-        if piece.chunk.offset:
+        if response.chunk.offset:
             raise _ReplacedError()
-        self._note.write_text(piece.archive_digest)
+        self._digest_file.write_text(response.archive_digest)
 
-    def _is_right(self) -> bool:
-        digest = self._note.read_text() if self._note.exists() else ''
+    def _is_intact(self) -> bool:
+        digest = self._saved_digest()
         return not digest or blake3().update_mmap(self._archive).hexdigest() == digest
 
-    def _forget(self) -> None:
+    def _saved_digest(self) -> str:
+        return self._digest_file.read_text() if self._digest_file.exists() else ''
+
+    def _discard(self) -> None:
         self._archive.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
+        self._digest_file.unlink(missing_ok=True)
 
     def _unpack(self) -> None:
         with tarfile.open(self._archive) as content:
             content.extractall(self._archive.parent, filter='data')
-        self._forget()
+        self._discard()
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadOrder:
-    """An adapter of this machine that becomes a checkpoint."""
+class AdapterUpload:
+    """A local adapter to upload as a checkpoint."""
 
     source: Path
-    """A peft folder, or an archive of one, `.tar` or `.tar.gz`."""
+    """Peft folder, or a `.tar` or `.tar.gz` archive of one."""
     name: str
     base_model: str
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 async def upload_adapter(
-    connection: Connection, order: UploadOrder, *, report: ReportBytes = ignore_progress
+    connection: Connection, adapter: AdapterUpload, *, report: ReportBytes = ignore_progress
 ) -> checkpoint_pb2.Checkpoint:
-    """Send an adapter and return the checkpoint it became; one that was cut goes on when it is called again.
+    """Upload an adapter and return its checkpoint. An interrupted upload resumes when it is repeated.
 
     Raises:
-        ValueError: the folder is no peft folder of safetensors.
-        Error: it was refused, or the server cannot be reached.
+        ValueError: The source is not a peft folder with safetensors.
+        Error: The upload was refused, or the server cannot be reached.
     """
-    with _archived(order.source) as path:
+    with _archived(adapter.source) as path:
         size_bytes = path.stat().st_size
         digest = await asyncio.to_thread(lambda: blake3().update_mmap(path).hexdigest())
         header = checkpoint_service_pb2.CheckpointUploadHeader(
-            # Named after its content, so that the same adapter again goes on, or is there already.
+            # The id is derived from the content, so that a repeated upload resumes or is already complete.
             upload_id=f'up-{digest[:40]}',
-            name=order.name,
-            base_model=order.base_model,
+            name=adapter.name,
+            base_model=adapter.base_model,
             size_bytes=size_bytes,
-            user_metadata=order.user_metadata,
+            user_metadata=adapter.user_metadata,
         )
         return await _send(connection, header, path, report)
 
@@ -155,29 +156,32 @@ async def _send(
     path: Path,
     report: ReportBytes,
 ) -> checkpoint_pb2.Checkpoint:
-    stub, patience = CheckpointServiceStub(connection.channel), connection.patience()
-    held, is_asking = 0, True
+    stub, backoff = CheckpointServiceStub(connection.channel), connection.backoff()
+    # A query is a stream that carries only the header; the server answers it with the offset that it expects.
+    committed, is_query = 0, True
     while True:
-        # Asked first where the upload stands, by a stream without a byte.
-        requests = _requests(header, None if is_asking else path, held, report)
+        requests = _requests(header, None if is_query else path, committed, report)
         try:
             answer = await connection.upload(
                 stub.UploadCheckpoint, requests, request_type=checkpoint_service_pb2.UploadCheckpointRequest
             )
         except Error as error:
-            place = _place_of(error)
-            if place is None or not is_asking:
-                await patience.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
-            if place is not None and place > held:
-                patience.renew()
-            held, is_asking = (place, not is_asking) if place is not None else (held, True)
+            offset = _expected_offset(error)
+            if offset is None or not is_query:
+                await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
+            if offset is None:
+                is_query = True
+                continue
+            if offset > committed:
+                backoff.reset()
+            committed, is_query = offset, not is_query
             continue
         report(header.size_bytes, header.size_bytes)
         return answer.checkpoint
 
 
-def _place_of(error: Error) -> int | None:
-    """Return from which byte an upload goes on; None: the error does not say it."""
+def _expected_offset(error: Error) -> int | None:
+    """Return the offset at which the server expects the upload to continue, or None if it does not report one."""
     offset = error.metadata.get('offset', '')
     return int(offset) if error.reason == 'STREAM_OUT_OF_ORDER' and offset.isdecimal() else None
 
@@ -195,13 +199,13 @@ async def _requests(
 
 @contextmanager
 def _archived(source: Path) -> Iterator[Path]:
-    """Give the archive of a folder during the block; one that is an archive already is given as it is."""
+    """Provide a temporary archive of a folder while the block runs; an archive is provided unchanged."""
     if source.is_file():
         yield source
         return
     missing = [name for name in (_CONFIG_FILE, _WEIGHTS_FILE) if not (source / name).is_file()]
     if missing:
-        raise ValueError(f'{source} is no peft folder of safetensors: {", ".join(missing)} is missing')
+        raise ValueError(f'{source} is not a peft folder with safetensors: {", ".join(missing)} is missing')
     archive = source / '.upload.tar'
     try:
         with archive.open('wb') as file:
@@ -214,7 +218,7 @@ def _archived(source: Path) -> Iterator[Path]:
 
 
 def _add(file: IO[bytes], path: Path) -> None:
-    """Write a file into an archive: equal files give equal bytes, whenever and wherever."""
+    """Add a file to an archive without time, owner or mode, so that equal files give equal archives."""
     info = tarfile.TarInfo(path.name)
     info.size = path.stat().st_size
     file.write(info.tobuf(tarfile.GNU_FORMAT))

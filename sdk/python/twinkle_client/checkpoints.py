@@ -1,4 +1,4 @@
-"""Checkpoints of a tenant: found, changed, brought in, taken away, and sent to hubs."""
+"""A tenant's stored checkpoints: publication, lifetime, upload and export to hubs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import CatalogueServiceSt
 from twinkle.api.gateway.v1.export_service_pb2_grpc import ExportServiceStub
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
-from twinkle_client.archives import ReportBytes, UploadOrder, ignore_progress, upload_adapter
+from twinkle_client.archives import AdapterUpload, ReportBytes, ignore_progress, upload_adapter
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method
 from twinkle_client.rpc.ids import new_id
@@ -24,15 +24,14 @@ ENDED = frozenset(
         export_service_pb2.EXPORT_STATE_CANCELLED,
     }
 )
-"""States of exports of which nothing more will become."""
+"""Final states of exports."""
 _POLL_SECONDS = 1.0
 
 
 class CheckpointLibrary:
-    """What a tenant keeps."""
+    """Manages a tenant's checkpoints. `client` defaults to the client initialized last."""
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
-        """Use `client`, or the one that was initialised last."""
         self._connection = current_client(client).connection
         channel = self._connection.channel
         self._checkpoints = CheckpointServiceStub(channel)
@@ -42,36 +41,36 @@ class CheckpointLibrary:
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @remote_method
     async def publish(self, path: str) -> None:
-        """Let every tenant read a checkpoint.
+        """Make a checkpoint readable by every tenant.
 
         Raises:
-            NotFoundError: there is none at that path.
-            ConflictError: another tenant's of that path is public.
+            NotFoundError: There is no checkpoint at this path.
+            ConflictError: Another tenant's public checkpoint has the same path.
         """
         request = catalogue_service_pb2.PublishCheckpointRequest(checkpoint_path=path)
         await self._connection.unary(self._catalogue.PublishCheckpoint, request)
 
     @remote_method
     async def unpublish(self, path: str) -> None:
-        """Take that back.
+        """Make a public checkpoint private again.
 
         Raises:
-            NotFoundError: there is none at that path.
+            NotFoundError: There is no checkpoint at this path.
         """
         request = catalogue_service_pb2.UnpublishCheckpointRequest(checkpoint_path=path)
         await self._connection.unary(self._catalogue.UnpublishCheckpoint, request)
 
     @remote_method
     async def set_ttl(self, path: str, ttl: timedelta | None) -> checkpoint_pb2.Checkpoint:
-        """Have a checkpoint deleted after `ttl` from now; None keeps it.
+        """Set the time after which a checkpoint is deleted, counted from now; None disables the deletion.
 
         Raises:
-            NotFoundError: there is none at that path.
+            NotFoundError: There is no checkpoint at this path.
         """
         request = checkpoint_service_pb2.SetCheckpointTtlRequest(checkpoint_path=path)
         if ttl is not None:
@@ -88,45 +87,45 @@ class CheckpointLibrary:
         user_metadata: Mapping[str, str] | None = None,
         report: ReportBytes = ignore_progress,
     ) -> checkpoint_pb2.Checkpoint:
-        """Make a checkpoint of an adapter that peft or another tool saved, in a run of its own.
+        """Upload an adapter saved by peft or another tool as a checkpoint of a new run.
 
-        An upload that was cut, also by the end of the program, goes on where it stopped when it is called again.
+        An interrupted upload, even of an earlier program, resumes when the call is repeated.
 
         Args:
-            source: a peft folder with its weights in safetensors, or a `.tar` or `.tar.gz` of one.
-            name: of the checkpoint.
-            base_model: what it adapts. Empty: the only one that is trained on the server.
-            user_metadata: labels of the checkpoint.
-            report: told how many bytes are sent, of how many.
+            source: Peft folder with safetensors, or a `.tar` or `.tar.gz` archive of one.
+            name: Name of the checkpoint.
+            base_model: Base model of the adapter. Empty: the server's only trainable base model.
+            user_metadata: Labels of the checkpoint.
+            report: Callback with the number of sent bytes and the total.
 
         Raises:
-            ValueError: the folder is no peft folder, or the server has several base models.
-            UsageError: the server does not take it; the message says why.
+            ValueError: The source is not a peft folder, or the server has several base models.
+            UsageError: The server refused the adapter; the message says why.
         """
-        order = UploadOrder(
+        adapter = AdapterUpload(
             source=Path(source),
             name=name,
             base_model=base_model or await self._only_base_model(),
             user_metadata=dict(user_metadata or {}),
         )
-        return await upload_adapter(self._connection, order, report=report)
+        return await upload_adapter(self._connection, adapter, report=report)
 
     @remote_method
     async def push(
         self, path: str, target: str, *, token: str = '', is_private: bool = True
     ) -> export_service_pb2.Export:
-        """Have the server send a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`, in the background.
+        """Start an export of a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`, run by the server.
 
-        The same push again, while it is under way, is the same export.
+        A repeated call returns the same export while it runs.
 
         Args:
-            path: of the checkpoint.
-            target: where it goes; a folder is one below that which the operator has set aside.
-            token: of someone who may write to the hub; the server keeps it encrypted until the export is over.
-            is_private: whether a repository that is made can be seen by its owner only.
+            path: Path of the checkpoint.
+            target: Hub repository, or folder below the operator's export folder.
+            token: Token with write access to the hub. The server stores it encrypted until the export ends.
+            is_private: Whether a new repository is private.
 
         Returns:
-            The export as it was accepted; `get_export` tells how far it is, `wait_export` waits for its end.
+            The accepted export. `get_export` returns its progress, `wait_export` waits for its end.
         """
         request = export_service_pb2.StartExportRequest(
             request_id=new_id('ex'), checkpoint_path=path, target=target, hub_token=token, is_private=is_private
@@ -138,16 +137,16 @@ class CheckpointLibrary:
         """Return an export.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The export does not exist.
         """
         return await self._get_export(export_id)
 
     @remote_method
     async def wait_export(self, export_id: str, *, report: ReportBytes = ignore_progress) -> export_service_pb2.Export:
-        """Return an export once nothing more will become of it.
+        """Wait until an export is done, failed or cancelled, and return it.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The export does not exist.
         """
         while True:
             export = await self._get_export(export_id)
@@ -170,10 +169,10 @@ class CheckpointLibrary:
 
     @remote_method
     async def cancel_export(self, export_id: str) -> export_service_pb2.Export:
-        """End an export, unless it is over, and return it.
+        """Cancel an export, unless it has already ended, and return it.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The export does not exist.
         """
         request = export_service_pb2.CancelExportRequest(export_id=export_id)
         return (await self._connection.unary(self._exports.CancelExport, request)).export
@@ -186,5 +185,5 @@ class CheckpointLibrary:
         info = await self._connection.unary(self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
         models = {model.base_model for item in info.services for model in item.base_models if model.is_trainable}
         if len(models) != 1:
-            raise ValueError(f'name the base model: the server has {", ".join(sorted(models)) or "none"}')
+            raise ValueError(f'pass base_model; trainable on the server: {", ".join(sorted(models)) or "none"}')
         return models.pop()

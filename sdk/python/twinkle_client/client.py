@@ -1,7 +1,7 @@
-"""The client: one connection to a gateway, its session, and what is known there.
+"""The client: a connection to a gateway, its session, and the gateway's catalogue.
 
-Every verb blocks; its `.aio` form is a coroutine (`await client.get_server_info.aio()`).
-Answers are messages of the contract, which say what their fields mean.
+Every method blocks; its `.aio` form is a coroutine (`await client.get_server_info.aio()`). Results are messages of
+the contract, which documents their fields.
 """
 
 import atexit
@@ -34,7 +34,7 @@ _CLIENT_NAME = 'twinkle_client 0.1.0'
 
 
 class TwinkleClient:
-    """A connection to a gateway; several may be open at once. Close it, or use it with `with`."""
+    """A connection to a gateway. Call `close`, or use it as a context manager; several clients may be open."""
 
     def __init__(
         self,
@@ -45,19 +45,20 @@ class TwinkleClient:
         retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
         ca: str | Path | None = None,
     ) -> None:
-        """Prepare a connection; the first call makes it.
+        """Create a client; the first call connects.
 
         Args:
-            base_url: `http://host:port`, `https://...`, `grpc://...` or `host:port`. Unset:
-                `TWINKLE_SERVER_URL`, else the stack that `twinkle up` runs on this machine.
-            api_key: unset or empty: `TWINKLE_API_KEY`, else the local stack's own key.
-            session_heartbeat_interval: seconds between heartbeats. Unset: as often as the gateway asks.
-            retry_timeout: how long a call is tried again while the server cannot serve it.
-            ca: PEM file of the authorities that a server with TLS is checked against. Unset:
-                `TWINKLE_CA`, else the local stack's own, else this machine's.
+            base_url: `http://host:port`, `https://...`, `grpc://...` or `host:port`. Unset: `TWINKLE_SERVER_URL`,
+                or the local stack started by `twinkle up`.
+            api_key: Unset or empty: `TWINKLE_API_KEY`, or the local stack's key.
+            session_heartbeat_interval: Time between heartbeats; a number is in seconds. Unset: the gateway's
+                interval.
+            retry_timeout: Calls are retried for this long while the server is unavailable.
+            ca: PEM file of CA certificates that verify a server with TLS. Unset: `TWINKLE_CA`, or the local stack's
+                CA, or the system's certificates.
 
         Raises:
-            ValueError: no address was given or found, or it is malformed, or `ca` cannot be used.
+            ValueError: No address was given or found, the address is malformed, or `ca` cannot be used.
         """
         endpoint = find_endpoint(base_url, api_key, str(ca or ''))
         seconds = session_heartbeat_interval
@@ -72,47 +73,47 @@ class TwinkleClient:
         self._training = TrainingServiceStub(self.connection.channel)
         self._session = SessionKeeper(self.connection, client=_CLIENT_NAME)
         self.adapter_names = AdapterNames()
-        """What its model handles call their adapters."""
+        """Adapter names of the client's model handles."""
         self._is_closed = False
         _open_clients.add(self)
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where the client's coroutines run."""
+        """Event loop that runs the methods."""
         return self.connection.loop_thread
 
     @property
     def base_url(self) -> str:
-        """The gateway's address."""
+        """Address of the gateway."""
         return str(self.connection.address)
 
     @property
     def session_id(self) -> str:
-        """The session's id; empty before `create_session`."""
+        """Id of the session; empty before `create_session`."""
         return self._session.session_id
 
     @remote_method
     async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
-        """Begin the session and its heartbeats; replaces one begun before.
+        """Create the session and start its heartbeats; replaces an earlier session of this client.
 
         Args:
-            project_id: where it belongs. Empty: to the project of the API key, if that has one.
+            project_id: Project of the session. Empty: the project of the API key, if it has one.
 
         Raises:
-            NotFoundError: there is no such project.
-            AccessError: the API key is missing or unknown.
-            RetryableError: there is no server at the address.
+            NotFoundError: The project does not exist.
+            AccessError: The API key is missing or unknown.
+            RetryableError: No server responds at the address.
         """
         return await self._session.begin(interval=self._heartbeat_interval, project_id=project_id)
 
     @remote_method
     async def get_server_info(self) -> server_service_pb2.GetServerInfoResponse:
-        """Return what is served: services, methods, base models, component names, limits."""
+        """Return the server's services, methods, base models, component names and limits."""
         return await self.connection.unary(self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
 
     @remote_method
     async def health_check(self) -> bool:
-        """Return whether the gateway and every service behind it answer."""
+        """Return whether the gateway and all services behind it respond."""
         try:
             info = await self.connection.unary(
                 self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest(), deadline=timedelta(seconds=5)
@@ -126,11 +127,11 @@ class TwinkleClient:
         """Return the caller's runs, newest first.
 
         Args:
-            filters: `base_model`, `session_id`, `user_metadata` and `is_active`, see `RunFilters`; only runs
-                that fit all of them are returned.
+            filters: `base_model`, `session_id`, `user_metadata` and `is_active`, see `RunFilters`. A run must
+                satisfy all of them.
 
         Raises:
-            TypeError: there is no such filter, or a label is no string.
+            TypeError: A filter is unknown, or a label is not a string.
         """
         runs: list[catalogue_service_pb2.Run] = []
         request = runs_request(filters)
@@ -146,14 +147,14 @@ class TwinkleClient:
         """Return a run.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The run does not exist.
         """
         request = catalogue_service_pb2.GetRunRequest(run_id=run_id)
         return (await self.connection.unary(self._catalogue.GetRun, request)).run
 
     @remote_method
     async def list_adapters(self) -> list[adapter_pb2.Adapter]:
-        """Return the caller's adapters that can be trained on now, newest first."""
+        """Return the caller's trainable adapters, newest first."""
         adapters: list[adapter_pb2.Adapter] = []
         request = adapter_service_pb2.ListAdaptersRequest(page_size=PAGE_SIZE)
         while True:
@@ -167,7 +168,7 @@ class TwinkleClient:
     async def find_operation(
         self, adapter_id: str, sequence_number: int
     ) -> training_service_pb2.GetOperationResponse | None:
-        """Return how far an operation is; None where it was not accepted yet, or is no longer on record."""
+        """Return the status of an operation, or None if it was not accepted or is no longer on record."""
         request = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=sequence_number)
         try:
             return await self.connection.unary(self._training.GetOperation, request)
@@ -181,14 +182,14 @@ class TwinkleClient:
         """Return the caller's checkpoints, newest first.
 
         Args:
-            run_id: only those of this run. Empty: of all.
+            run_id: Only checkpoints of this run. Empty: of all runs.
             filters: `base_model`, `is_optimizer_included`, `is_public`, `begin_time`, `end_time` and
-                `user_metadata`, see `CheckpointFilters`; only checkpoints that fit all of them are returned. With
-                any of them the catalogue is asked, which hears of a new checkpoint a little later.
+                `user_metadata`, see `CheckpointFilters`. A checkpoint must satisfy all of them. Filtered lists come
+                from the catalogue, which may miss a checkpoint of the last moments.
 
         Raises:
-            TypeError: there is no such filter, or a label is no string.
-            ValueError: the time ends before it begins.
+            TypeError: A filter is unknown, or a label is not a string.
+            ValueError: `end_time` is not later than `begin_time`.
         """
         if filters:
             return await self._find_checkpoints(checkpoints_request(run_id, filters))
@@ -217,10 +218,10 @@ class TwinkleClient:
 
     @remote_method
     async def get_checkpoint(self, path: str) -> checkpoint_pb2.Checkpoint:
-        """Return a checkpoint: its size, step, digest and, for a local store, its folder.
+        """Return a checkpoint's record: size, step, digest and, for a local store, its folder.
 
         Raises:
-            NotFoundError: there is none at that path.
+            NotFoundError: There is no checkpoint at this path.
         """
         return await self._get_checkpoint(path)
 
@@ -233,13 +234,13 @@ class TwinkleClient:
         """Return the `twinkle://` path of a checkpoint.
 
         Raises:
-            NotFoundError: the run has none of that name.
+            NotFoundError: The run has no checkpoint with this name.
         """
         return (await self._get_checkpoint(f'twinkle://{run_id}/weights/{name}')).path
 
     @remote_method
     async def get_latest_checkpoint_path(self, run_id: str) -> str | None:
-        """Return the path of a run's newest checkpoint, or None."""
+        """Return the path of a run's newest checkpoint, or None if it has none."""
         checkpoints = await self._list_checkpoints(run_id)
         return checkpoints[0].path if checkpoints else None
 
@@ -248,7 +249,7 @@ class TwinkleClient:
         """Delete a checkpoint.
 
         Raises:
-            NotFoundError: there is none at that path.
+            NotFoundError: There is no checkpoint at this path.
         """
         request = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=path)
         await self.connection.unary(self._checkpoints.DeleteCheckpoint, request)
@@ -257,28 +258,27 @@ class TwinkleClient:
     async def download_checkpoint(
         self, path: str, folder: str | Path, *, report: ReportBytes = ignore_progress
     ) -> Path:
-        """Fetch a checkpoint as a peft folder.
+        """Download a checkpoint as a peft folder.
 
-        A download that was cut, also by the end of the program, goes on where it stopped when it
-        is called again with the same arguments.
+        An interrupted download, even of an earlier program, resumes when the call is repeated.
 
         Args:
             path: `twinkle://<run>/weights/<name>`.
-            folder: where its files go; made if need be.
-            report: told how many bytes are here, of how many.
+            folder: Target folder; created if necessary.
+            report: Callback with the number of received bytes and the total.
 
         Returns:
             The folder.
 
         Raises:
-            NotFoundError: there is no checkpoint at that path.
-            ValueError: it came damaged, or was replaced, again and again.
+            NotFoundError: There is no checkpoint at this path.
+            ValueError: The archive was damaged or replaced repeatedly.
         """
         await ArchiveDownload(self.connection, path, Path(folder), report=report).run()
         return Path(folder)
 
     def close(self) -> None:
-        """End the session and the connection; closing again does nothing."""
+        """Finish the session and close the connection; closing again does nothing."""
         self._close(session_service_pb2.FINISH_REASON_SUCCESS)
 
     def _close(self, reason: session_service_pb2.FinishReason.ValueType) -> None:
@@ -307,7 +307,7 @@ class TwinkleClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Closing joins a thread for a moment; nothing else is left to wait for.
+        # Closing blocks only briefly, so it needs no asynchronous form.
         self._close(_finish_reason(kind))
 
 
@@ -323,19 +323,19 @@ def init_twinkle_client(
     retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
     ca: str | Path | None = None,
 ) -> TwinkleClient:
-    """Connect, begin a session, and make this the client that components use by default.
+    """Connect, create a session, and make this client the default of all components.
 
     Args:
-        base_url: see `TwinkleClient`.
-        api_key: see `TwinkleClient`.
-        session_heartbeat_interval: see `TwinkleClient`.
-        retry_timeout: see `TwinkleClient`.
-        ca: see `TwinkleClient`.
+        base_url: See `TwinkleClient`.
+        api_key: See `TwinkleClient`.
+        session_heartbeat_interval: See `TwinkleClient`.
+        retry_timeout: See `TwinkleClient`.
+        ca: See `TwinkleClient`.
 
     Raises:
-        ValueError: no address was given or found, or it is malformed, or `ca` cannot be used.
-        AccessError: the API key is missing or unknown.
-        RetryableError: no server answers at the address.
+        ValueError: No address was given or found, the address is malformed, or `ca` cannot be used.
+        AccessError: The API key is missing or unknown.
+        RetryableError: No server responds at the address.
     """
     client = TwinkleClient(
         base_url, api_key, session_heartbeat_interval=session_heartbeat_interval, retry_timeout=retry_timeout, ca=ca
@@ -350,15 +350,15 @@ def init_twinkle_client(
 
 
 def current_client(client: TwinkleClient | None = None) -> TwinkleClient:
-    """Return `client`, or else the one that `init_twinkle_client` made last.
+    """Return `client` if given, otherwise the client that `init_twinkle_client` created last.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: There is no client.
     """
     if client is not None:
         return client
     if not _current:
-        raise RuntimeError('there is no client yet: call init_twinkle_client(), or give client=')
+        raise RuntimeError('there is no client; call init_twinkle_client() first, or pass client=')
     return _current[0]
 
 

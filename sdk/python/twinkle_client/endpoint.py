@@ -1,4 +1,4 @@
-"""Which server to call, with which key, and whose certificates to believe, when the program does not say."""
+"""Resolution of the server address, the API key and the CA certificates from arguments and environment."""
 
 import os
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from twinkle_client.stack.state import StackState, default_state_dir
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, as a client calls it."""
+    """Address of a server and the credentials to call it with."""
 
     address: str
-    """As people write it; see `Address.parse`."""
+    """Address in a form that `Address.parse` accepts."""
     api_key: str
-    """Empty: none is known."""
+    """API key; empty if none is known."""
     ca: str = ''
-    """PEM file of the authorities that its certificate is checked against. Empty: this machine's."""
+    """Path of a PEM file with CA certificates that verify the server. Empty: the system's certificates."""
 
     @classmethod
     def of_stack(cls, stack: StackState) -> 'Endpoint':
-        """Return where a stack of this machine is called, with its own key."""
+        """Return the endpoint of a local stack."""
         return cls(stack.url, stack.read_api_key(), stack.ca)
 
 
 def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = None) -> Endpoint:
-    """Return what is given, else the environment's, else the local stack's.
+    """Return the endpoint from the arguments, the environment variables or the local stack, in this order.
 
-    The local stack's key and authority are used for its own address only.
+    The local stack's key and CA are used for its address only.
 
     Args:
-        base_url: None or empty: look for it.
-        api_key: None or empty: look for it.
-        ca: None or empty: look for it; only ever for addresses with TLS.
+        base_url: Address. None or empty: `TWINKLE_SERVER_URL`, or the local stack.
+        api_key: API key. None or empty: `TWINKLE_API_KEY`, or the local stack's key.
+        ca: PEM file of CA certificates. None or empty: `TWINKLE_CA`, or the local stack's CA.
 
     Raises:
-        ValueError: there is no address anywhere, or an authority is given for one without TLS.
+        ValueError: No address was found, or `ca` was given for an address without TLS.
     """
     address = base_url or os.environ.get('TWINKLE_SERVER_URL', '')
     address = grpc_address(address) if address else ''
@@ -48,29 +48,27 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
             local = Endpoint.of_stack(stack)
             address, key, authority = local.address, key or local.api_key, ca or local.ca
     if not address:
-        raise ValueError('no server address: give base_url, set TWINKLE_SERVER_URL, or start a stack with `twinkle up`')
+        raise ValueError('no server address; pass base_url, set TWINKLE_SERVER_URL, or start a stack with `twinkle up`')
     if ca and not Address.parse(address).is_secure:
-        raise ValueError(f'ca is given, but {address} is called without TLS; write https://')
+        raise ValueError(f'ca is given, but {address} does not use TLS; use https://')
     return Endpoint(address, key, authority)
 
 
 def find_http_endpoint(base_url: str | None, api_key: str | None) -> Endpoint:
-    """Return where a gateway is called over HTTP, and with which key: what is given, else the local stack's.
-
-    `TWINKLE_API_KEY` comes before the local stack's key, which is used for its own address only.
+    """Return the HTTP endpoint of a gateway from the arguments or the local stack.
 
     Args:
-        base_url: None or empty: the local stack's.
-        api_key: None or empty: look for it.
+        base_url: HTTP address. None or empty: the local stack.
+        api_key: API key. None or empty: `TWINKLE_API_KEY`, or the local stack's key if the address is its own.
 
     Raises:
-        ValueError: there is no address anywhere.
+        ValueError: No address was found.
     """
     stack = StackState.load(default_state_dir())
     own_url = stack.http_url if stack is not None and stack.is_reachable() else ''
     url = base_url or own_url
     if not url:
-        raise ValueError('no server address: give base_url, or start a stack with `twinkle up`')
+        raise ValueError('no server address; pass base_url, or start a stack with `twinkle up`')
     key = api_key or os.environ.get('TWINKLE_API_KEY', '')
     if not key and stack is not None and own_url and _same(url, own_url.rpartition('://')[2]):
         key = stack.read_api_key()

@@ -1,4 +1,4 @@
-"""Which runs and checkpoints a list is asked for: the contract's filters, by the contract's names."""
+"""Filters for lists of runs and checkpoints, with the field names of the contract."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,44 +10,44 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2 as pb
 from twinkle_client.convert.labels import labels
 
 PAGE_SIZE = 1000
-"""Of every list; the most that the contract allows."""
+"""Page size of list requests: the maximum that the contract allows."""
 
 
 class RunFilters(TypedDict, total=False):
-    """What runs must be like, all of it together; what is left out does not matter."""
+    """Conditions that a listed run must satisfy; unset conditions are ignored."""
 
     base_model: str
-    """Of this base model."""
+    """Name of the base model."""
     session_id: str
-    """Begun in this session."""
+    """Session in which the run was created."""
     user_metadata: Mapping[str, str] | None
-    """With all of these labels, at most 16, with these values."""
+    """Labels and values that the run must have, at most 16."""
     is_active: bool | None
-    """True: they can be trained on now. False: only the others."""
+    """True: runs that can be trained now. False: all others."""
 
 
 class CheckpointFilters(TypedDict, total=False):
-    """What checkpoints must be like, all of it together; what is left out does not matter."""
+    """Conditions that a listed checkpoint must satisfy; unset conditions are ignored."""
 
     base_model: str
-    """Of this base model."""
+    """Name of the base model."""
     is_optimizer_included: bool | None
-    """True: training can resume from them. False: only the others."""
+    """True: checkpoints from which training can resume. False: all others."""
     is_public: bool | None
-    """True: every tenant may read them. False: only the others."""
+    """True: checkpoints that every tenant can read. False: all others."""
     begin_time: datetime | None
-    """Committed at this moment or later; without a time zone it is this machine's local time."""
+    """Earliest commit time, inclusive; local time if it has no time zone."""
     end_time: datetime | None
-    """Committed before this moment; read like `begin_time`."""
+    """Latest commit time, exclusive; local time if it has no time zone."""
     user_metadata: Mapping[str, str] | None
-    """With all of these labels, at most 16, with these values."""
+    """Labels and values that the checkpoint must have, at most 16."""
 
 
 def runs_request(filters: RunFilters) -> pb.ListRunsRequest:
-    """Return the question for the runs that fit.
+    """Return the request that lists the matching runs.
 
     Raises:
-        TypeError: there is no such filter, or a label is no string.
+        TypeError: A filter is unknown, or a label is not a string.
     """
     _check(filters, RunFilters)
     return pb.ListRunsRequest(
@@ -60,14 +60,14 @@ def runs_request(filters: RunFilters) -> pb.ListRunsRequest:
 
 
 def checkpoints_request(run_id: str, filters: CheckpointFilters) -> pb.ListRunCheckpointsRequest:
-    """Return the question for the checkpoints that fit, of a run or, where it is empty, of all.
+    """Return the request that lists the matching checkpoints of a run, or of all runs if `run_id` is empty.
 
     Raises:
-        TypeError: there is no such filter, or a label is no string.
-        ValueError: the time ends before it begins.
+        TypeError: A filter is unknown, or a label is not a string.
+        ValueError: `end_time` is not later than `begin_time`.
     """
     _check(filters, CheckpointFilters)
-    begin, end = (_moment(filters.get(name)) for name in ('begin_time', 'end_time'))
+    begin, end = (_timestamp(filters.get(name)) for name in ('begin_time', 'end_time'))
     if begin and end and begin.ToNanoseconds() >= end.ToNanoseconds():
         raise ValueError('end_time must be later than begin_time')
     return pb.ListRunCheckpointsRequest(
@@ -85,14 +85,15 @@ def checkpoints_request(run_id: str, filters: CheckpointFilters) -> pb.ListRunCh
 def _check(filters: Mapping[str, object], kind: type) -> None:
     unknown = sorted(set(filters) - set(kind.__annotations__))
     if unknown:
-        raise TypeError(f'there is no filter {", ".join(unknown)}; the filters are {", ".join(kind.__annotations__)}')
+        raise TypeError(f'unknown filters {", ".join(unknown)}; known filters are {", ".join(kind.__annotations__)}')
 
 
-def _moment(time: object) -> Timestamp | None:
+def _timestamp(time: object) -> Timestamp | None:
     if time is None:
         return None
     if not isinstance(time, datetime):
-        raise TypeError(f'a time is a datetime, not {type(time).__name__}; else everything would be listed')
-    moment = Timestamp()
-    moment.FromDatetime(time.astimezone())
-    return moment
+        # An ignored bound would silently list every checkpoint.
+        raise TypeError(f'begin_time and end_time must be a datetime, got {type(time).__name__}')
+    timestamp = Timestamp()
+    timestamp.FromDatetime(time.astimezone())
+    return timestamp

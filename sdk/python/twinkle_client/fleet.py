@@ -1,4 +1,4 @@
-"""The replicas behind a gateway, for operators."""
+"""Administration of a gateway's replicas, for operators."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -13,25 +13,27 @@ STATES = {
     pb.REPLICA_STATE_DRAINING: 'draining',
     pb.REPLICA_STATE_LOST: 'lost',
 }
-"""States as people read them."""
+"""Display names of the states."""
 
 
 class FleetAdministration:
-    """Lists, follows and drains replicas; the client's key needs the scope 'operator'."""
+    """Lists, watches and drains replicas.
+
+    The API key needs the scope 'operator'. `client` defaults to the client initialized last.
+    """
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
-        """Use `client`, or the one that was initialised last."""
         self._connection = current_client(client).connection
         self._stub = FleetServiceStub(self._connection.channel)
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @remote_method
     async def list_replicas(self) -> list[pb.Replica]:
-        """Return every replica that is known, lost ones included."""
+        """Return all registered replicas, including lost ones."""
         replicas: list[pb.Replica] = []
         request = pb.ListReplicasRequest(page_size=1000)
         while True:
@@ -43,17 +45,17 @@ class FleetAdministration:
 
     @remote_method
     async def drain(self, replica_id: str) -> pb.Replica:
-        """Ask a replica to finish what it has and to leave; return how it stands now.
+        """Drain a replica: it finishes its requests and leaves the fleet. Return its current record.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: The replica does not exist.
         """
         response = await self._connection.unary(self._stub.Drain, pb.DrainRequest(replica_id=replica_id))
         return response.replica
 
     @remote_stream
     async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:
-        """Yield every replica, a message with `is_synced`, and then changes until the loop is left."""
+        """Yield all replicas, then a message with `is_synced`, then changes. The stream does not end by itself."""
         async with aclosing(self._connection.stream(self._stub.WatchFleet, pb.WatchFleetRequest())) as events:
             async for event in events:
                 yield event

@@ -1,4 +1,4 @@
-"""Bars that show how far bytes have come, on a terminal; elsewhere nothing is shown."""
+"""Progress bars for transfers, shown on terminals only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from twinkle_client.archives import ReportBytes
 
 
 @contextmanager
-def byte_progress(what: str, *, is_shown: bool = True) -> Iterator[ReportBytes]:
-    """Give what is told how many bytes are done, of how many; the bar goes when the block ends.
+def byte_progress(description: str, *, is_shown: bool = True) -> Iterator[ReportBytes]:
+    """Show a progress bar while the block runs, and provide the function that updates it.
 
     Args:
-        what: is under way, in a word.
-        is_shown: whether somebody waits for it.
+        description: Text beside the bar.
+        is_shown: False disables the bar, for example when the program does not block on the transfer.
     """
     console = Console(stderr=True)
     columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     is_disabled = not (is_shown and console.is_terminal)
     with Progress(*columns, console=console, transient=True, disable=is_disabled) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(description, total=None)
 
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total or None)

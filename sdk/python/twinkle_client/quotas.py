@@ -1,4 +1,4 @@
-"""What tenants may use and what they used: their own for everybody, anybody's for administrators."""
+"""Quotas and usage of tenants."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,35 +14,38 @@ from twinkle_client.rpc import LoopThread, remote_method
 
 
 class Quotas:
-    """Shows and sets quotas, and shows usage; all but the usage of one's own tenant needs the scope 'admin'."""
+    """Reads and sets quotas, and reads usage.
+
+    The API key needs the scope 'admin', except for the usage of its tenant. `client` defaults to the client
+    initialized last.
+    """
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
-        """Use `client`, or the one that was initialised last."""
         self._connection = current_client(client).connection
         self._stub = QuotaServiceStub(self._connection.channel)
         self._catalogue = CatalogueServiceStub(self._connection.channel)
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @remote_method
     async def get(self, tenant_id: str) -> pb.GetQuotaResponse:
-        """Return a tenant's quota, as it was set and as it counts.
+        """Return a tenant's quota: the configured values and the values in effect.
 
         Raises:
-            NotFoundError: there is no such tenant.
+            NotFoundError: The tenant does not exist.
         """
         return await self._connection.unary(self._stub.GetQuota, pb.GetQuotaRequest(tenant_id=tenant_id))
 
     @remote_method
     async def set(self, tenant_id: str, quota: pb.Quota) -> pb.SetQuotaResponse:
-        """Set all of a tenant's quota: what is unset in it is as the server is configured.
+        """Replace a tenant's quota; unset limits take the server's defaults.
 
         Raises:
-            NotFoundError: there is no such tenant.
-            UsageError: a limit is out of range.
+            NotFoundError: The tenant does not exist.
+            UsageError: A limit is out of range.
         """
         request = pb.SetQuotaRequest(tenant_id=tenant_id, quota=quota)
         return await self._connection.unary(self._stub.SetQuota, request)
@@ -51,27 +54,27 @@ class Quotas:
     async def usage(
         self, tenant_id: str = '', *, begin: datetime | None = None, end: datetime | None = None
     ) -> Sequence[catalogue.Usage]:
-        """Return what was used in the hours that begin at `begin` or later and before `end`, a run a line.
+        """Return the usage of each run in the hours that start in [`begin`, `end`).
 
         Args:
-            tenant_id: whose; empty: of the client's own tenant.
-            begin: with its time zone. Unset: from the first.
-            end: the same. Unset: until now.
+            tenant_id: Tenant. Empty: the tenant of the API key.
+            begin: Time with a time zone. Unset: the first hour on record.
+            end: Time with a time zone. Unset: now.
 
         Raises:
-            NotFoundError: there is no such tenant.
+            NotFoundError: The tenant does not exist.
         """
-        times = {'begin_time': _stamp(begin), 'end_time': _stamp(end)}
+        times = {'begin_time': _timestamp(begin), 'end_time': _timestamp(end)}
         if tenant_id:
-            asked = pb.GetTenantUsageRequest(tenant_id=tenant_id, **times)
-            return (await self._connection.unary(self._stub.GetTenantUsage, asked)).usages
-        request = catalogue.GetUsageRequest(**times)
-        return (await self._connection.unary(self._catalogue.GetUsage, request)).usages
+            request = pb.GetTenantUsageRequest(tenant_id=tenant_id, **times)
+            return (await self._connection.unary(self._stub.GetTenantUsage, request)).usages
+        own_request = catalogue.GetUsageRequest(**times)
+        return (await self._connection.unary(self._catalogue.GetUsage, own_request)).usages
 
 
-def _stamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
-    if moment is None:
+def _timestamp(time: datetime | None) -> timestamp_pb2.Timestamp | None:
+    if time is None:
         return None
-    stamp = timestamp_pb2.Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp
+    timestamp = timestamp_pb2.Timestamp()
+    timestamp.FromDatetime(time)
+    return timestamp

@@ -1,4 +1,4 @@
-"""The client's stay at the gateway: begun, kept alive, ended."""
+"""The client's session at the gateway and its heartbeats."""
 
 import asyncio
 import logging
@@ -10,15 +10,21 @@ from twinkle_client.errors import Error
 from twinkle_client.rpc import Connection, new_id
 
 _log = logging.getLogger('twinkle_client')
-_SHORT = timedelta(seconds=2)
-_DEFAULT_INTERVAL = 10.0
+_FINISH_TIMEOUT = timedelta(seconds=2)
+_DEFAULT_INTERVAL_SECONDS = 10.0
 
 
 class SessionKeeper:
-    """Holds at most one session and sends its heartbeats. Lives on the connection's loop."""
+    """Creates and finishes the session, and sends its heartbeats.
+
+    Args:
+        connection: Connection to the gateway.
+        client: Name and version of the client, for lists of sessions.
+
+    Concurrency: to be used by coroutines of the clients' event loop.
+    """
 
     def __init__(self, connection: Connection, *, client: str) -> None:
-        """Begin nothing yet; `client` names the program for whoever looks at the sessions."""
         self._connection = connection
         self._stub = SessionServiceStub(connection.channel)
         self._client = client
@@ -27,44 +33,48 @@ class SessionKeeper:
 
     @property
     def session_id(self) -> str:
-        """The session's id; empty before it began and after it ended."""
+        """Id of the session; empty without a session."""
         return self._session_id
 
     async def begin(self, *, interval: timedelta | None, project_id: str = '') -> pb.Session:
-        """Begin a session; heartbeats go out every `interval`, or as often as the gateway says.
+        """Create a session and start its heartbeats.
+
+        Args:
+            interval: Time between heartbeats, at most the gateway's interval. Unset: the gateway's interval.
+            project_id: Project of the session. Empty: the project of the API key.
 
         Raises:
-            NotFoundError: there is no such project.
-            Error: the gateway refuses, such as for an unknown key.
+            NotFoundError: The project does not exist.
+            Error: The gateway refused the session, for example because of an unknown API key.
         """
         request = pb.CreateSessionRequest(request_id=new_id('rq'), client=self._client, project_id=project_id)
         response = await self._connection.unary(self._stub.CreateSession, request)
         self._session_id = response.session.session_id
-        asked = response.heartbeat_interval.ToTimedelta().total_seconds() or _DEFAULT_INTERVAL
-        seconds = asked if interval is None else min(interval.total_seconds(), asked)
+        longest = response.heartbeat_interval.ToTimedelta().total_seconds() or _DEFAULT_INTERVAL_SECONDS
+        seconds = longest if interval is None else min(interval.total_seconds(), longest)
         self._stop_heartbeats()
-        self._heartbeats = asyncio.create_task(self._beat(seconds))
+        self._heartbeats = asyncio.create_task(self._send_heartbeats(seconds))
         return response.session
 
     async def end(self, reason: pb.FinishReason.ValueType) -> None:
-        """End the session, if there is one; a gateway that cannot be reached will let it expire."""
+        """Finish the session, if any. If the gateway cannot be reached, the session expires later."""
         self._stop_heartbeats()
         session_id, self._session_id = self._session_id, ''
         if not session_id:
             return
         request = pb.FinishSessionRequest(session_id=session_id, reason=reason)
         try:
-            async with asyncio.timeout(_SHORT.total_seconds()):
-                await self._connection.unary(self._stub.FinishSession, request, deadline=_SHORT)
+            async with asyncio.timeout(_FINISH_TIMEOUT.total_seconds()):
+                await self._connection.unary(self._stub.FinishSession, request, deadline=_FINISH_TIMEOUT)
         except (Error, TimeoutError) as error:
-            _log.debug('the session was not ended: %s', error)
+            _log.debug('session not finished: %s', error)
 
     def _stop_heartbeats(self) -> None:
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             self._heartbeats = None
 
-    async def _beat(self, seconds: float) -> None:
+    async def _send_heartbeats(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
             try:

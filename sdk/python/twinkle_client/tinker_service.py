@@ -1,4 +1,4 @@
-"""The Tinker SDK's own client, as programs of the quick start ask for it. The gateway speaks its API unpatched."""
+"""Creation of Tinker SDK clients. The gateway serves Tinker's API, so the SDK needs no patches."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,14 @@ def init_tinker_compat_client(
     """Return a client of the Tinker SDK for a gateway.
 
     Args:
-        base_url: where the gateway speaks HTTP (its `http_listen`). Unset: the local stack's.
-        api_key: begins with 'tml-', as Twinkle's keys do. Unset or empty: `TWINKLE_API_KEY`, else the local stack's own
-            key, for its own address.
-        options: of `tinker.ServiceClient`.
+        base_url: HTTP address of the gateway (its `http_listen`). Unset: the local stack.
+        api_key: API key of Twinkle, which begins with 'tml-'. Unset or empty: `TWINKLE_API_KEY`, or the local
+            stack's key if `base_url` is the local stack.
+        options: Arguments of `tinker.ServiceClient`.
 
     Raises:
-        ValueError: no address was given or found.
-        MissingLibrary: the Tinker SDK is not installed.
+        ValueError: No address was given or found.
+        MissingLibrary: The Tinker SDK is not installed.
     """
     sdk = _sdk()
     endpoint = find_http_endpoint(base_url, api_key)
@@ -31,16 +31,16 @@ def init_tinker_compat_client(
 
 
 def init_tinker_client() -> None:
-    """Check that the Tinker SDK is there: it needs no patches to work with the gateway.
+    """Check that the Tinker SDK is installed; it works with the gateway without patches.
 
     Raises:
-        MissingLibrary: it is not installed.
+        MissingLibrary: The Tinker SDK is not installed.
     """
     _sdk()
 
 
 def _sdk() -> Any:
-    # It takes seconds to load, and only these programs need it.
+    # The import takes seconds, and only programs that use the Tinker SDK need it.
     try:
         return importlib.import_module('tinker')
     except ImportError as error:

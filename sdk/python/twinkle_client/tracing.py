@@ -1,4 +1,4 @@
-"""Keeps the program's own spans beside those of the services, so that a trace can be shown whole."""
+"""Writes the client's spans beside those of the services, so that a trace can be displayed completely."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,24 +14,26 @@ from twinkle.telemetry import SpanFileExporter
 
 
 class _Switch(SpanProcessor):
-    """Passes spans on to where they are written now: a program sets its provider once, and may trace many times."""
+    """Forwards spans to the current target.
+
+    A process sets its tracer provider once, but may open and close trace files several times.
+    """
 
     def __init__(self) -> None:
-        """Pass on to nobody."""
         self.target: SpanProcessor | None = None
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Pass on a beginning."""
+        """Forward the start of a span."""
         if self.target is not None:
             self.target.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Pass on an end."""
+        """Forward the end of a span."""
         if self.target is not None:
             self.target.on_end(span)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Have written what was passed on."""
+        """Flush the target; return whether that succeeded in time."""
         return self.target is None or self.target.force_flush(timeout_millis)
 
 
@@ -42,7 +44,7 @@ _own.add_span_processor(_switch)
 
 @contextmanager
 def tracing_to(folder: Path) -> Iterator[None]:
-    """Write the spans of the block into `folder`; does nothing where the program traces already."""
+    """Write the spans of the block into `folder`; do nothing if the program has its own tracing."""
     if _switch.target is not None or not _is_provider_ours():
         yield
         return
@@ -56,7 +58,7 @@ def tracing_to(folder: Path) -> Iterator[None]:
 
 
 def _is_provider_ours() -> bool:
-    """Return whether the process traces through the switch, set up now where it does not trace at all."""
+    """Return whether the process uses our tracer provider, installing it if necessary."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(_own)
     return trace.get_tracer_provider() is _own

@@ -1,4 +1,4 @@
-"""Files over the wire: checked chunks up, checked chunks down, both resumable."""
+"""Resumable transfers of files in chunks with checksums."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,20 +11,20 @@ from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_client.errors import RetryableError
 
 CHUNK_BYTES = 1 << 20
-"""gRPC moves 1 MiB messages fastest."""
+"""Chunk size with the highest throughput over gRPC."""
 MAX_FAILURES = 20
-"""Cut transfers without any progress before giving up."""
+"""Number of consecutive attempts without progress after which a transfer fails."""
 
 
 def checksum(data: bytes) -> int:
-    """Return xxh3-64 of `data` as a signed integer, as `TensorChunk.checksum` wants it."""
+    """Return the xxh3-64 hash of `data` as a signed integer, for `TensorChunk.checksum`."""
     return int.from_bytes(xxhash.xxh3_64_digest(data), 'big', signed=True)
 
 
 async def file_chunks(
     path: Path, *, offset: int, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncIterator[tensor_pb2.TensorChunk]:
-    """Yield the chunks of a file from `offset` on; nothing once that is its end."""
+    """Yield the chunks of a file from `offset` to its end."""
     with await _open(path, 'rb') as file:
         file.seek(offset)
         while data := await asyncio.to_thread(file.read, chunk_bytes):
@@ -33,15 +33,15 @@ async def file_chunks(
 
 
 async def receive_file(path: Path, fetch: Callable[[int], AsyncIterator[tensor_pb2.TensorChunk]]) -> None:
-    """Write what `fetch` yields to `path`; a file that is there already is gone on with.
+    """Download a file, resuming after the bytes that `path` already contains.
 
     Args:
-        path: the file; holds nothing but a correct beginning at any time.
-        fetch: yields chunks in order from the given offset on.
+        path: Target file. It contains only verified bytes at any time.
+        fetch: Yields the chunks in order from a given offset.
 
     Raises:
-        Error: fetching failed for good.
-        ValueError: a chunk came damaged again and again.
+        Error: The download failed permanently.
+        ValueError: A chunk was damaged repeatedly.
     """
     failures = 0
     with await _open(path, 'ab') as file:
@@ -54,7 +54,7 @@ async def receive_file(path: Path, fetch: Callable[[int], AsyncIterator[tensor_p
                 if failures + 1 == MAX_FAILURES:
                     raise
             failures = 0 if file.tell() > begin else failures + 1
-        raise ValueError(f'{path.name}: the chunk at byte {file.tell()} came damaged {failures} times')
+        raise ValueError(f'{path.name}: the chunk at byte {file.tell()} was damaged {failures} times; try again')
 
 
 async def _open(path: Path, mode: str) -> BinaryIO:
@@ -62,7 +62,7 @@ async def _open(path: Path, mode: str) -> BinaryIO:
 
 
 async def _append(file: BinaryIO, incoming: AsyncIterator[tensor_pb2.TensorChunk]) -> bool:
-    """Append chunks while they are right; return whether all were."""
+    """Append chunks up to the first damaged one; return whether all were intact."""
     async for chunk in incoming:
         if chunk.offset != file.tell() or chunk.checksum != checksum(chunk.data):
             return False

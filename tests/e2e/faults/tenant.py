@@ -11,8 +11,8 @@ from e2e.faults.workload import FINAL_SAVE, AdapterPlan, PlannedVerb, Segment
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_result_pb2
 from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle_client import Error, NotFoundError
-from twinkle_client.model.carriers import CallCarrier, StreamCarrier
 from twinkle_client.model.operations import OperationLog
+from twinkle_client.model.senders import StreamSender, UnarySender
 from twinkle_client.rpc import Connection
 from twinkle_client.rpc.address import Address
 
@@ -91,12 +91,12 @@ class _Life:
     async def _carry_out(self, segment: Segment) -> list[str]:
         if not segment.is_streamed:
             return [await self._one(verb) for verb in segment.verbs]
-        stream = StreamCarrier(self.connection)
-        self._log.carrier = stream
+        stream = StreamSender(self.connection)
+        self._log.sender = stream
         try:
             return await asyncio.gather(*(self._one(verb) for verb in segment.verbs))
         finally:
-            self._log.carrier = CallCarrier(self.connection)
+            self._log.sender = UnarySender(self.connection)
             await stream.close()
 
     async def _one(self, planned: PlannedVerb) -> str:

@@ -198,7 +198,7 @@ async def test_added_datasets_are_changed_apart_and_mixed(gateway: FakeGateway, 
     assert made[2].source.mixture == dataset_pb2.MixtureSource(dataset_ids=['ds-2', 'ds-1'], is_interleaved=False)
     assert [request.dataset_id for request in gateway.calls['DeleteDataset']] == ['ds-2', 'ds-1']
     assert [request.dataset_id for request in gateway.calls['Apply']] == ['ds-1', 'ds-3']
-    with pytest.raises(ValueError, match='nothing to mix'):
+    with pytest.raises(ValueError, match='add_dataset'):
         await Dataset(client=client).mix_dataset.aio()
 
 

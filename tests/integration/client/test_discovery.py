@@ -75,7 +75,7 @@ async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_told() ->
 
     async with await asyncio.start_server(keep_silent, '127.0.0.1', 0) as server:
         given = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        assert await asyncio.to_thread(grpc_address, given, patience=timedelta(milliseconds=50)) == given
+        assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=50)) == given
 
 
 async def test_a_server_that_goes_on_and_on_is_waited_for_no_longer_than_told() -> None:
@@ -91,7 +91,7 @@ async def test_a_server_that_goes_on_and_on_is_waited_for_no_longer_than_told() 
 
     async with _serving(trickle, '127.0.0.1', connections=1) as port, asyncio.timeout(10):
         given = f'http://127.0.0.1:{port}'
-        assert await asyncio.to_thread(grpc_address, given, patience=timedelta(milliseconds=100)) == given
+        assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=100)) == given
 
 
 async def test_a_server_at_an_address_of_version_six_is_found_too() -> None:

@@ -14,7 +14,7 @@ from fixtures.fake_gateway import API_KEY, FakeGateway
 from services.kit.certificates import make_certificates
 from twinkle_client import RetryableError, TwinkleClient, UsageError
 from twinkle_client.rpc.address import Address
-from twinkle_client.rpc.trust import explain_no_connection, read_authorities
+from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 PAGES = 2
 """Calls that listing takes there."""
@@ -53,7 +53,7 @@ async def _refusal(address: str, ca: Path | None = None) -> str:
 
 
 async def _explained(address: str, folder: Path) -> str:
-    return await explain_no_connection(Address.parse(address), read_authorities(str(folder / 'ca.crt')))
+    return await diagnose_connection(Address.parse(address), read_authorities(str(folder / 'ca.crt')))
 
 
 async def test_authority_comes_from_argument_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ def test_an_adapter_that_was_synced_is_the_one_that_is_meant() -> None:
     names, handles = AdapterNames(), [Handle(), Handle()]
     for number, handle in enumerate(handles):
         names.add(handle, 'default', f'ad-{number}', base_model='tiny')
-    assert names.find('default', favoured=['ad-1', 'ad-7']) == 'ad-1'
+    assert names.find('default', preferred=['ad-1', 'ad-7']) == 'ad-1'
     with pytest.raises(ValueError, match='default'):
-        names.find('default', favoured=['ad-0', 'ad-1'])
+        names.find('default', preferred=['ad-0', 'ad-1'])
 
 
 def test_adapters_of_the_base_model_come_first() -> None:

@@ -19,11 +19,10 @@ from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle.api.server.v1.server_service_pb2 import BaseModelInfo, ModelPatch, ServiceInfo
 from twinkle.telemetry import SpanRecord
 from twinkle_client.cli import app
-from twinkle_client.cli.durations import parse_duration
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
-from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.stack import differently_patched
+from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
 

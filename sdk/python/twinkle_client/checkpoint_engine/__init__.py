@@ -1,4 +1,4 @@
-"""Fresh weights from the trainer to the samplers of the server."""
+"""Synchronization of weights from the trainer to the samplers."""
 
 from twinkle_client.checkpoint_engine.manager import CheckpointEngineManager, SyncedVersion
 

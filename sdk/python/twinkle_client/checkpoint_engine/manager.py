@@ -1,4 +1,4 @@
-"""The library's name for keeping a sampler in step with a trainer, where both are the server's."""
+"""The remote counterpart of the library's `CheckpointEngineManager`."""
 
 import logging
 import time
@@ -16,42 +16,40 @@ _PLATFORMS = ('CPU', 'GPU')
 
 @dataclass(frozen=True, kw_only=True)
 class SyncedVersion:
-    """What a sync did."""
+    """Result of a weight synchronization."""
 
     adapter_id: str
     version: int
-    """What tokens drawn with these weights carry in their version spans."""
+    """Published version, which appears in the version spans of sampled tokens."""
     duration: timedelta
-    """From the call until the sampler has the version."""
+    """Time from the call until the sampler has loaded the version."""
 
 
 class CheckpointEngineManager:
-    """Publishes an adapter's weights and has the sampler ready for them.
+    """Publishes an adapter's weights and loads them into the sampler.
 
-    A sampler of the server is shared, so its base weights are never replaced for one of those who use it:
-    the adapter travels as a version of its own, which computes what merged weights would.
+    The server's samplers are shared, so their base weights are never replaced by merged weights. The adapter is
+    loaded as a version instead, which computes the same function.
+
+    Args:
+        model: Model handle whose adapters are published.
+        sampler: Sampler handle. Its requests without an adapter use the synced version from then on.
+        platform: Accepted for compatibility with the library's class; the server chooses its devices.
+
+    Raises:
+        ValueError: The platform is unknown.
     """
 
     def __init__(self, model: MultiLoraTransformersModel, sampler: Sampler, platform: str = 'GPU') -> None:
-        """Connect two handles; nothing is sent yet.
-
-        Args:
-            model: whose adapters are published.
-            sampler: a request to it that names no adapter means what was synced last.
-            platform: as of the library's class; the server decides where it computes.
-
-        Raises:
-            ValueError: another platform.
-        """
         if platform not in _PLATFORMS:
-            raise ValueError(f'platform {platform!r} is not supported; it is one of {_PLATFORMS}')
+            raise ValueError(f'platform must be one of {_PLATFORMS}, got {platform!r}')
         self._model = model
         self._sampler = sampler
         self.platform = platform
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._sampler.loop_thread
 
     @remote_method
@@ -63,21 +61,21 @@ class CheckpointEngineManager:
         dtype: str | None = None,
         wait: timedelta = _WAIT,
     ) -> SyncedVersion:
-        """Publish the weights as they are now, and return once the sampler has exactly this version.
+        """Publish the current weights, and return when the sampler has loaded exactly this version.
 
         Args:
-            merge_and_sync: makes no difference here, see the class; where it is true the log says so.
-            adapter_name: unset: the only adapter.
-            dtype: element type of the published weights, such as 'bfloat16'. Unset: the trainer's own.
-            wait: how long the sampler may take for it.
+            merge_and_sync: Has no effect, see the class; True writes a log line.
+            adapter_name: Unset: the only adapter.
+            dtype: Element type of the published weights, such as 'bfloat16'. Unset: the trainer's type.
+            wait: Longest wait for the sampler.
 
         Raises:
-            RetryableError: the version is published, and the sampler does not have it within `wait`.
-            StateError: the run trains the base model's own weights, and this sampler does not follow it.
-            KeyError: there is no adapter of that name.
+            RetryableError: The version is published, but the sampler did not load it within `wait`.
+            StateError: The run trains the weights of the base model, and this sampler does not follow it.
+            KeyError: No adapter has this name.
         """
         if merge_and_sync:
-            _log.info('a shared sampler keeps its base weights: the adapter is synced as a version of its own')
+            _log.info('merge_and_sync has no effect on a shared sampler; syncing the adapter as a version')
         began = time.monotonic()
         adapter_id = self._model.adapter_id(adapter_name)
         version = await self._model.publish_version.aio(dtype=dtype, adapter_name=adapter_name)

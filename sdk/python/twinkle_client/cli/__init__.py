@@ -1,4 +1,4 @@
-"""The command line: `twinkle up`, `status`, `sample`, `runs`, `trace`, `down` and others."""
+"""The command line interface `twinkle`."""
 
 from twinkle_client.cli.app import app
 

@@ -1,4 +1,4 @@
-"""`python -m twinkle_client.cli`: the command line without its installed script."""
+"""Entry point of `python -m twinkle_client.cli`."""
 
 from twinkle_client.cli.app import app
 

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The root of the command line interface, to which all commands are added."""
 
 import typer
 
@@ -20,7 +20,7 @@ from twinkle_client.cli.options import with_options
 
 app = typer.Typer(
     name='twinkle',
-    help='Train and sample language models through a Twinkle stack.',
+    help='Train and sample language models with Twinkle.',
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -1,4 +1,4 @@
-"""`twinkle certs`: an authority of one's own and a certificate for each service, for development."""
+"""`twinkle certs`: a private CA and a certificate for each service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,39 +13,41 @@ from twinkle_client.stack.certificates import MadeCertificate, make_certificates
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(help='Where; made if need be, readable for you alone.')],
+    folder: Annotated[Path, typer.Argument(help='Output folder; created with access for the current user only.')],
     host: Annotated[
         list[str] | None,
         typer.Option(
-            '--host', help='Name or address that clients call the gateway by; SERVICE=NAME for another service. Repeat.'
+            '--host',
+            help='Additional host name or address of the gateway, or SERVICE=NAME for another service. Repeatable.',
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option('--force', help="Make the services' certificates anew, by the authority that is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option('--force', help='Replace the service certificates; the CA is kept.')] = False,
 ) -> None:
-    """Make certificates for a deployment of your own; what is there is kept, and shown."""
+    """Create a private CA and a certificate for each service.
+
+    Existing certificates are kept and listed.
+    """
     hosts: dict[str, list[str]] = {}
     for text in host or ():
         service, is_given, name = text.rpartition('=')
         if is_given and service not in SERVICES:
-            fail(f'--host {text}: no service is called {service!r}; there are {", ".join(SERVICES)}')
+            fail(f'--host {text}: unknown service {service!r}; services are {", ".join(SERVICES)}')
         hosts.setdefault(service or 'gateway', []).append(name)
     try:
         made = make_certificates(folder.absolute(), hosts, is_forced=force)
     except StackError as error:
         fail(str(error))
     console.print(certificate_table(made))
-    console.print(f'clients: TWINKLE_CA={made[0].path}', highlight=False, soft_wrap=True)
-    console.print(f'keep secret: {made[0].path.with_suffix(".key")} signs for all of them', soft_wrap=True)
+    console.print(f'Set for clients: TWINKLE_CA={made[0].path}', highlight=False, soft_wrap=True)
+    console.print(f'Keep the key of the CA secret: {made[0].path.with_suffix(".key")}', soft_wrap=True)
 
 
 def certificate_table(made: list[MadeCertificate]) -> Table:
-    """Return certificates with what they are for and when they end."""
+    """Return a table of certificates with their expiry and names."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ('file', 'ends', '', 'for'):
+    for name in ('file', 'expires', '', 'names'):
         table.add_column(name, overflow='fold')
     for item in made:
-        ends = f'{item.expire_time:%Y-%m-%d}'
-        table.add_row(item.path.name, ends, 'new' if item.is_new else 'kept', ' '.join(item.names))
+        expiry = f'{item.expire_time:%Y-%m-%d}'
+        table.add_row(item.path.name, expiry, 'new' if item.is_new else 'kept', ' '.join(item.names))
     return table

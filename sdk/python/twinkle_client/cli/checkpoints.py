@@ -1,4 +1,4 @@
-"""`twinkle checkpoint ...`: everything a tenant does with what is kept of its runs."""
+"""`twinkle checkpoint`: management of a tenant's checkpoints and their exports."""
 
 import os
 from datetime import timedelta
@@ -10,26 +10,25 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.checkpoints import CheckpointLibrary
-from twinkle_client.cli.durations import parse_duration
-from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.progress import byte_progress
 
-app = typer.Typer(help='Checkpoints: list, download, upload, share, delete, push to a hub.', no_args_is_help=True)
-PathArgument = Annotated[str, typer.Argument(help='twinkle://<run>/weights/<name>')]
-ExportArgument = Annotated[str, typer.Argument(help='The id that `push` printed.')]
+app = typer.Typer(help='Manage checkpoints: list, download, upload, share, delete, export.', no_args_is_help=True)
+PathArgument = Annotated[str, typer.Argument(help='Checkpoint path, twinkle://<run>/weights/<name>.')]
+ExportArgument = Annotated[str, typer.Argument(help='Export id, as printed by `push`.')]
 
 
 @app.command('list')
 def list_checkpoints(
-    run: Annotated[str, typer.Argument(help='Only those of this run.')] = '',
+    run: Annotated[str, typer.Argument(help='Run id. Default: all runs.')] = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """List the checkpoints, newest first."""
+    """List checkpoints, newest first."""
     with open_client(state_dir) as client:
         found = client.list_checkpoints(run)
     table = Table()
-    for name in ('path', 'steps', 'size', 'resumable', 'public', 'labels', 'created', 'until'):
+    for name in ('path', 'steps', 'size', 'resumable', 'public', 'labels', 'created', 'expires'):
         table.add_column(name, overflow='fold')
     for item in found:
         size = f'{item.size_bytes / 2**20:.1f} MiB'
@@ -43,10 +42,10 @@ def list_checkpoints(
 @app.command('download')
 def download(
     path: PathArgument,
-    folder: Annotated[Path, typer.Argument(help='Where the peft folder goes.')],
+    folder: Annotated[Path, typer.Argument(help='Target folder.')],
     state_dir: StateDirOption = None,
 ) -> None:
-    """Fetch a checkpoint as a peft folder; goes on where an earlier download stopped."""
+    """Download a checkpoint as a peft folder. An interrupted download resumes."""
     with open_client(state_dir) as client, byte_progress('download') as report:
         done = client.download_checkpoint(path, folder, report=report)
     console.print(str(done), highlight=False, soft_wrap=True)
@@ -54,14 +53,14 @@ def download(
 
 @app.command('upload')
 def upload(
-    source: Annotated[Path, typer.Argument(help='A peft folder, or a .tar or .tar.gz of one.')],
-    name: Annotated[str, typer.Option('--name', help='Of the checkpoint.')],
+    source: Annotated[Path, typer.Argument(help='Peft folder, or a .tar or .tar.gz archive of one.')],
+    name: Annotated[str, typer.Option('--name', help='Name of the checkpoint.')],
     base_model: Annotated[
-        str, typer.Option('--base-model', help='What it adapts. Unset: the only one that the server trains.')
+        str, typer.Option('--base-model', help="Base model of the adapter. Default: the server's only trainable one.")
     ] = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """Make a checkpoint of an adapter that peft saved; goes on where an earlier upload stopped."""
+    """Upload an adapter saved by peft. An interrupted upload resumes."""
     with open_client(state_dir) as client, byte_progress('upload') as report:
         made = CheckpointLibrary(client=client).upload(source, name, base_model=base_model, report=report)
     console.print(made.path, highlight=False, soft_wrap=True)
@@ -69,14 +68,14 @@ def upload(
 
 @app.command('publish')
 def publish(path: PathArgument, state_dir: StateDirOption = None) -> None:
-    """Let every tenant read a checkpoint."""
+    """Make a checkpoint readable by every tenant."""
     with open_client(state_dir) as client:
         CheckpointLibrary(client=client).publish(path)
 
 
 @app.command('unpublish')
 def unpublish(path: PathArgument, state_dir: StateDirOption = None) -> None:
-    """Let its owner alone read a checkpoint."""
+    """Make a checkpoint private again."""
     with open_client(state_dir) as client:
         CheckpointLibrary(client=client).unpublish(path)
 
@@ -86,11 +85,13 @@ def ttl(
     path: PathArgument,
     time: Annotated[
         timedelta | None,
-        typer.Argument(parser=parse_duration, metavar='[TIME]', help='Such as 30d. Unset: it is kept.'),
+        typer.Argument(
+            parser=parse_duration, metavar='[TIME]', help='Lifetime from now, such as 30d. Default: unlimited.'
+        ),
     ] = None,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Have a checkpoint deleted after some time from now, or keep it."""
+    """Set or remove the expiry of a checkpoint."""
     with open_client(state_dir) as client:
         CheckpointLibrary(client=client).set_ttl(path, time)
 
@@ -105,12 +106,15 @@ def delete(path: PathArgument, state_dir: StateDirOption = None) -> None:
 @app.command('push')
 def push(
     path: PathArgument,
-    target: Annotated[str, typer.Argument(help='hf://<owner>/<name> or file:///<folder>')],
-    public: Annotated[bool, typer.Option('--public', help='Let everybody see a repository that is made.')] = False,
-    wait: Annotated[bool, typer.Option('--wait', help='Stay until it is there.')] = False,
+    target: Annotated[str, typer.Argument(help='Target: hf://<owner>/<name> or file:///<folder>.')],
+    public: Annotated[bool, typer.Option('--public', help='Create the repository as public.')] = False,
+    wait: Annotated[bool, typer.Option('--wait', help='Wait until the export has finished.')] = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Send a checkpoint to a hub, in the background; the token is taken from HF_TOKEN."""
+    """Export a checkpoint to a hub. The server runs the export in the background.
+
+    The hub token is read from HF_TOKEN.
+    """
     token = os.environ.get('HF_TOKEN', '') if target.startswith('hf://') else ''
     with open_client(state_dir) as client:
         library = CheckpointLibrary(client=client)
@@ -125,28 +129,28 @@ def push(
 
 @app.command('exports')
 def exports(state_dir: StateDirOption = None) -> None:
-    """List what is on its way to hubs, or was, newest first."""
+    """List exports to hubs, newest first."""
     with open_client(state_dir) as client:
         found = CheckpointLibrary(client=client).list_exports()
     table = Table()
-    for name in ('export', 'checkpoint', 'target', 'state', 'tries', 'where, or why not'):
+    for name in ('export', 'checkpoint', 'target', 'state', 'attempts', 'result'):
         table.add_column(name, overflow='fold')
     for item in found:
-        told = item.url or item.failure.message
+        result = item.url or item.failure.message
         table.add_row(
-            item.export_id, item.checkpoint_path, item.target, state_word(item), str(item.attempt_count), told
+            item.export_id, item.checkpoint_path, item.target, state_word(item), str(item.attempt_count), result
         )
     console.print(table)
 
 
 @app.command('cancel')
 def cancel(export: ExportArgument, state_dir: StateDirOption = None) -> None:
-    """End an export; what a hub has taken by then stays there."""
+    """Cancel an export. Files that the hub has already received remain there."""
     with open_client(state_dir) as client:
         found = CheckpointLibrary(client=client).cancel_export(export)
     console.print(state_word(found))
 
 
 def state_word(export: export_service_pb2.Export) -> str:
-    """Return an export's state as a word."""
+    """Return the display name of an export's state."""
     return export_service_pb2.ExportState.Name(export.state).removeprefix('EXPORT_STATE_').lower()

@@ -1,4 +1,4 @@
-"""`twinkle keys`: API keys, for administrators."""
+"""`twinkle keys`: administration of API keys."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -8,28 +8,29 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1 import key_service_pb2
 from twinkle_client.administration import SCOPES, KeyAdministration
-from twinkle_client.cli.durations import parse_duration
-from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
+from twinkle_client.cli.times import local_text, parse_duration
 
-app = typer.Typer(help='API keys, for administrators.', no_args_is_help=True)
-KeyArgument = Annotated[str, typer.Argument(help='The part of the key that is shown in lists.')]
+app = typer.Typer(help='Manage API keys (administrators only).', no_args_is_help=True)
+KeyArgument = Annotated[str, typer.Argument(help='Key id, as listed by `twinkle keys list`.')]
 _NAMES = {number: name for name, number in SCOPES.items()}
 
 
 @app.command('create')
 def create(
-    tenant: Annotated[str, typer.Argument(help='Whom the key speaks for; made if it is new.')],
-    scopes: Annotated[str, typer.Option('--scopes', help=f'Of {", ".join(SCOPES)}.')] = 'train,sample,data',
-    name: Annotated[str, typer.Option('--name', help='For people to read.')] = '',
+    tenant: Annotated[str, typer.Argument(help='Tenant of the key; created if it does not exist.')],
+    scopes: Annotated[
+        str, typer.Option('--scopes', help=f'Comma-separated scopes out of {", ".join(SCOPES)}.')
+    ] = 'train,sample,data',
+    name: Annotated[str, typer.Option('--name', help='Display name.')] = '',
     ttl: Annotated[
         timedelta | None,
-        typer.Option('--ttl', parser=parse_duration, metavar='TIME', help='How long it lasts, such as 30d.'),
+        typer.Option('--ttl', parser=parse_duration, metavar='TIME', help='Lifetime, such as 30d. Default: unlimited.'),
     ] = None,
-    project: Annotated[str, typer.Option('--project', help='Where its sessions belong.')] = '',
+    project: Annotated[str, typer.Option('--project', help="Default project of the key's sessions.")] = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """Create a key and print its secret, which is never shown again."""
+    """Create a key and print its secret, which cannot be shown again."""
     with open_client(state_dir) as client:
         keys = KeyAdministration(client=client)
         wanted = [word for part in scopes.split(',') if (word := part.strip())]
@@ -39,7 +40,7 @@ def create(
 
 @app.command('list')
 def names(
-    tenant: Annotated[str, typer.Argument(help='Whose keys.')] = 'default',
+    tenant: Annotated[str, typer.Argument(help='Tenant id.')] = 'default',
     state_dir: StateDirOption = None,
 ) -> None:
     """List a tenant's keys."""
@@ -59,11 +60,16 @@ def rotate(
     key_id: KeyArgument,
     overlap: Annotated[
         timedelta | None,
-        typer.Option('--overlap', parser=parse_duration, metavar='TIME', help='How long the old one works. Unset: 1d.'),
+        typer.Option(
+            '--overlap', parser=parse_duration, metavar='TIME', help='Time the old key remains valid. Default: 1d.'
+        ),
     ] = None,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Replace a key: print the secret of a new one with the same rights; the old one works a while longer."""
+    """Replace a key and print the secret of the new one.
+
+    The new key has the same tenant and scopes. The old key remains valid for the overlap.
+    """
     with open_client(state_dir) as client:
         _, secret, old = KeyAdministration(client=client).rotate_key(key_id, overlap=overlap)
     error_console.print(f'{old.key_id}: {state_word(old)}', highlight=False)
@@ -72,13 +78,13 @@ def rotate(
 
 @app.command('revoke')
 def revoke(key_id: KeyArgument, state_dir: StateDirOption = None) -> None:
-    """Make a key worthless from now on."""
+    """Revoke a key, effective immediately."""
     with open_client(state_dir) as client:
         KeyAdministration(client=client).revoke_key(key_id)
 
 
 def state_word(key: key_service_pb2.ApiKey) -> str:
-    """Return whether a key works, and until when, in a few words."""
+    """Return the display text of a key's state."""
     if key.HasField('revoke_time'):
         return 'revoked'
     ends = {name: getattr(key, name) for name in ('retire_time', 'expire_time') if key.HasField(name)}

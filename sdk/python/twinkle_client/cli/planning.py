@@ -1,4 +1,4 @@
-"""`twinkle estimate`: what a run would cost; and whether base models fit on this machine at all."""
+"""`twinkle estimate`: the cost of a planned run; and the memory check of `twinkle up`."""
 
 import re
 from collections.abc import Sequence
@@ -14,48 +14,53 @@ from twinkle_client.model import MultiLoraTransformersModel
 
 
 def estimate(
-    model: Annotated[str, typer.Argument(help='The base model, as the server names it.')],
-    rank: Annotated[int, typer.Option('--rank', help='Rank of the adapter.')] = 8,
-    batch: Annotated[int, typer.Option('--batch', help='Examples a batch.')] = 8,
-    tokens: Annotated[int, typer.Option('--tokens', help='Tokens an example.')] = 512,
-    is_full: Annotated[bool, typer.Option('--full', help="Train the base model's own weights.")] = False,
+    model: Annotated[str, typer.Argument(help='Name of the base model on the server.')],
+    rank: Annotated[int, typer.Option('--rank', help='LoRA rank of the adapter.')] = 8,
+    batch: Annotated[int, typer.Option('--batch', help='Examples per batch.')] = 8,
+    tokens: Annotated[int, typer.Option('--tokens', help='Tokens per example.')] = 512,
+    is_full: Annotated[
+        bool, typer.Option('--full', help="Train the base model's weights instead of an adapter.")
+    ] = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Say what a run would cost, before anything is made: memory, time a step, and whether it fits."""
+    """Estimate the memory and the step time of a training run.
+
+    Exits with status 1 if the run does not fit.
+    """
     with open_client(state_dir) as client:
         config = None if is_full else LoraConfig(r=rank)
         handle = MultiLoraTransformersModel(model, client=client)
-        with console.status('asking; for its first answer a service measures its model, which may take a minute'):
+        with console.status('estimating; the first estimate of a model may take a minute'):
             cost = handle.estimate(config, batch_size=batch, sequence_tokens=tokens, full_parameters=is_full)
     table = Table(show_header=False)
     table.add_row('trainable parameters', f'{cost["parameter_count"]:,}')
-    table.add_row('memory at rest', _size(cost['adapter_bytes']))
-    table.add_row('most memory in a step', _size(cost['peak_bytes']))
-    table.add_row('memory free for it', _size(cost['available_bytes']))
-    table.add_row('time of a step', f'{cost["step_time"].total_seconds():.2f} s')
+    table.add_row('memory between batches', _size(cost['adapter_bytes']))
+    table.add_row('peak memory of a step', _size(cost['peak_bytes']))
+    table.add_row('available memory', _size(cost['available_bytes']))
+    table.add_row('step time', f'{cost["step_time"].total_seconds():.2f} s')
     console.print(table)
     if not cost['does_fit']:
-        fail('it does not fit beside what runs there now')
+        fail('the run does not fit into the available memory')
 
 
 def warn_of_memory(folders: Sequence[Path], *, copies: int) -> None:
-    """Say so where the weights of base models alone, as they are on the disk, need more than the free memory.
+    """Print a warning if the weights of the base models need more than the available memory.
 
-    Where they are held on accelerators, it says too much: those are not looked at.
+    The memory of accelerators is not considered, so the warning may be unnecessary on machines with accelerators.
 
     Args:
-        folders: of the base models.
-        copies: how many processes hold each.
+        folders: Folders of the base models.
+        copies: Number of processes that load each model.
     """
     needed = copies * sum(path.stat().st_size for folder in folders for path in folder.glob('*.safetensors'))
     free = _available_bytes()
     if free is not None and needed > free:
-        text = f'{copies} times the weights of {len(folders)} base models are {_size(needed)}; free are {_size(free)}'
-        console.print(f'[yellow]memory: {text}[/yellow]', soft_wrap=True)
+        text = f'{copies} copies of {len(folders)} base models need {_size(needed)}; {_size(free)} are available'
+        console.print(f'[yellow]low memory: {text}[/yellow]', soft_wrap=True)
 
 
 def _available_bytes() -> int | None:
-    """Return how much memory programs may take; None where the system does not tell."""
+    """Return the available memory, or None if the system does not report it."""
     try:
         text = Path('/proc/meminfo').read_text(encoding='ascii')
     except OSError:

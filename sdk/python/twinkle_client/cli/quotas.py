@@ -1,4 +1,4 @@
-"""`twinkle quota` and `twinkle usage`: what tenants may use, and what they used."""
+"""`twinkle quota` and `twinkle usage`: quotas and usage of tenants."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import quota_service_pb2 as pb
-from twinkle_client.cli.durations import parse_duration
 from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
 
-app = typer.Typer(help='Quotas of tenants, for administrators.', no_args_is_help=True)
-TenantArgument = Annotated[str, typer.Argument(help='Whose quota.')]
+app = typer.Typer(help='Manage quotas of tenants (administrators only).', no_args_is_help=True)
+TenantArgument = Annotated[str, typer.Argument(help='Tenant id.')]
 JsonOption = Annotated[bool, typer.Option('--json', help='Print JSON.')]
 _DEFAULT = 'default'
 _LIMITS: Mapping[str, Callable[[str], float]] = {
@@ -26,7 +26,7 @@ _LIMITS: Mapping[str, Callable[[str], float]] = {
     'stored_bytes': int,
     'weight': float,
 }
-"""The limits, and how each is read."""
+"""Parser of each limit."""
 _COUNTS = (
     'operation_count',
     'trained_token_count',
@@ -39,7 +39,7 @@ _COUNTS = (
 
 @app.command('show')
 def show(tenant: TenantArgument = 'default', is_json: JsonOption = False, state_dir: StateDirOption = None) -> None:
-    """Show what a tenant may use."""
+    """Show the quota of a tenant."""
     with open_client(state_dir) as client:
         found = Quotas(client=client).get(tenant)
     _print_quota(found.quota, found.effective_quota, is_json=is_json)
@@ -50,16 +50,18 @@ def change(
     tenant: TenantArgument,
     limits: Annotated[
         list[str],
-        typer.Argument(help=f"LIMIT=NUMBER; limits: {', '.join(_LIMITS)}; '{_DEFAULT}': as the server is configured."),
+        typer.Argument(
+            help=f"LIMIT=NUMBER, or LIMIT={_DEFAULT} for the server's configured value. Limits: {', '.join(_LIMITS)}."
+        ),
     ],
     state_dir: StateDirOption = None,
 ) -> None:
-    """Change what a tenant may use, such as `max_adapters=4 weight=2`; limits that are not named stay as they are."""
-    wanted = dict(limit_of(text) for text in limits)
+    """Change limits of a tenant's quota, for example `max_adapters=4 weight=2`. Other limits remain unchanged."""
+    changes = dict(limit_of(text) for text in limits)
     with open_client(state_dir) as client:
         quotas = Quotas(client=client)
         quota: Any = quotas.get(tenant).quota
-        for name, value in wanted.items():
+        for name, value in changes.items():
             quota.ClearField(name)
             if value is not None:
                 setattr(quota, name, value)
@@ -68,12 +70,12 @@ def change(
 
 
 def usage(
-    tenant: Annotated[str, typer.Argument(help='Whose, for administrators. Empty: your own.')] = '',
-    since: Annotated[str, typer.Option(help='Only of the last so long, such as 24h or 30d; whole hours.')] = '',
+    tenant: Annotated[str, typer.Argument(help='Tenant id (administrators only). Default: your tenant.')] = '',
+    since: Annotated[str, typer.Option(help='Length of the period, such as 24h or 30d. Default: unlimited.')] = '',
     is_json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Show what was used: training operations and tokens, samples, bytes stored, a run a line."""
+    """Show the usage per run: training operations and tokens, samples, and stored bytes."""
     begin = datetime.now(UTC) - parse_duration(since) if since else None
     with open_client(state_dir) as client:
         used: Any = Quotas(client=client).usage(tenant, begin=begin)
@@ -87,38 +89,38 @@ def usage(
     for row in rows:
         table.add_row(row['run_id'] or '(base model)', *(f'{row[name]:,}' for name in _COUNTS))
     table.add_section()
-    table.add_row('all', *(f'{sum(row[name] for row in rows):,}' for name in _COUNTS))
+    table.add_row('total', *(f'{sum(row[name] for row in rows):,}' for name in _COUNTS))
     console.print(table)
 
 
 def limit_of(text: str) -> tuple[str, float | None]:
-    """Return the limit that a person wrote, and its number; None where it is to be the configured one.
+    """Parse LIMIT=NUMBER and return name and number, or None in place of the number for LIMIT=default.
 
     Raises:
-        typer.BadParameter: it is neither that word nor a number, or of no limit.
+        typer.BadParameter: The limit is unknown, or the value is neither a number nor 'default'.
     """
     name, _, number = text.partition('=')
     if name not in _LIMITS:
-        raise typer.BadParameter(f'{text!r}: give LIMIT=NUMBER; the limits are {", ".join(_LIMITS)}')
+        raise typer.BadParameter(f'{text!r}: use LIMIT=NUMBER; limits are {", ".join(_LIMITS)}')
     if number == _DEFAULT:
         return name, None
     try:
         return name, _LIMITS[name](number)
     except ValueError as error:
-        raise typer.BadParameter(f'{text!r}: {number!r} is no number, nor {_DEFAULT!r}') from error
+        raise typer.BadParameter(f'{text!r}: {number!r} is neither a valid number nor {_DEFAULT!r}') from error
 
 
 def _print_quota(quota: pb.Quota, effective: pb.Quota, *, is_json: bool) -> None:
     if is_json:
-        said = {'quota': quota, 'effective_quota': effective}
-        told = {name: MessageToDict(item, preserving_proto_field_name=True) for name, item in said.items()}
-        console.print_json(json.dumps(told))
+        messages = {'quota': quota, 'effective_quota': effective}
+        values = {name: MessageToDict(item, preserving_proto_field_name=True) for name, item in messages.items()}
+        console.print_json(json.dumps(values))
         return
-    table = Table('limit', 'set', 'counts')
+    table = Table('limit', 'set', 'effective')
     for name in _LIMITS:
-        table.add_row(name, *(_word(item, name) for item in (quota, effective)))
+        table.add_row(name, *(_value_text(item, name) for item in (quota, effective)))
     console.print(table)
 
 
-def _word(quota: Any, name: str) -> str:
+def _value_text(quota: Any, name: str) -> str:
     return f'{getattr(quota, name):,}' if quota.HasField(name) else '-'

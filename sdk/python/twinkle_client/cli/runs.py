@@ -1,17 +1,17 @@
-"""`twinkle runs`."""
+"""`twinkle runs`: the list of training runs."""
 
 from rich.table import Table
 
 from twinkle.api.model.v1 import adapter_pb2
-from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
+from twinkle_client.cli.times import local_text
 from twinkle_client.client import TwinkleClient
-from twinkle_client.model.waiting import wait_line
+from twinkle_client.model.queue_status import queue_status_line
 
 
 def runs(state_dir: StateDirOption = None) -> None:
-    """List the training runs, newest first: how far each is, and what its next operation waits for."""
-    with open_client(state_dir) as client, error_console.status('asking for the runs'):
+    """List training runs with their progress and queue position, newest first."""
+    with open_client(state_dir) as client, error_console.status('loading the runs'):
         found = client.list_training_runs()
         adapters = {adapter.adapter_id: adapter for adapter in client.list_adapters()}
         states = {name: _state(client, adapter) for name, adapter in adapters.items()}
@@ -19,7 +19,7 @@ def runs(state_dir: StateDirOption = None) -> None:
     for name in ('run', 'base model', 'rank', 'steps', 'version', 'state', 'created'):
         table.add_column(name, overflow='fold')
     for run in found:
-        # The catalogue hears of steps a little later than the service that takes them.
+        # The catalogue learns of steps later than the model service.
         steps = adapters[run.run_id].step_count if run.run_id in adapters else run.step_count
         numbers = (str(run.lora_rank or ''), str(steps), str(run.version))
         state = states.get(run.run_id, 'active' if run.is_active else 'ended')
@@ -29,4 +29,4 @@ def runs(state_dir: StateDirOption = None) -> None:
 
 def _state(client: TwinkleClient, adapter: adapter_pb2.Adapter) -> str:
     record = client.find_operation(adapter.adapter_id, adapter.sequence_number + 1)
-    return 'idle' if record is None else wait_line(record) or 'running'
+    return 'idle' if record is None else queue_status_line(record) or 'running'

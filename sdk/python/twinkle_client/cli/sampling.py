@@ -1,4 +1,4 @@
-"""`twinkle sample`."""
+"""`twinkle sample`: one completion on the terminal."""
 
 import time
 from dataclasses import dataclass
@@ -6,45 +6,45 @@ from typing import Annotated, Any
 
 import typer
 
-from twinkle_client.cli.session import StateDirOption, console, error_console, fail, open_client, told_on_interrupt
+from twinkle_client.cli.session import StateDirOption, console, error_console, exit_on_interrupt, fail, open_client
 from twinkle_client.client import TwinkleClient
 from twinkle_client.sampler import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """What `twinkle sample` is told."""
+    """Options of `twinkle sample`."""
 
-    prompt: Annotated[str, typer.Argument(help='What to say to the model.')]
+    prompt: Annotated[str, typer.Argument(help='User message.')]
     adapter: Annotated[
-        str, typer.Option('--adapter', help='Adapter id, or twinkle:// path. Unset: the base model.')
+        str, typer.Option('--adapter', help='Adapter id or twinkle:// path. Default: the base model.')
     ] = ''
-    version: Annotated[
-        int | None, typer.Option('--version', help='Exactly this version of the adapter. Unset: the newest.')
-    ] = None
-    model: Annotated[str, typer.Option('--model', help='Base model. Unset: the only one.')] = ''
-    max_tokens: Annotated[int, typer.Option('--max-tokens', min=1, help='Most tokens of the answer.')] = 128
-    temperature: Annotated[
-        float, typer.Option('--temperature', min=0.0, help='0 always takes the likeliest token.')
-    ] = 0.0
+    version: Annotated[int | None, typer.Option('--version', help='Version of the adapter. Default: the newest.')] = (
+        None
+    )
+    model: Annotated[str, typer.Option('--model', help='Base model; required if the server has several.')] = ''
+    max_tokens: Annotated[int, typer.Option('--max-tokens', min=1, help='Maximum number of generated tokens.')] = 128
+    temperature: Annotated[float, typer.Option('--temperature', min=0.0, help='Sampling temperature; 0 is greedy.')] = (
+        0.0
+    )
     state_dir: StateDirOption = None
 
 
 def sample(given: SampleOptions) -> None:
-    """Ask the model something and print its answer as it comes; Ctrl-C stops it."""
+    """Send a prompt to a model and stream its answer. Ctrl-C stops the generation."""
     if given.version is not None and not given.adapter:
-        fail('--version needs --adapter: the base model has no versions')
+        fail('--version requires --adapter')
     chat = {'messages': [{'role': 'user', 'content': given.prompt}]}
     params = {'max_tokens': given.max_tokens, 'temperature': given.temperature}
     adapter, version = given.adapter, given.version
-    where: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}
-    with told_on_interrupt('the answer ends here'), open_client(given.state_dir) as client:
+    target: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}
+    with exit_on_interrupt('the answer is incomplete'), open_client(given.state_dir) as client:
         sampler = Sampler(given.model or _only_model(client), client=client)
         begin, count, used = time.monotonic(), 0, 0
-        waiting = error_console.status('waiting for the first word')
+        waiting = error_console.status('waiting for the first token')
         waiting.start()
         try:
-            for delta in sampler.sample_stream(chat, params, version=version, **where):
+            for delta in sampler.sample_stream(chat, params, version=version, **target):
                 waiting.stop()
                 console.print(delta.text, end='', markup=False, highlight=False, soft_wrap=True)
                 count += len(delta.tokens)
@@ -60,5 +60,5 @@ def _only_model(client: TwinkleClient) -> str:
     services = client.get_server_info().services
     names = sorted({model.base_model for service in services for model in service.base_models if model.is_sampleable})
     if len(names) != 1:
-        fail(f'the server has {", ".join(names) or "no model to sample"}; choose with --model')
+        fail(f'the server has {", ".join(names)}; choose one with --model' if names else 'the server has no sampler')
     return names[0]

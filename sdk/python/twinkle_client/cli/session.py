@@ -1,4 +1,4 @@
-"""What the commands share: the terminal, the options that name a server, errors as one line."""
+"""Parts shared by the commands: consoles, the options that select a server, and error output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,54 +16,56 @@ from twinkle_client.stack import StackState, default_state_dir
 from twinkle_client.tracing import tracing_to
 
 _INTERRUPTED = 130
-"""128 and the number of the signal, as shells have it."""
+"""Exit status after SIGINT, by shell convention."""
 console = Console()
 error_console = Console(stderr=True)
 
 LocalStateDirOption = Annotated[
     Path | None,
-    typer.Option('--state-dir', help='Folder of the local stack. Unset: TWINKLE_STATE_DIR, else the one of this user.'),
+    typer.Option(
+        '--state-dir', help="State folder of the local stack. Default: TWINKLE_STATE_DIR, or the user's state folder."
+    ),
 ]
-"""Of commands that are about this machine's own stack."""
+"""Option of the commands that manage the local stack."""
 StateDirOption = Annotated[
     Path | None,
     typer.Option(
         '--state-dir',
-        help='Folder of the local stack. A server elsewhere is named by TWINKLE_SERVER_URL and TWINKLE_API_KEY.',
+        help='State folder of the local stack. For a remote server, set TWINKLE_SERVER_URL and TWINKLE_API_KEY.',
     ),
 ]
-"""Of commands that call a server."""
+"""Option of the commands that call a server."""
 
 
 def fail(message: str) -> NoReturn:
-    """Print one line of error and end with status 1."""
+    """Print an error message and exit with status 1."""
     error_console.print(f'twinkle: {message}', markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1)
 
 
 @contextmanager
-def told_on_interrupt(left: str) -> Iterator[None]:
-    """On Ctrl-C end the command with status 130 and one line.
+def exit_on_interrupt(note: str) -> Iterator[None]:
+    """Exit with status 130 and a one-line message on Ctrl-C.
 
     Args:
-        left: how things stand then: what goes on, or what the same command would do.
+        note: State after the interrupt, or how to continue.
     """
     try:
         yield
     except KeyboardInterrupt:
-        error_console.print(f'\ntwinkle: interrupted; {left}', markup=False, highlight=False, soft_wrap=True)
+        error_console.print(f'\ntwinkle: interrupted; {note}', markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED) from None
 
 
 @contextmanager
 def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
-    """Connect to the stack of a folder, else as the environment says; failures end the command."""
+    """Connect to the stack in `state_dir`, or to the server given by the environment; exit on failure."""
     folder = state_dir or default_state_dir()
     stack = StackState.load(folder) if state_dir is not None else None
     address = ''
     try:
         if state_dir is not None and (stack is None or not stack.is_reachable()):
-            raise ValueError(f'no stack runs in {state_dir}')
+            raise ValueError(f'no stack is running in {state_dir}')
         endpoint = Endpoint.of_stack(stack) if stack is not None else find_endpoint('', '')
         address = endpoint.address
         with (
@@ -72,7 +74,7 @@ def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
         ):
             yield client
     except RetryableError as error:
-        # Without a reason it is grpc that speaks, of its connections.
-        fail(str(error) if error.reason else f'no Twinkle server answers at {address} [{error.code.name}]')
+        # An error without a reason comes from grpc and describes connections.
+        fail(str(error) if error.reason else f'no Twinkle server responds at {address} [{error.code.name}]')
     except (Error, ValueError, OSError) as error:
         fail(str(error))

@@ -1,4 +1,4 @@
-"""`twinkle up`, `status`, `down`."""
+"""`twinkle up`, `status` and `down`: the services of a local stack."""
 
 import signal
 import time
@@ -16,7 +16,7 @@ from rich.table import Table
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
-from twinkle_client.cli.session import LocalStateDirOption, console, error_console, fail, told_on_interrupt
+from twinkle_client.cli.session import LocalStateDirOption, console, error_console, exit_on_interrupt, fail
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
 from twinkle_client.stack import (
@@ -35,13 +35,13 @@ from twinkle_client.stack import (
 from twinkle_client.stack.processes import resident_bytes
 
 _WATCH_SECONDS = 0.5
-_MOST_ENDS = 5
-_ENDS_SECONDS = 300.0
-"""More ends of services within this time are no accident."""
+_MAX_RESTARTS = 5
+_RESTART_WINDOW_SECONDS = 300.0
+"""The stack is stopped if its services need more than `_MAX_RESTARTS` restarts within this time."""
 
 
 class _StartReport:
-    """Prints when each service is ready, and how long it took."""
+    """Prints the events of services, and how long each start took."""
 
     def __init__(self) -> None:
         self._begin: dict[str, float] = {}
@@ -52,34 +52,34 @@ class _StartReport:
         elif event == 'ready':
             console.print(f'  {service:<11} ready after {time.monotonic() - self._begin[service]:.1f} s')
         elif event == 'ended':
-            console.print(f'  {service:<11} ended by itself; starting it again')
+            console.print(f'  {service:<11} exited unexpectedly; restarting it')
         elif event == 'stopped':
             console.print(f'  {service:<11} stopped')
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """What `twinkle up` is told."""
+    """Options of `twinkle up`."""
 
     config: Annotated[
         Path | None,
-        typer.Option('--config', help='YAML file: base_model, listen, and fields for each service.', exists=True),
+        typer.Option('--config', help='YAML file with base_model, listen, and settings of each service.', exists=True),
     ] = None
     models: Annotated[
         list[str] | None,
-        typer.Option('--model', help='Hub id, built-in name or folder of a base model. Repeat for further ones.'),
+        typer.Option('--model', help='Hub id, built-in name or folder of a base model. Repeatable.'),
     ] = None
     samplers: Annotated[
-        int | None, typer.Option('--samplers', min=0, max=64, help='Samplers of each base model. Unset: 1.')
+        int | None, typer.Option('--samplers', min=0, max=64, help='Samplers per base model. Default: 1.')
     ] = None
-    engine: Annotated[str, typer.Option('--engine', help='What samples: auto, torch or vllm. Unset: auto.')] = ''
-    tls: Annotated[bool, typer.Option('--tls', help='Encrypt, with certificates made in the state folder.')] = False
+    engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
+    tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
     state_dir: LocalStateDirOption = None
-    detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False
+    detach: Annotated[bool, typer.Option('--detach', help='Run the services in the background.')] = False
 
     def choices(self) -> dict[str, Any]:
-        """Return the fields of `StackOptions` that were chosen."""
-        models = [_everywhere(model) for model in self.models or []]
+        """Return the fields of `StackOptions` given on the command line."""
+        models = [_absolute_model(model) for model in self.models or []]
         chosen: dict[str, Any] = {
             'base_model': models[0] if models else None,
             'more_models': tuple(models[1:]) if models else None,
@@ -91,7 +91,7 @@ class UpOptions:
 
 
 def up(given: UpOptions) -> None:
-    """Start the five services on this machine, keep them up, and stop them on Ctrl-C."""
+    """Start the services on this machine, restart them if they exit, and stop them on Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folder = (given.state_dir or default_state_dir()).absolute()
@@ -101,7 +101,7 @@ def up(given: UpOptions) -> None:
         options = StackOptions(state_dir=folder)
         options = replace(options.with_file(given.config) if given.config else options, **choices)
         if state is not None and state.is_reachable():
-            _mend(state, options, is_told=bool(given.config or choices))
+            _repair(state, options, has_choices=bool(given.config or choices))
         else:
             _run(options, is_detached=given.detach)
     except (StackError, ValueError, OSError) as error:
@@ -109,12 +109,15 @@ def up(given: UpOptions) -> None:
 
 
 def status(state_dir: LocalStateDirOption = None) -> None:
-    """Show the local stack's services."""
+    """Show the services of the local stack.
+
+    Exits with status 1 unless all services are serving.
+    """
     folder = (state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
     if state is None:
         fail(f'no stack in {folder}; start one with `twinkle up`')
-    with error_console.status('asking the services'):
+    with error_console.status('querying the services'):
         described = _by_name(_server_info(state))
     table = Table(title=f'{", ".join(state.base_models)} at {state.address or "(not up)"}')
     own_columns = ['base model'] if state.more_models else []
@@ -126,7 +129,7 @@ def status(state_dir: LocalStateDirOption = None) -> None:
         info = described.get(service.name) or described.get(service_of(service.name))
         table.add_row(
             service.name,
-            _standing(service, info),
+            _state_text(service, info),
             str(service.pid),
             f'{resident_bytes(service.pid) / 2**20:.0f} MiB' if service.is_running() else '',
             service.address,
@@ -135,7 +138,7 @@ def status(state_dir: LocalStateDirOption = None) -> None:
         )
     console.print(table)
     for base_model in differently_patched(described.values()):
-        console.print(f'[red]{base_model}: trainer and sampler load it with different patches[/red]')
+        console.print(f'[red]{base_model}: trainer and samplers apply different patches[/red]')
     if not all(item is not None and item.is_reachable for item in map(described.get, _described_names(state))):
         raise typer.Exit(1)
 
@@ -144,11 +147,11 @@ def down(state_dir: LocalStateDirOption = None) -> None:
     """Stop the local stack."""
     folder = (state_dir or default_state_dir()).absolute()
     if not _stop(folder):
-        console.print(f'no stack in {folder}', highlight=False, soft_wrap=True)
+        console.print(f'no stack is running in {folder}', highlight=False, soft_wrap=True)
 
 
 def differently_patched(services: Iterable[server_service_pb2.ServiceInfo]) -> list[str]:
-    """Return the base models that are not the same model in every service that holds them."""
+    """Return the base models that are loaded with different patches by different services."""
     seen: dict[str, list[bytes]] = {}
     for service in services:
         if service.service == 'gateway':
@@ -159,16 +162,16 @@ def differently_patched(services: Iterable[server_service_pb2.ServiceInfo]) -> l
     return sorted(name for name, kinds in seen.items() if len(set(kinds)) > 1)
 
 
-def _standing(service: ServiceState, info: server_service_pb2.ServiceInfo | None) -> str:
+def _state_text(service: ServiceState, info: server_service_pb2.ServiceInfo | None) -> str:
     if not service.is_running():
         return 'not running'
     if service.is_leaving:
         return 'leaving'
-    return 'serving' if info is not None and info.is_reachable else 'not answering'
+    return 'serving' if info is not None and info.is_reachable else 'not responding'
 
 
 def _by_name(services: Iterable[server_service_pb2.ServiceInfo]) -> dict[str, server_service_pb2.ServiceInfo]:
-    """Return what services say of themselves; one of a kind that comes again is called as the stack calls it."""
+    """Return the service reports by process name; further processes of a service are numbered as in the stack."""
     found: dict[str, server_service_pb2.ServiceInfo] = {}
     for service in services:
         count = sum(service_of(name) == service.service for name in found)
@@ -177,7 +180,7 @@ def _by_name(services: Iterable[server_service_pb2.ServiceInfo]) -> dict[str, se
 
 
 def _described_names(state: StackState) -> set[str]:
-    """Return the names of the services that describe themselves each: samplers do it together."""
+    """Return the process names that report separately; all samplers share one report."""
     kinds = {service_of(service.name) for service in state.services}
     return kinds | {service.name for service in state.services if service_of(service.name) == 'model'}
 
@@ -198,83 +201,85 @@ def _print_address(state: StackState) -> None:
     verb = 'are' if state.more_models else 'is'
     console.print(f'\n[bold]{", ".join(state.base_models)}[/bold] {verb} served at [bold]{state.url}[/bold]')
     if state.http_url:
-        console.print(f'OpenAI clients: {state.http_url}/v1', highlight=False, soft_wrap=True)
+        console.print(f'OpenAI API: {state.http_url}/v1', highlight=False, soft_wrap=True)
     if state.ca:
-        console.print(f'its authority: {state.ca}, for TWINKLE_CA and SSL_CERT_FILE', highlight=False, soft_wrap=True)
+        console.print(f'CA certificate: {state.ca}, for TWINKLE_CA and SSL_CERT_FILE', highlight=False, soft_wrap=True)
     console.print(f'API key: {state.read_api_key()}', highlight=False, soft_wrap=True)
-    console.print(f'state, logs and traces: {state.state_dir}', highlight=False, soft_wrap=True)
-    where = '' if state.state_dir == default_state_dir().absolute() else f' --state-dir {state.state_dir}'
-    console.print(f"try:     twinkle sample 'Who are you?'{where}", highlight=False, soft_wrap=True)
+    console.print(f'State, logs and traces: {state.state_dir}', highlight=False, soft_wrap=True)
+    option = '' if state.state_dir == default_state_dir().absolute() else f' --state-dir {state.state_dir}'
+    console.print(f"Try it: twinkle sample 'Who are you?'{option}", highlight=False, soft_wrap=True)
 
 
-def _mend(state: StackState, options: StackOptions, *, is_told: bool) -> None:
-    """Say where a stack is that runs already, and start again what ended of it."""
-    console.print('already up')
-    if is_told and options.base_models != state.base_models:
+def _repair(state: StackState, options: StackOptions, *, has_choices: bool) -> None:
+    """Print the address of a running stack, and restart its exited services."""
+    console.print('The stack is already running.')
+    if has_choices and options.base_models != state.base_models:
         served, wanted = ', '.join(state.base_models), ', '.join(options.base_models)
-        fail(f'{served} is served there, not {wanted}; stop it first: `twinkle down`')
-    if is_told:
-        console.print('its options are those of its start; `twinkle fleet add` adds a sampler', soft_wrap=True)
-    with console.status('looking after its services'):
+        fail(f'the running stack serves {served}, not {wanted}; stop it first with `twinkle down`')
+    if has_choices:
+        console.print(
+            'The options do not change a running stack; add samplers with `twinkle fleet add`.', soft_wrap=True
+        )
+    with console.status('checking the services'):
         state = revive_stack(state.state_dir, report=_StartReport()) or state
     _print_address(state)
 
 
-def _everywhere(model: str) -> str:
-    """Return a model's name as services understand it, which run in another folder."""
+def _absolute_model(model: str) -> str:
+    """Return a model folder as an absolute path, because services run in another folder; other names unchanged."""
     path = Path(model)
     is_here = model not in {'', DEFAULT_MODEL} and (path / 'config.json').is_file()
     return str(path.absolute()) if is_here else model
 
 
 def _run(options: StackOptions, *, is_detached: bool) -> None:
-    """Start a stack and stay with it, unless it is to be left alone; an interrupt stops it."""
+    """Start a stack and, unless detached, keep it running until an interrupt stops it."""
     try:
         folders = [fetch(base_model) for base_model in options.base_models]
         warn_of_memory(folders, copies=1 + options.sampler_count)
-        with console.status('the services start; the model has to be loaded'):
+        with console.status('starting the services and loading the model'):
             state = start_stack(options, report=_StartReport())
         _print_address(state)
         if not is_detached:
             _stay(options.state_dir)
     except KeyboardInterrupt:
-        console.print('\nstopping')
+        console.print('\nStopping')
         _stop(options.state_dir)
 
 
 def _stop(folder: Path) -> bool:
-    """Stop what runs in a folder; return whether there was a stack."""
-    left = 'not all were stopped yet; `twinkle down` stops the rest'
+    """Stop the stack in a folder; return whether there was one."""
+    note = 'some services are still running; stop them with `twinkle down`'
     try:
-        with told_on_interrupt(left), console.status('the services finish what they have'):
+        with exit_on_interrupt(note), console.status('stopping the services'):
             return stop_stack(folder, report=_StartReport())
     except StackError as error:
         fail(str(error))
 
 
 def _stay(folder: Path) -> None:
-    """Keep the services up until an interrupt or `twinkle down`; where they keep ending, stop."""
-    console.print('\nCtrl-C stops it')
-    report, ends = _StartReport(), deque[float](maxlen=_MOST_ENDS)
+    """Restart services that exit, until an interrupt, `twinkle down` or too many restarts."""
+    console.print('\nPress Ctrl-C to stop.')
+    report, restarts = _StartReport(), deque[float](maxlen=_MAX_RESTARTS)
     while (state := StackState.load(folder)) is not None:
         ended = next((service.name for service in state.ended()), '')
-        if ended and len(ends) == _MOST_ENDS and time.monotonic() - ends[0] < _ENDS_SECONDS:
+        if ended and len(restarts) == _MAX_RESTARTS and time.monotonic() - restarts[0] < _RESTART_WINDOW_SECONDS:
             stop_stack(folder, report=report)
-            raise StackError(f'{ended} keeps ending by itself; its log is {folder / "logs" / ended}.log')
+            raise StackError(f'{ended} keeps exiting; see its log {folder / "logs" / ended}.log')
         if ended:
-            _revive(folder, ends, report)
+            _revive(folder, restarts, report)
         time.sleep(_WATCH_SECONDS)
-    console.print('stopped')
+    console.print('Stopped')
 
 
-def _revive(folder: Path, ends: deque[float], report: _StartReport) -> None:
+def _revive(folder: Path, restarts: deque[float], report: _StartReport) -> None:
     try:
         revive_stack(folder, report=report)
     except StackBusyError:
         return
     except StackError as error:
         console.print(str(error), markup=False, highlight=False)
-    ends.append(time.monotonic())
+    restarts.append(time.monotonic())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

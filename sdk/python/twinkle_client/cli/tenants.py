@@ -1,4 +1,4 @@
-"""`twinkle tenants` and `twinkle projects`: who owns things, and the parts of their work. For administrators."""
+"""`twinkle tenants` and `twinkle projects`: administration of tenants and their projects."""
 
 from typing import Annotated
 
@@ -7,25 +7,25 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
 from twinkle_client.administration import KeyAdministration
-from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.cli.times import local_text
 
-app = typer.Typer(help='Tenants, for administrators.', no_args_is_help=True)
-projects_app = typer.Typer(help="Projects, the parts of a tenant's work. For administrators.", no_args_is_help=True)
-TenantArgument = Annotated[str, typer.Argument(help="1 to 64 of lower-case letters, digits and '-'.")]
-NameOption = Annotated[str, typer.Option('--name', help='For people to read.')]
+app = typer.Typer(help='Manage tenants (administrators only).', no_args_is_help=True)
+projects_app = typer.Typer(help='Manage projects of tenants (administrators only).', no_args_is_help=True)
+TenantArgument = Annotated[str, typer.Argument(help='Tenant id: 1 to 64 lower-case letters, digits and hyphens.')]
+NameOption = Annotated[str, typer.Option('--name', help='Display name.')]
 
 
 @app.command('create')
 def create(tenant: TenantArgument, name: NameOption = '', state_dir: StateDirOption = None) -> None:
-    """Create a tenant; one that exists stays as it is."""
+    """Create a tenant. An existing tenant remains unchanged."""
     with open_client(state_dir) as client:
         KeyAdministration(client=client).create_tenant(tenant, display_name=name)
 
 
 @app.command('list')
 def tenants(state_dir: StateDirOption = None) -> None:
-    """List the tenants, newest first."""
+    """List tenants, newest first."""
     with open_client(state_dir) as client:
         found = KeyAdministration(client=client).list_tenants()
     _print_table('tenant', [(item.tenant_id, item.display_name, item.create_time) for item in found])
@@ -34,18 +34,18 @@ def tenants(state_dir: StateDirOption = None) -> None:
 @projects_app.command('create')
 def create_project(
     tenant: TenantArgument,
-    project: Annotated[str, typer.Argument(help='Its id, unique within the tenant.')],
+    project: Annotated[str, typer.Argument(help='Project id, unique within the tenant.')],
     name: NameOption = '',
     state_dir: StateDirOption = None,
 ) -> None:
-    """Create a project of a tenant; one that exists stays as it is."""
+    """Create a project of a tenant. An existing project remains unchanged."""
     with open_client(state_dir) as client:
         KeyAdministration(client=client).create_project(tenant, project, display_name=name)
 
 
 @projects_app.command('list')
 def projects(
-    tenant: Annotated[str, typer.Argument(help='Whose projects.')] = 'default', state_dir: StateDirOption = None
+    tenant: Annotated[str, typer.Argument(help='Tenant id.')] = 'default', state_dir: StateDirOption = None
 ) -> None:
     """List a tenant's projects, newest first."""
     with open_client(state_dir) as client:

@@ -1,4 +1,4 @@
-"""`twinkle trace`."""
+"""`twinkle trace`: traces of calls across all services."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -14,17 +14,16 @@ from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
 _BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
-_LOOKING = ('list_', 'find_operation', '/List', '/GetOperation')
-"""With the former, calls that happen by themselves or only look, such as those of `twinkle runs`; `--last` is about
-work that somebody asked for."""
+_QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
+"""Calls that `--last` skips, with `_BACKGROUND`: queries such as those of `twinkle runs`."""
 
 
 def trace(
-    trace_id: Annotated[str, typer.Argument(help='First digits of its id; without it, the latest are listed.')] = '',
-    last: Annotated[bool, typer.Option('--last', help='The latest trace.')] = False,
+    trace_id: Annotated[str, typer.Argument(help='Prefix of a trace id. Default: list the latest traces.')] = '',
+    last: Annotated[bool, typer.Option('--last', help='Show the latest trace.')] = False,
     state_dir: LocalStateDirOption = None,
 ) -> None:
-    """Show where the time of one call went, across all services."""
+    """Show the timeline of a call across all services."""
     folder = (state_dir or default_state_dir()) / 'traces'
     traces = _traces(folder, trace_id)
     if not traces:
@@ -36,13 +35,13 @@ def trace(
 
 
 def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
-    """Return traces, the latest first; those of background calls only when asked for by id."""
+    """Return traces, latest first. Background calls and queries are included only if selected by id."""
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in read_spans(folder, trace_id=trace_id or None):
         spans[span.trace_id].append(span)
     found = list(spans.values())
     if not trace_id:
-        found = [item for item in found if not any(word in _root(item).name for word in (*_BACKGROUND, *_LOOKING))]
+        found = [item for item in found if not any(word in _root(item).name for word in (*_BACKGROUND, *_QUERIES))]
     return sorted(found, key=lambda item: _root(item).start_ns, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""A trace as a tree of bars along one time axis."""
+"""Rendering of a trace as a tree of bars on a time axis."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ _COLOURS = {
 
 
 def waterfall(spans: Sequence[SpanRecord]) -> Table:
-    """Return a table with one row a span, children below their parents.
+    """Return a table with one row per span, children below their parents.
 
     Args:
-        spans: of one trace, in any order, at least one; a span whose parent is missing counts as a root.
+        spans: Spans of one trace, at least one, in any order. A span whose parent is missing becomes a root.
     """
     begin = min(span.start_ns for span in spans)
     end = max(span.end_ns for span in spans)
@@ -57,13 +57,13 @@ def _ordered(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
 
 
 def short_name(name: str) -> str:
-    """Return 'Training/Execute' for 'twinkle.api.model.v1.TrainingService/Execute'; other names as they are."""
+    """Return 'Training/Execute' for 'twinkle.api.model.v1.TrainingService/Execute'; other names unchanged."""
     service, _, method = name.removeprefix('/').rpartition('/')
     return f'{service.rpartition(".")[2].removesuffix("Service")}/{method}' if service else method
 
 
 def _label(span: SpanRecord) -> str:
-    """Return a span's name, with an arrow where it leaves its process."""
+    """Return a span's name, with an arrow for a call to another process."""
     return f'{short_name(span.name)} →' if span.kind == 'client' else short_name(span.name)
 
 

@@ -1,7 +1,6 @@
-"""The library's values to messages of the contract and back: pure functions.
+"""Pure functions that convert between the library's values and the messages of the contract.
 
-What could not be sent is refused here with a ValueError that names the field; what only the
-server can judge is left to it.
+Values that cannot be represented raise a ValueError that names the field. All other checks are left to the server.
 """
 
 from twinkle_client.convert.config import (

@@ -1,4 +1,4 @@
-"""Configurations of adapters and training."""
+"""Conversion of adapter and training configurations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, TypeVar, cast
@@ -27,18 +27,18 @@ _PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
     'use_bdlora': (None,),
     'use_dora': (False,),
 }
-"""Fields of peft's configuration that the contract has no place for, with the values that mean nothing."""
+"""Fields of peft's configuration that the contract lacks, with the values that have no effect."""
 _AVERAGED = frozenset({'CrossEntropyLoss', 'SoftCrossEntropyLoss'})
-"""Losses that leave it to their user whether the gradient is divided, and are averaged unless told otherwise."""
+"""Losses with a choice of the reduction; their default is 'mean'."""
 _REDUCTIONS = {'sum': pb.LOSS_REDUCTION_SUM, 'mean': pb.LOSS_REDUCTION_MEAN}
 
 
 def lora_config(config: Any) -> pb.LoraConfig:
-    """Return a `LoraConfig`, peft's or the library's, or a mapping of its fields, as a message.
+    """Return the message of a `LoraConfig` of peft or of `twinkle`, or of a mapping of its fields.
 
     Raises:
-        TypeError: a mapping has a key that is no field.
-        ValueError: a value is out of range, or asks for what is not supported here.
+        TypeError: A key of the mapping is not a field.
+        ValueError: A value is out of range or not supported.
     """
     if not isinstance(config, LoraConfig | Mapping):
         for name, meaningless in _PEFT_DEFAULTS.items():
@@ -60,22 +60,22 @@ def lora_config(config: Any) -> pb.LoraConfig:
 
 
 def _pattern(pattern: Mapping[str, _Value], field: str) -> dict[str, _Value]:
-    """Return a pattern, in which the first name that fits counts, as a message's map, in which the longest does."""
+    """Convert a pattern whose first matching name applies into a map whose longest matching name applies."""
     found = in_effect(pattern)
     if len(found) < len(pattern):
         hidden = next(name for name in pattern if name not in found)
         raise ValueError(
-            f'{field}[{hidden!r}] has no effect: a name that it ends with comes before it and counts; '
-            'put the longer name first, or leave it out'
+            f'{field}[{hidden!r}] has no effect, because an earlier name is a suffix of it; '
+            'put the longer name first, or remove it'
         )
     return found
 
 
 def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterConfig | None:
-    """Return which of the base model's own parameters are trained; None for none of them.
+    """Return the selection of the base model's parameters to train, or None for no selection.
 
     Args:
-        names: matched against the parts of a parameter's path; True for all of them.
+        names: Names to match against the parts of a parameter's path; True selects all parameters.
     """
     if isinstance(names, bool):
         return pb.FullParameterConfig() if names else None
@@ -84,10 +84,10 @@ def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterCon
 
 
 def optimizer_config(name: Any, options: Mapping[str, Any]) -> pb.OptimizerConfig:
-    """Return an optimizer by name or class, with torch's arguments: `lr`, `groups` and the others.
+    """Return the configuration of an optimizer with its arguments, including `lr` and `groups`.
 
     Raises:
-        ValueError: a group is no mapping with a pattern, or an argument has no JSON form.
+        ValueError: A group is not a mapping with a pattern, or an argument cannot be represented in JSON.
     """
     others = {key: value for key, value in options.items() if key not in ('lr', 'groups')}
     return pb.OptimizerConfig(
@@ -117,12 +117,12 @@ def _group(group: Any, field: str) -> pb.ParameterGroup:
 
 
 def scheduler_config(name: Any, options: Mapping[str, Any]) -> pb.SchedulerConfig:
-    """Return a schedule by name or class, with its arguments."""
+    """Return the configuration of a learning rate schedule with its arguments."""
     return pb.SchedulerConfig(name=component_name(name), options=struct(options, field='lr_scheduler'))
 
 
 def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None) -> pb.LossConfig:
-    """Return a loss by name or class, with its arguments.
+    """Return the configuration of a loss with its arguments.
 
     Raises:
         ValueError: `reduction` is not 'mean', 'sum' or None.
@@ -137,7 +137,7 @@ def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None)
 
 
 def component_config(name: Any, options: Mapping[str, Any]) -> pb.ComponentConfig:
-    """Return a processor, template, metric or patch by name or class, with its arguments."""
+    """Return the configuration of a processor, template, metric or patch with its arguments."""
     return pb.ComponentConfig(name=component_name(name), options=struct(options, field=component_name(name)))
 
 
@@ -145,20 +145,20 @@ def component_name(component: Any) -> str:
     """Return the name of a component given by name or class.
 
     Raises:
-        TypeError: it is an object; code does not travel, names do.
+        TypeError: `component` is an object. Only names are sent to the server.
     """
     if isinstance(component, str):
         return component
     if isinstance(component, type):
         return component.__name__
-    raise TypeError(f'give the name or class of {type(component).__name__}, and its arguments beside it')
+    raise TypeError(f'pass {type(component).__name__} as a name or class, with its arguments as keyword arguments')
 
 
 def struct(values: Mapping[str, Any], *, field: str) -> struct_pb2.Struct:
     """Return JSON-like values as a message.
 
     Raises:
-        ValueError: a value has no JSON form.
+        ValueError: A value cannot be represented in JSON.
     """
     try:
         return json_format.ParseDict(_plain(values), struct_pb2.Struct())
@@ -169,7 +169,7 @@ def struct(values: Mapping[str, Any], *, field: str) -> struct_pb2.Struct:
 
 
 def plain_value(message: struct_pb2.Struct | struct_pb2.Value) -> Any:
-    """Return a message's JSON-like value; whole numbers, which travel as floats, as integers."""
+    """Return a message's JSON-like value, with integral floats as integers."""
     return _with_integers(json_format.MessageToDict(message))
 
 
@@ -182,7 +182,7 @@ def _with_integers(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return tuples as lists and numpy scalars as numbers, at any depth."""
+    """Convert tuples to lists and numpy scalars to numbers, recursively."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Token-level examples."""
+"""Conversion of tokenized examples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -15,33 +15,32 @@ _INTEGERS = ('position_ids', 'labels', 'completion_mask')
 _FLOATS = ('loss_weights', 'advantages', 'old_logps', 'ref_logps')
 _EXTRA_FLOATS = tuple(name for name, spec in EXTRA_STREAMS.items() if spec.kind == 'float' and not spec.is_wide)
 PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
-"""What may be given beside the features, one value or sequence for each."""
+"""Fields that can be passed separately from the features, one entry per feature."""
 _CARRIED = frozenset(
     {'messages', 'tools', 'user_data', 'samples', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
 )
-"""Keys of a feature that are the program's own and do not travel."""
+"""Keys of a feature that stay in the client."""
 _MEDIA = (
     'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts', 'input_features'
 )  # fmt: skip
-"""Keys that a model reads and the wire does not carry yet."""
+"""Keys that a model reads and the contract does not support yet."""
 
 
 def features_to_proto(
     features: Sequence[Mapping[str, Any]], *, per_label: Mapping[str, Sequence[Any] | None] | None = None
 ) -> pb.FeatureBatch:
-    """Return examples as a message.
+    """Return the message of a batch of examples.
 
     Args:
-        features: `InputFeature`s; padding (attention mask 0) is cut off.
-        per_label: `advantages`, `old_logps`, `returns` and others of `PER_LABEL` by name, one entry a feature:
-            a number for all its labels, one number a label that counts, or one a token. A sampler's
-            `logprobs` are understood.
+        features: `InputFeature`s; padding (attention mask 0) is removed.
+        per_label: Fields of `PER_LABEL` by name, with one entry per feature: a number for all its labels, one
+            number per label that is not ignored, one number per token, or a sampler's `logprobs`.
 
     Raises:
-        ValueError: names the feature and field that cannot be sent.
+        ValueError: A field cannot be sent; the message names the feature and the field.
     """
     if not features:
-        raise ValueError('features: at least one is needed')
+        raise ValueError('features: at least one feature is required')
     given = {name: values for name, values in (per_label or {}).items() if values is not None}
     for name, values in given.items():
         if name not in PER_LABEL:
@@ -64,7 +63,7 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
     for name in _MEDIA:
         if feature.get(name) is not None:
             raise ValueError(
-                f'{field}.{name}: images, videos and audio do not travel to services yet; train them in process'
+                f'{field}.{name}: services do not support images, videos and audio yet; train in process instead'
             )
     tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
     is_kept = _kept(feature, len(tokens), field)
@@ -78,7 +77,7 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
     for name, value in per_label.items():
         labels = tensors.get('labels')
         if labels is None:
-            raise ValueError(f'{field}.labels are missing, but {name} belong to labels')
+            raise ValueError(f'{field}.labels is missing; {name} requires it')
         array = _per_label(value, tensor_from_proto(labels), f'{name} of {field}')
         (extra if name in EXTRA_STREAMS else tensors)[name] = tensor_to_proto(array)
     return pb.InputFeature(**tensors, extra_tensors=extra)
@@ -94,26 +93,26 @@ def _kept(feature: Mapping[str, Any], length: int, field: str) -> npt.NDArray[np
 
 def _check_length(array: npt.NDArray[Any], length: int, field: str) -> None:
     if len(array) != length:
-        raise ValueError(f'{field} has {len(array)} elements, input_ids {length}')
+        raise ValueError(f'{field} has {len(array)} elements, but input_ids has {length}')
 
 
 def _per_label(value: Any, labels: npt.NDArray[Any], field: str) -> npt.NDArray[np.float32]:
-    """Return `value` as one number a token: 0 where the label is ignored."""
-    places = np.flatnonzero(labels != IGNORE_INDEX)
+    """Expand `value` to one number per token, 0 where the label is ignored."""
+    positions = np.flatnonzero(labels != IGNORE_INDEX)
     numbers = np.asarray(_numbers(value), dtype=np.float32)
     if numbers.ndim == 1 and len(numbers) == len(labels):
         return numbers
-    if numbers.ndim == 1 and len(numbers) != len(places):
-        raise ValueError(f'{field}: {len(numbers)} numbers for {len(places)} labels and {len(labels)} tokens')
+    if numbers.ndim == 1 and len(numbers) != len(positions):
+        raise ValueError(f'{field}: {len(numbers)} numbers for {len(positions)} labels and {len(labels)} tokens')
     result = np.zeros(len(labels), dtype=np.float32)
-    result[places] = numbers
+    result[positions] = numbers
     return result
 
 
 def _numbers(value: Any) -> Any:
-    """Return a sampler's log-probabilities as plain numbers, and anything else as it is."""
+    """Extract the numbers from a sampler's log-probabilities; return other values unchanged."""
     if isinstance(value, Sequence) and value and isinstance(value[0], Sequence):
-        # For each token a list of (token id, log-probability), the sampled token's first.
+        # Each token has a list of (token id, log-probability), with the sampled token first.
         return [float(candidates[0][1]) for candidates in cast(Any, value)]
     return cast(Any, value)
 
@@ -124,7 +123,7 @@ def _extra_tensors(
     unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED, *EXTRA_STREAMS})
     if unknown:
         known = ', '.join((*_INTEGERS, *_FLOATS, *EXTRA_STREAMS))
-        raise ValueError(f'{field}.{unknown[0]} is read by no loss, so it would have no effect; known are {known}')
+        raise ValueError(f'{field}.{unknown[0]} is not read by any loss; known fields are {known}')
     return {
         name: tensor_to_proto(_extra(feature[name], spec, is_kept, f'{field}.{name}'))
         for name, spec in EXTRA_STREAMS.items()
@@ -139,7 +138,7 @@ def _extra(value: Any, spec: StreamSpec, is_kept: npt.NDArray[np.bool_], field: 
 
 
 def feature_from_proto(feature: pb.InputFeature) -> InputFeature:
-    """Return the example of a message; its arrays are read-only."""
+    """Return the example of a message, with read-only arrays."""
     result: dict[str, Any] = {'input_ids': tensor_from_proto(feature.input_ids)}
     for name in (*_INTEGERS, *_FLOATS):
         if feature.HasField(cast(Any, name)):

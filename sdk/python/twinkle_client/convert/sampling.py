@@ -1,4 +1,4 @@
-"""What is asked of a sampler; what it answers is `twinkle_client.sampler.results`."""
+"""Conversion of sampling requests; responses are converted in `twinkle_client.sampler.results`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,14 +20,14 @@ SCHEME = 'twinkle://'
 def sampling_params(
     params: SamplingParams | Mapping[str, Any] | None, *, num_samples: int | None = None
 ) -> pb.SamplingParams:
-    """Return parameters as a message.
+    """Return the message of sampling parameters.
 
     Args:
-        params: None means all defaults.
-        num_samples: replaces the parameters' own where given.
+        params: Parameters; None for the defaults.
+        num_samples: Overrides the number of samples in `params`.
 
     Raises:
-        ValueError: a name is unknown or a value out of range.
+        ValueError: A name is unknown or a value is out of range.
     """
     values = params if isinstance(params, SamplingParams) else SamplingParams.from_dict(params or {})
     if num_samples is not None:
@@ -71,22 +71,22 @@ def _structured_output(form: StructuredOutput | None) -> pb.StructuredOutput | N
 def adapter_ref(
     adapter: str, *, version: int | None, min_version: int | None, wait: timedelta | None = None
 ) -> pb.AdapterRef | None:
-    """Return which weights to sample from; None for the base model.
+    """Return the reference to the weights to sample from, or None for the base model.
 
     Args:
-        adapter: an adapter's id, a checkpoint's `twinkle://` path, or empty for the base model.
-        version: exactly this one.
-        min_version: this one or newer.
-        wait: how long the sampler may wait for the version.
+        adapter: Adapter id, `twinkle://` path of a checkpoint, or empty for the base model.
+        version: Exact version.
+        min_version: Oldest acceptable version.
+        wait: Longest wait of the sampler for the version.
 
     Raises:
-        ValueError: a version without an adapter, of a checkpoint, or two kinds of it.
+        ValueError: A version is given without an adapter or for a checkpoint, or both kinds of version are given.
     """
     is_checkpoint = adapter.startswith(SCHEME)
     if version is not None and min_version is not None:
-        raise ValueError('give version or min_version, not both')
+        raise ValueError('version and min_version cannot be combined; pass one of them')
     if (version is not None or min_version is not None) and (not adapter or is_checkpoint):
-        raise ValueError('a version needs an adapter: give adapter_name')
+        raise ValueError('a version requires an adapter; pass adapter_name')
     if not adapter:
         return None
     timeout = None
@@ -103,10 +103,10 @@ def adapter_ref(
 
 
 def prompt_to_proto(prompt: Any, *, is_thinking_enabled: bool | None = None) -> pb.Prompt:
-    """Return text, token ids, a chat or a feature as a prompt.
+    """Return the message of a prompt given as text, token ids, a chat or a feature.
 
     Raises:
-        ValueError: it is none of these, or holds no token.
+        ValueError: The prompt has none of these types, or has no tokens.
     """
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt)
@@ -118,5 +118,5 @@ def prompt_to_proto(prompt: Any, *, is_thinking_enabled: bool | None = None) -> 
         prompt = fields['input_ids']
     token_ids = vector(prompt, np.int32, field='prompt')
     if not len(token_ids):
-        raise ValueError('prompt: at least one token is needed')
+        raise ValueError('prompt: at least one token is required')
     return pb.Prompt(token_ids=tensor_to_proto(token_ids))

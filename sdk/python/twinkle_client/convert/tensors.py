@@ -1,4 +1,4 @@
-"""Arrays to messages and back."""
+"""Conversion between arrays and tensor messages."""
 
 from typing import Any
 
@@ -15,53 +15,53 @@ _NUMBERS: dict[str, tensor_pb2.Dtype.ValueType] = {
 
 
 def dtype_number(name: str) -> tensor_pb2.Dtype.ValueType:
-    """Return the number of an element type.
+    """Return the contract's enum value of an element type.
 
     Raises:
-        ValueError: it has no name in the contract.
+        ValueError: The contract does not support the type.
     """
     if name not in _NUMBERS:
-        raise ValueError(f'dtype {name!r} is not one of {DTYPE_NAMES}')
+        raise ValueError(f'dtype must be one of {DTYPE_NAMES}, got {name!r}')
     return _NUMBERS[name]
 
 
 def tensor_to_proto(array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
-    """Return `array` as a message.
+    """Return the message of an array.
 
     Raises:
-        ValueError: its dtype has no name in the contract.
+        ValueError: The contract does not support the dtype.
     """
     data = TensorData.from_numpy(array)
     return tensor_pb2.Tensor(dtype=_NUMBERS[data.dtype], shape=data.shape, data=bytes(data.data))
 
 
 def tensor_from_proto(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
-    """Return the array of a message, read-only.
+    """Return the read-only array of a message.
 
     Raises:
-        ValueError: the server sent a tensor that does not add up.
+        ValueError: The tensor's dtype, shape and size are inconsistent.
     """
     return TensorData(_NAMES.get(tensor.dtype, '?'), tuple(tensor.shape), tensor.data).to_numpy()
 
 
 def vector(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt.NDArray[Any]:
-    """Return a list, array or tensor as a one-dimensional array.
+    """Convert a list, array or tensor to a one-dimensional array.
 
     A leading dimension of 1, as collators add it, is dropped.
 
     Args:
-        value: anything numpy can read, torch tensors on the CPU included.
-        dtype: of the result.
-        field: for the error.
+        value: Any value that numpy can convert, including torch tensors on the CPU.
+        dtype: Dtype of the result.
+        field: Name of the value for error messages.
 
     Raises:
-        ValueError: it is not one-dimensional, not numeric, or loses integer digits.
+        ValueError: The value is not one-dimensional or not numeric, or the conversion loses integer digits.
     """
     return _numbers(value, dtype, dimensions=1, field=field)
 
 
 def matrix(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt.NDArray[Any]:
-    """Return lists, an array or a tensor as a two-dimensional array; arguments and errors as `vector`."""
+    """Convert lists, an array or a tensor to a two-dimensional array; see `vector`."""
     return _numbers(value, dtype, dimensions=2, field=field)
 
 
@@ -72,9 +72,9 @@ def _numbers(value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int,
     if array.ndim != dimensions:
         raise ValueError(f'{field} must have {dimensions} dimension(s), got shape {array.shape}')
     if array.size and array.dtype.kind not in 'biuf':
-        raise ValueError(f'{field} must hold numbers, got {array.dtype}')
+        raise ValueError(f'{field} must contain numbers, got {array.dtype}')
     if array.size and dtype is np.int32:
         bounds = np.iinfo(np.int32)
         if array.dtype.kind == 'f' or array.min() < bounds.min or array.max() > bounds.max:
-            raise ValueError(f'{field} must hold integers in [{bounds.min}, {bounds.max}]')
+            raise ValueError(f'{field} must contain integers in [{bounds.min}, {bounds.max}]')
     return array.astype(dtype)

@@ -1,4 +1,4 @@
-"""Chats."""
+"""Conversion of chats."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,20 @@ _MEDIA = ('image', 'video', 'audio')
 
 
 def trajectory_to_proto(trajectory: Mapping[str, Any]) -> pb.Trajectory:
-    """Return a chat as a message.
+    """Return the message of a chat.
 
     Args:
-        trajectory: with `messages`; `tools` and `user_data` (in any form of `user_data_values`) may be there.
+        trajectory: Mapping with `messages` and optional `tools` and `user_data` (see `user_data_values`).
 
     Raises:
-        ValueError: names the message and field that cannot be sent.
+        ValueError: A field cannot be sent; the error names the message and the field.
     """
     messages: Sequence[Mapping[str, Any]] = trajectory.get('messages') or ()
     if not messages:
-        raise ValueError('messages: a chat needs at least one')
+        raise ValueError('messages: a chat requires at least one message')
     for name in ('images', 'videos', 'audios'):
         if trajectory.get(name):
-            raise ValueError(f'{name}: put media into the content parts of their messages')
+            raise ValueError(f'{name}: pass media as content parts of messages')
     return pb.Trajectory(
         messages=[_message_to_proto(message, f'messages[{index}]') for index, message in enumerate(messages)],
         tools=[_tool_to_proto(tool) for tool in trajectory.get('tools') or ()],
@@ -96,7 +96,7 @@ def _tool_call_to_proto(call: Mapping[str, Any], field: str) -> pb.ToolCall:
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            raise ValueError(f'{field}.tool_calls: arguments are no JSON: {error}') from None
+            raise ValueError(f'{field}.tool_calls: arguments are not valid JSON: {error}') from None
     return pb.ToolCall(
         tool_call_id=call.get('id') or '',
         name=function.get('name') or '',

@@ -1,4 +1,4 @@
-"""Batches of a dataset, streamed from the data service or named by their places there."""
+"""Batches of a dataset, streamed from the data service or passed to the model service by handle."""
 
 from twinkle_client.dataloader.dataloader import DataLoader
 from twinkle_client.dataloader.handle import BatchHandle

@@ -1,4 +1,4 @@
-"""Reads a dataset batch by batch; a reading that stops can go on at exactly the next batch."""
+"""Resumable iteration over the batches of a dataset."""
 
 import asyncio
 import base64
@@ -19,14 +19,14 @@ from twinkle_client.transfer import MAX_FAILURES
 Batch = list[InputFeature]
 
 _PREFETCH = 4
-"""Batches under way ahead of the one in use: enough to hide a round trip."""
+"""Number of prefetched batches: enough to hide a round trip."""
 
 
 class DataLoader:
-    """Iterate over it, with `for` or `async for`, to get lists of `InputFeature`s.
+    """Iterates over a dataset, with `for` or `async for`, in batches of `InputFeature`s.
 
-    `for batch in loader.handles()` gives their places instead, which a model takes as it takes features: then the
-    examples go from the data service to the model service and never come here.
+    `loader.handles()` yields batch handles instead, which models accept in place of features. The examples then go
+    from the data service to the model service directly.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class DataLoader:
         epochs: int = 1,
         drop_last: bool = False,
     ) -> None:
-        """Describe a reading; it is opened when iterated over.
+        """Create a loader; the server opens it at the first iteration.
 
         Args:
-            dataset: encoded, or a function that returns one.
-            batch_size: examples a batch.
-            shuffle: read in another random order each epoch.
-            seed: of the random orders.
-            epochs: passes over the dataset in one iteration; 0 is without end.
-            drop_last: leave out a last batch that is not full.
+            dataset: Encoded dataset, or a function that returns one.
+            batch_size: Examples per batch.
+            shuffle: Use a different random order in each epoch.
+            seed: Seed of the random orders.
+            epochs: Number of epochs per iteration; 0 repeats without end.
+            drop_last: Omit the last batch of an epoch if it is incomplete.
         """
         self._dataset = dataset if isinstance(dataset, Dataset) else dataset()
         self._connection = self._dataset.client.connection
@@ -65,7 +65,7 @@ class DataLoader:
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     def __len__(self) -> int:
@@ -79,17 +79,17 @@ class DataLoader:
 
     @remote_method
     async def open(self) -> dataset_pb2.Loader:
-        """Open the loader at the server, if it is not; return it.
+        """Open the loader on the server if necessary, and return its record.
 
         Raises:
-            StateError: the dataset is not encoded.
-            UsageError: an option is out of range.
+            StateError: The dataset is not encoded.
+            UsageError: An option is out of range.
         """
         return await self._opened()
 
     @remote_stream
     async def batches(self) -> AsyncIterator[Batch]:
-        """Yield the batches; begins anew each time, once after `resume_from_checkpoint` behind that place."""
+        """Yield the batches from the start, or from the position set by `resume_from_checkpoint`, once."""
         cursor, self._resume_from = self._resume_from, None
         failures = 0
         while True:
@@ -107,11 +107,11 @@ class DataLoader:
 
     @remote_stream
     async def handles(self) -> AsyncIterator[BatchHandle]:
-        """Yield the places of the batches, as `batches` would give them; nothing is read for it.
+        """Yield handles of the batches that `batches` would yield, without reading them.
 
         Raises:
-            ValueError: the dataset was encoded for sampling, which has nothing to train on.
-            StateError: the dataset is not encoded.
+            ValueError: The dataset was encoded for sampling and has no labels.
+            StateError: The dataset is not encoded.
         """
         begin, self._resume_from = self._resume_from or dataset_pb2.Cursor(), None
         epoch_rows = await self._epoch_rows()
@@ -125,13 +125,13 @@ class DataLoader:
 
     @remote_method
     async def batch_at(self, consumed_train_samples: int = 0) -> BatchHandle:
-        """Return the place of the batch behind so many examples; a model takes it in the place of features.
+        """Return the handle of the batch after a number of examples.
 
         Args:
-            consumed_train_samples: where a batch begins, counted over all epochs.
+            consumed_train_samples: Number of examples before the batch, over all epochs.
 
         Raises:
-            ValueError: it is negative, or there are no batches.
+            ValueError: The number is negative, or the loader has no batches.
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
@@ -141,47 +141,47 @@ class DataLoader:
         return self._handle(consumed_train_samples, epoch_rows)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the place behind the batch handed out last, as plain JSON values."""
+        """Return the position after the last yielded batch, as JSON-like values."""
         return loader_state(self._cursor or self._resume_from or dataset_pb2.Cursor())
 
     def resume_from_checkpoint(self, consumed_train_samples: int | Mapping[str, Any]) -> None:
-        """Let the next iteration begin where a run stopped.
+        """Start the next iteration at the position at which a run stopped.
 
         Args:
-            consumed_train_samples: the count, as a model's checkpoint gives it back, or the whole of an
-                earlier `get_state`, with which the server also checks that rows and order are the same.
+            consumed_train_samples: Number of examples, as returned by a model's `resume_from_checkpoint`; or a
+                result of `get_state`, with which the server also verifies that rows and order are unchanged.
 
         Raises:
-            ValueError: it is negative, or not what `get_state` returns.
+            ValueError: The number is negative, or the mapping is not a result of `get_state`.
         """
         state: Mapping[str, Any] = {'cursor': '', 'consumed_train_samples': consumed_train_samples}
         if isinstance(consumed_train_samples, Mapping):
             state = consumed_train_samples
         try:
-            count, place = int(state['consumed_train_samples']), base64.b64decode(state['cursor'], validate=True)
+            count, cursor = int(state['consumed_train_samples']), base64.b64decode(state['cursor'], validate=True)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'state must be what get_state() returned: {error!r}') from None
+            raise ValueError(f'state must be a result of get_state(): {error!r}') from None
         if count < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {count}')
-        self._resume_from = dataset_pb2.Cursor(consumed_rows=count, state=place)
+        self._resume_from = dataset_pb2.Cursor(consumed_rows=count, state=cursor)
 
     @remote_method
     async def close(self) -> None:
-        """Close the loader at the server, so that its dataset may be deleted."""
+        """Close the loader on the server, so that its dataset can be deleted."""
         loader, self._loader = self._loader, None
         if loader is not None:
             request = loader_service_pb2.CloseLoaderRequest(loader_id=loader.loader_id)
             await self._connection.unary(self._stub.CloseLoader, request)
 
     def _handle(self, consumed: int, epoch_rows: int, state: bytes = b'') -> BatchHandle:
-        assert self._loader is not None  # noqa: S101 - it was opened to learn its rows
+        assert self._loader is not None  # noqa: S101 - `_epoch_rows` has opened it
         size = min(self._options['batch_size'], epoch_rows - consumed % epoch_rows)
         return BatchHandle(loader_id=self._loader.loader_id, consumed_rows=consumed, cursor_state=state, size=size)
 
     async def _epoch_rows(self) -> int:
-        """Return the examples of one epoch of the loader, opened if need be."""
+        """Return the number of examples per epoch, opening the loader if necessary."""
         if self._dataset.is_prompt_only:
-            raise ValueError('the dataset was encoded for sampling and has no labels; read its batches here')
+            raise ValueError('the dataset was encoded for sampling and has no labels; iterate over its batches instead')
         await self._opened()
         rows, batch_size = (await self._dataset.describe.aio()).row_count, self._options['batch_size']
         return rows - rows % batch_size if self._options['is_last_partial_dropped'] else rows
@@ -213,7 +213,7 @@ class DataLoader:
             async for response in responses:
                 if response.is_end:
                     return
-                # The caller takes this one, so another may come.
+                # The caller takes this batch, so the server may send another one.
                 credits_given.put_nowait(1)
                 yield response
 

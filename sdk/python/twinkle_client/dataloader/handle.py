@@ -1,4 +1,4 @@
-"""A batch by its place: the model service fetches it, and it never comes here."""
+"""Batch handles, which refer to batches that the model service fetches itself."""
 
 import base64
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from twinkle.api.model.v1 import operation_pb2
 
 
 def loader_state(cursor: dataset_pb2.Cursor) -> dict[str, Any]:
-    """Return a position as plain JSON values, as `DataLoader.get_state` gives it."""
+    """Return a cursor as JSON-like values, in the form of `DataLoader.get_state`."""
     return {
         'consumed_train_samples': cursor.consumed_rows,
         'cursor': base64.b64encode(cursor.state).decode('ascii'),
@@ -18,27 +18,27 @@ def loader_state(cursor: dataset_pb2.Cursor) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchHandle:
-    """Names a batch of a loader. A model's `forward_backward` and its like take it in the place of features."""
+    """A reference to a batch of a loader, accepted by a model's forward methods in place of features."""
 
     loader_id: str
     consumed_rows: int = 0
-    """Examples of the loader before it, over all epochs."""
+    """Number of examples before the batch, over all epochs."""
     cursor_state: bytes = field(default=b'', repr=False)
-    """Ties the place to what is read and how; empty: the count alone is believed."""
+    """State by which the server verifies rows and order. Empty: only `consumed_rows` is used."""
     size: int | None = None
-    """Examples in it, where that is known."""
+    """Number of examples in the batch; None if unknown."""
 
     def __len__(self) -> int:
         """Return the number of examples.
 
         Raises:
-            TypeError: it is not known here.
+            TypeError: The number is unknown.
         """
         if self.size is None:
-            raise TypeError('how many examples the batch has is not known here')
+            raise TypeError('the number of examples of this batch handle is unknown')
         return self.size
 
     def to_proto(self) -> operation_pb2.LoaderBatch:
-        """Return the message."""
+        """Return the message of the handle."""
         cursor = dataset_pb2.Cursor(consumed_rows=self.consumed_rows, state=self.cursor_state)
         return operation_pb2.LoaderBatch(loader_id=self.loader_id, cursor=cursor)

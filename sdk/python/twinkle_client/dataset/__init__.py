@@ -1,4 +1,4 @@
-"""Datasets held by the data service."""
+"""Datasets of the data service."""
 
 from twinkle_client.dataset.dataset import (
     Dataset,

@@ -1,4 +1,4 @@
-"""A dataset held by the data service: made from rows, rewritten, tokenised and packed there."""
+"""Datasets of the data service, which transforms, tokenizes and packs their rows."""
 
 import asyncio
 import inspect
@@ -33,22 +33,21 @@ _HINTS: dict[str, tuple[Any, ...]] = {
     'num_proc': (None, 0, 1),
     'desc': (None,),
 }
-"""Options of the library's verbs, and what they may say without a word: that is so at the server anyway."""
+"""Options of the library's methods, with the values that match the server's behavior. Other values are logged."""
 
 
 class Dataset:
-    """A dataset. It is made at the first verb; each verb is done when it returns."""
+    """A dataset on the server, created by the first method call. Each method is complete when it returns.
+
+    Args:
+        dataset_meta: Source of the dataset; a string is its id.
+        client: Unset: the client initialized last.
+
+    Raises:
+        RuntimeError: There is no client.
+    """
 
     def __init__(self, dataset_meta: MetaLike | str | None = None, *, client: TwinkleClient | None = None) -> None:
-        """Describe a dataset.
-
-        Args:
-            dataset_meta: what to read; a plain string is its id.
-            client: where. Unset: the client that was initialised last.
-
-        Raises:
-            RuntimeError: there is no client.
-        """
         self._client = current_client(client)
         self._connection = self._client.connection
         self._stub = DatasetServiceStub(self._connection.channel)
@@ -61,42 +60,41 @@ class Dataset:
 
     @property
     def client(self) -> TwinkleClient:
-        """The client it belongs to."""
+        """Client of the dataset."""
         return self._client
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @property
     def is_prompt_only(self) -> bool:
-        """Whether it was encoded for sampling, with `add_generation_prompt`."""
+        """Whether the dataset was encoded for sampling, with `add_generation_prompt`."""
         return self._is_prompt
 
     def add_dataset(self, dataset_meta: MetaLike | str) -> None:
-        """Add another dataset's rows; `mix_dataset` joins them to the others.
+        """Add another dataset, to be combined with the others by `mix_dataset`.
 
         Args:
-            dataset_meta: what to read; a plain string is its id.
+            dataset_meta: Source of the dataset; a string is its id.
         """
         self._parts.append(_Part(DatasetMeta(dataset_meta) if isinstance(dataset_meta, str) else dataset_meta))
 
     @remote_method
     async def mix_dataset(self, *, interleave: bool = True) -> None:
-        """Join the added datasets into one.
+        """Combine the added datasets into one.
 
         Args:
-            interleave: rows alternate between them, and what is left of the longer ones follows. False: one after
-                the other.
+            interleave: Alternate between the datasets; the remaining rows of longer ones follow. False: concatenate.
 
         Raises:
-            ValueError: nothing was added.
-            UsageError: some are encoded and some are not, or one is lazy already.
+            ValueError: No dataset was added.
+            UsageError: Only some of the datasets are encoded, or one of them is lazy.
         """
         if not self._parts:
-            raise ValueError('there is nothing to mix; add_dataset() first')
-        # A mixture is lazy; what it is mixed of is not.
+            raise ValueError('there is no dataset to mix; call add_dataset() first')
+        # Only the mixture can be lazy, not its parts.
         ids = [(await self._made(part, is_lazy=False)).dataset_id for part in self._parts]
         mixture = dataset_pb2.MixtureSource(dataset_ids=ids, is_interleaved=interleave)
         state = await self._create(dataset_pb2.DatasetSource(mixture=mixture), is_lazy=isinstance(self, LazyDataset))
@@ -105,23 +103,23 @@ class Dataset:
             await self._delete(part_id)
 
     @remote_method
-    async def save_as(self, output_path: str | Path, format: str | None = None) -> None:  # noqa: A002 - as users type
-        """Write the rows to a file of this machine, whole or not at all.
+    async def save_as(self, output_path: str | Path, format: str | None = None) -> None:  # noqa: A002 - public name
+        """Write the rows to a local file atomically.
 
         Args:
-            output_path: where.
-            format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+            output_path: Path of the file.
+            format: 'jsonl', 'parquet' or 'csv'. Unset: derived from the suffix.
 
         Raises:
-            ValueError: the format is unknown.
-            UsageError: it cannot hold these rows, or the dataset is lazy.
+            ValueError: The format is unknown.
+            UsageError: The format cannot represent the rows, or the dataset is lazy.
         """
         dataset_id = (await self._made()).dataset_id
         await save_dataset(self._connection, dataset_id, Path(output_path), file_format=format)
 
     @remote_method
     async def describe(self) -> dataset_pb2.Dataset:
-        """Return the dataset as it is now: rows, columns, tokens, warnings."""
+        """Return the dataset's record: rows, columns, tokens, warnings."""
         return await self._made()
 
     @remote_method
@@ -135,19 +133,19 @@ class Dataset:
         default_system: str | None = None,
         enable_thinking: bool = True,
     ) -> None:
-        """Choose how chats become tokens.
+        """Set the template that converts chats to tokens.
 
         Args:
-            template_func: a template's name; see the server's info.
-            model_id: model whose tokenizer and chat template are used.
-            max_length: most tokens of an example.
+            template_func: Name of a template; `TwinkleClient.get_server_info` lists the names.
+            model_id: Model whose tokenizer and chat template are used.
+            max_length: Maximum number of tokens per example.
             truncation_strategy: 'raise', 'left', 'right', 'split' or 'delete'.
-            default_system: system message for chats that have none.
-            enable_thinking: whether the model may think before it answers.
+            default_system: System message for chats without one.
+            enable_thinking: Whether the model may think before it answers.
 
         Raises:
-            ValueError: the strategy is unknown.
-            UsageError: the server refuses; the message names the field.
+            ValueError: The strategy is unknown.
+            UsageError: The server refused the template; the message names the field.
         """
         if truncation_strategy not in _TRUNCATIONS:
             raise ValueError(f'truncation_strategy must be one of {sorted(_TRUNCATIONS)}, got {truncation_strategy!r}')
@@ -171,17 +169,18 @@ class Dataset:
         init_args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Rewrite the rows by a preprocessor.
+        """Transform the rows with a preprocessor.
 
         Args:
-            preprocess_func: its name, its class, or an object of a class that the server has, too.
-            dataset_meta: which of several added datasets. Unset: the only one.
-            init_args: its constructor's arguments, where a name or class is given.
-            options: `batched`, `num_proc` and other options of the library's `map`; those without effect are logged.
+            preprocess_func: Name, class or instance of a preprocessor that the server has.
+            dataset_meta: The added dataset to transform. Unset: the only one.
+            init_args: Constructor arguments, for a name or class.
+            options: `batched`, `num_proc` and other options of the library's `map`; options without effect are
+                logged.
 
         Raises:
-            TypeError: the object's arguments cannot be read back from it, or an option is unknown.
-            UsageError: the server refuses; the message names the row and field.
+            TypeError: The constructor arguments cannot be derived from the instance, or an option is unknown.
+            UsageError: The server refused the step; the message names the row and the field.
         """
         _check_hints(options)
         name, arguments = _component(preprocess_func, init_args)
@@ -197,7 +196,7 @@ class Dataset:
         init_args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Keep the rows that a filter accepts; arguments as for `map`."""
+        """Keep the rows that a filter accepts; the arguments are those of `map`."""
         _check_hints(options)
         name, arguments = _component(filter_func, init_args)
         step = dataset_pb2.FilterStep(filter=name, init_args=struct(arguments, field=name))
@@ -205,15 +204,15 @@ class Dataset:
 
     @remote_method
     async def encode(self, *, add_generation_prompt: bool = False, **options: Any) -> None:
-        """Turn chats into tokens.
+        """Convert chats to tokens.
 
         Args:
-            add_generation_prompt: end with the opening of an assistant turn, without labels, for sampling.
-            options: as for `map`.
+            add_generation_prompt: Append the start of an assistant turn, without labels, for sampling.
+            options: See `map`.
 
         Raises:
-            StateError: there is no template yet.
-            UsageError: an example is too long or malformed; the message names the row.
+            StateError: No template is set.
+            UsageError: An example is too long or malformed; the message names the row.
         """
         _check_hints(options)
         self._is_prompt = add_generation_prompt
@@ -222,24 +221,24 @@ class Dataset:
 
     @remote_method
     async def check(self) -> list[str]:
-        """Look for examples that would train on nothing; return what was found."""
+        """Find examples without labels to train on; return warnings about them."""
         return list((await self._apply(dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep()))).warnings)
 
     @remote_method
     async def pack_dataset(self) -> None:
-        """Join short examples into packs of at most the template's `max_length`; none is cut.
+        """Pack short examples into sequences of at most the template's `max_length`, without splitting examples.
 
         Raises:
-            StateError: it is not encoded yet.
+            StateError: The dataset is not encoded.
         """
         await self._apply(dataset_pb2.DatasetStep(pack=dataset_pb2.PackStep()))
 
     @remote_method
     async def delete(self) -> None:
-        """Delete it at the server.
+        """Delete the dataset on the server.
 
         Raises:
-            StateError: a loader still reads it.
+            StateError: A loader of the dataset is still open.
         """
         for part in self._parts:
             if part.state is not None:
@@ -271,7 +270,7 @@ class Dataset:
 
     async def _apply(self, *steps: dataset_pb2.DatasetStep, meta: MetaLike | None = None) -> dataset_pb2.Dataset:
         part = self._part_of(meta)
-        # What is changed before it is mixed is changed at once: the mixture is what is lazy.
+        # Steps before the mixing are applied at once, because only the mixture can be lazy.
         before = await self._made(part, is_lazy=False if meta is not None and len(self._parts) > 1 else None)
         request = dataset_service_pb2.ApplyRequest(request_id=new_id('rq'), dataset_id=before.dataset_id, steps=steps)
         part.state = after = (await self._connection.unary(self._stub.Apply, request)).dataset
@@ -281,9 +280,9 @@ class Dataset:
 
     def _part_of(self, meta: MetaLike | None) -> '_Part':
         if not self._parts:
-            raise ValueError('dataset_meta is missing: say what to read')
+            raise ValueError('the dataset has no source; pass dataset_meta')
         if meta is None and len(self._parts) > 1:
-            raise ValueError('there are several datasets here; say which by dataset_meta, or call mix_dataset() first')
+            raise ValueError('several datasets were added; choose one with dataset_meta, or call mix_dataset() first')
         for part in self._parts:
             if meta is None or part.meta is meta:
                 return part
@@ -292,68 +291,67 @@ class Dataset:
 
 @dataclass(eq=False)
 class _Part:
-    """A dataset that was added, and what the server knows of it; None until it is made."""
+    """An added dataset and its record on the server, None until it is created."""
 
     meta: MetaLike
     state: dataset_pb2.Dataset | None = None
 
 
 class LazyDataset(Dataset):
-    """A dataset whose rows are kept as they came, and worked out each time a loader reads them.
+    """A dataset that stores the original rows and transforms them each time a loader reads them.
 
-    `map`, `encode` and `check` are noted and return at once; each has to make one row of one. What is wrong with a row
-    is raised by reading it, by its number. `filter` is done at once.
+    `map`, `encode` and `check` are recorded and return at once; each must map one row to one row. Errors in a row are
+    raised when it is read, with the row number. `filter` is applied at once.
     """
 
 
 class IterableDataset(Dataset):
-    """Not served: the data service keeps rows on its disk and reads them by index."""
+    """Not supported by the data service, which stores rows on disk and reads them by index.
+
+    Raises:
+        NotImplementedError: Always; the message names the alternatives.
+    """
 
     def __init__(self, dataset_meta: MetaLike | str | None = None, *, client: TwinkleClient | None = None) -> None:
-        """Refuse.
-
-        Raises:
-            NotImplementedError: always; says what to use.
-        """
         del dataset_meta, client
         name = type(self).__name__
         raise NotImplementedError(
-            f'{name} is not served; LazyDataset works rows out as they are read, twinkle.dataset.{name} is in process'
+            f'the data service does not support {name}; use LazyDataset, or twinkle.dataset.{name} in process'
         )
 
 
 class IterablePackingDataset(IterableDataset):
-    """Not served, as `IterableDataset`."""
+    """Not supported by the data service; see `IterableDataset`."""
 
 
 class PackingDataset(Dataset):
-    """A dataset whose examples are packed after they are encoded: call `pack_dataset`."""
+    """A dataset whose encoded examples can be packed with `pack_dataset`."""
 
 
 def _check_hints(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(_HINTS))
     if unknown:
-        raise TypeError(f'unknown options {unknown}; known are {sorted(_HINTS)}')
+        raise TypeError(f'unknown options {unknown}; known options are {sorted(_HINTS)}')
     for name, value in options.items():
         if value not in _HINTS[name]:
-            _log.warning('%s=%r has no effect: the data service decides how it works', name, value)
+            _log.warning('%s=%r has no effect on the data service', name, value)
 
 
 def _component(component: Any, init_args: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
-    """Return name and constructor arguments of a component given by name, class or object."""
+    """Return name and constructor arguments of a component given by name, class or instance."""
     if isinstance(component, str | type):
         return component_name(component), init_args or {}
     kind = cast(type[Any], type(component))
     if inspect.isroutine(component):
-        raise TypeError('code does not travel: give the name of a preprocessor that the server has')
+        raise TypeError('functions cannot be sent; pass the name of a preprocessor that the server has')
     if init_args:
-        raise TypeError(f'{kind.__name__} is an object already; give init_args with its name or class')
+        raise TypeError(f'init_args cannot be combined with an instance; pass {kind.__name__} as a name or class')
     arguments: dict[str, Any] = {}
     for name in inspect.signature(kind).parameters:
-        places = [place for place in (name, f'_{name}') if hasattr(component, place)]
-        if not places:
-            raise TypeError(f'{kind.__name__}.{name} cannot be read back; give {kind.__name__!r} with init_args')
-        value = getattr(component, places[0])
+        attributes = [attribute for attribute in (name, f'_{name}') if hasattr(component, attribute)]
+        if not attributes:
+            raise TypeError(f'{kind.__name__} has no attribute {name}; pass {kind.__name__!r} with init_args')
+        value = getattr(component, attributes[0])
         if value is not None:
             arguments[name] = value
     return kind.__name__, arguments

@@ -1,4 +1,4 @@
-"""Objects of Hugging Face `datasets`, known by the library that the program brought; it is never loaded here."""
+"""Detection of Hugging Face `datasets` objects without importing that library."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -6,21 +6,21 @@ from typing import Any, cast
 
 
 def split_of(data: Any, split: str | None) -> Any:
-    """Return one split of a dict of them; whatever else it is, as it is.
+    """Return a split of a `DatasetDict`; return other data unchanged.
 
     Raises:
-        ValueError: it has no such split.
+        ValueError: The split does not exist.
     """
     if not _is_any(data, 'DatasetDict', 'IterableDatasetDict'):
         return data
     splits = cast('Mapping[str, Any]', data)
     if (split or 'train') not in splits:
-        raise ValueError(f'split {split!r} is not in data; there are {", ".join(splits)}')
+        raise ValueError(f'split {split!r} does not exist; data has the splits {", ".join(splits)}')
     return splits[split or 'train']
 
 
 def is_table(data: Any) -> bool:
-    """Say whether rows are a `datasets.Dataset`."""
+    """Return whether `data` is a `datasets.Dataset`."""
     return _is_any(data, 'Dataset')
 
 

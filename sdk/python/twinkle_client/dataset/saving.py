@@ -1,4 +1,4 @@
-"""Rows of the data service as a file of this machine."""
+"""Export of a dataset's rows to a local file."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -17,11 +17,11 @@ _FORMATS = {
 
 
 async def save_dataset(connection: Connection, dataset_id: str, path: Path, *, file_format: str | None) -> None:
-    """Write a dataset to a file, replacing it in one step; a stream that is cut is taken up where it stopped.
+    """Write a dataset to a file atomically, resuming a broken stream.
 
     Raises:
-        ValueError: the format is unknown.
-        Error: the server refuses, or is away for too long.
+        ValueError: The format is unknown.
+        Error: The server refused the export, or was unavailable for too long.
     """
     chosen = file_format or path.suffix.removeprefix('.').lower()
     if chosen not in _FORMATS:
@@ -55,5 +55,5 @@ async def _append(connection: Connection, request: dataset_service_pb2.ExportDat
     stub = DatasetServiceStub(connection.channel)
     async for response in connection.stream(stub.ExportDataset, request):
         if checksum(response.chunk.data) != response.chunk.checksum:
-            raise OSError('bytes of the dataset were damaged on the way; save it again')
+            raise OSError('the dataset was damaged during the transfer; save it again')
         file.write(response.chunk.data)

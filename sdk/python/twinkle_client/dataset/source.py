@@ -1,4 +1,4 @@
-"""Where a dataset's rows come from, and how they reach the data service."""
+"""Sources of a dataset's rows, and uploads of local rows to the data service."""
 
 import json
 import tempfile
@@ -26,7 +26,7 @@ _FORMATS = {
 
 
 class MetaLike(Protocol):
-    """What both this package's and the library's `DatasetMeta` have."""
+    """Common interface of this package's and the library's `DatasetMeta`."""
 
     @property
     def dataset_id(self) -> str | None: ...
@@ -42,24 +42,23 @@ class MetaLike(Protocol):
 
 @dataclass(frozen=True)
 class DatasetMeta:
-    """What to read."""
+    """Description of a dataset's source."""
 
     dataset_id: str = ''
-    """`hf://org/name`, `ms://org/name`, a bare id, or a JSONL, Parquet or CSV file of this machine."""
+    """`hf://org/name`, `ms://org/name`, a bare id, or the path of a local JSONL, Parquet or CSV file."""
     subset_name: str = 'default'
     split: str = 'train'
     data_slice: range | slice | Sequence[int] | None = None
-    """Take these rows only: a range for hub datasets, any row numbers for rows in memory and JSONL files."""
+    """Rows to use: a range for hub datasets, any row numbers for rows in memory and JSONL files."""
     data: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
-    """Rows, or columns, in memory, instead of an id; or a `datasets.Dataset`, `IterableDataset` or dict of their
-    splits."""
+    """Rows or columns in memory, or a `datasets.Dataset`, `IterableDataset` or dict of splits, instead of an id."""
 
 
 async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.DatasetSource:
-    """Return the source for `CreateDataset`; local rows and files are uploaded first.
+    """Return the source for `CreateDataset`, uploading local rows and files first.
 
     Raises:
-        ValueError: there is neither an id nor rows, or the slice cannot be taken there.
+        ValueError: There is neither an id nor rows, or the source does not support `data_slice`.
     """
     data = split_of(meta.data, meta.split)
     if is_table(data):
@@ -68,19 +67,19 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
         lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in _rows(data)]
         return await _upload_lines(connection, _sliced(lines, meta.data_slice))
     if not meta.dataset_id:
-        raise ValueError('dataset_id is empty; give an id, a file, or rows as data=')
+        raise ValueError('dataset_id is empty; pass an id, a file, or rows as data=')
     path = Path(meta.dataset_id)
     if path.suffix not in _FORMATS or not _is_file(path):
         return _hub_source(meta)
     if meta.data_slice is None:
         return await _upload_file(connection, path, _FORMATS[path.suffix])
     if _FORMATS[path.suffix] != dataset_pb2.FILE_FORMAT_JSONL:
-        raise ValueError(f'data_slice cannot be taken from {path.suffix} files; use JSONL')
+        raise ValueError(f'data_slice is not supported for {path.suffix} files; use JSONL')
     return await _upload_lines(connection, _sliced(_read_lines(path), meta.data_slice))
 
 
 def _rows(data: Any) -> list[dict[str, Any]]:
-    """Return rows given as rows or as columns."""
+    """Return the rows of data given as rows or as columns."""
     if isinstance(data, Mapping):
         columns = cast(Mapping[str, Sequence[Any]], data)
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -93,7 +92,7 @@ def _hub_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
         bounds = cast(Any, rows)
         rows = range(bounds.start or 0, bounds.stop or -1, bounds.step or 1)
     if rows is not None and (not isinstance(rows, range) or rows.step != 1 or not 0 <= rows.start <= rows.stop):
-        raise ValueError(f'data_slice of a hub dataset must be a range of step 1 from 0 on, got {rows!r}')
+        raise ValueError(f'data_slice of a hub dataset must be a non-negative range of step 1, got {rows!r}')
     subset = '' if meta.subset_name in {None, 'default'} else str(meta.subset_name)
     hub = dataset_pb2.HubSource(dataset_id=str(meta.dataset_id), subset_name=subset, split=meta.split or 'train')
     if rows is not None:
@@ -119,7 +118,7 @@ def _sliced(lines: list[str], rows: range | slice | Sequence[int] | None) -> lis
     if isinstance(rows, slice):
         return lines[rows]
     if isinstance(rows, range):
-        # As with the seeds' range(500): more than there are is all there are.
+        # Rows beyond the end of the data are ignored.
         rows = [row for row in rows if row < len(lines)]
     return [lines[row] for row in rows]
 
@@ -127,14 +126,14 @@ def _sliced(lines: list[str], rows: range | slice | Sequence[int] | None) -> lis
 def _json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return cast(Any, value).tolist()
-    raise ValueError(f'data: {type(value).__name__} has no JSON form')
+    raise ValueError(f'data: {type(value).__name__} cannot be represented in JSON')
 
 
 async def _upload_table(connection: Connection, data: Any, wanted: Any) -> dataset_pb2.DatasetSource:
-    """Upload a `datasets.Dataset` in its own types."""
+    """Upload a `datasets.Dataset` as Parquet, which preserves its column types."""
     if wanted is not None:
-        places = range(len(data))
-        data = data.select(places[wanted] if isinstance(wanted, slice) else [row for row in wanted if row in places])
+        indexes = range(len(data))
+        data = data.select(indexes[wanted] if isinstance(wanted, slice) else [row for row in wanted if row in indexes])
     if not len(data):
         raise ValueError('data: there are no rows')
     with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
@@ -161,7 +160,7 @@ def _temporary_file(text: str) -> Iterator[Path]:
 async def _upload_file(
     connection: Connection, path: Path, file_format: dataset_pb2.FileFormat.ValueType
 ) -> dataset_pb2.DatasetSource:
-    """Upload a file, going on where it stopped whenever the connection is cut."""
+    """Upload a file, resuming after a broken connection."""
     stub = DatasetServiceStub(connection.channel)
     upload_id = new_id('up')
     committed, failures = 0, 0

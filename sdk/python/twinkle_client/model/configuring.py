@@ -1,4 +1,4 @@
-"""Verbs that say how an adapter is trained."""
+"""Methods that configure an adapter's training."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from twinkle_client.rpc import remote_method
 
 
 class ConfiguringVerbs(ModelHandle):
-    """Components are given by name or class, their arguments beside them; the server knows the names."""
+    """Configuration of the training components, each given by name or class and its arguments."""
 
     @remote_method
     async def set_loss(
         self, loss_cls: Any, *, adapter_name: str | None = None, reduction: str | None = None, **options: Any
     ) -> None:
-        """Choose the loss.
+        """Set the loss.
 
         Args:
-            loss_cls: name or class, such as 'GRPOLoss'; `TwinkleClient.get_server_info` lists them.
-            adapter_name: unset: the only adapter.
-            reduction: 'mean': the gradient is divided at the step by the labels it gathered; 'sum': it is not.
-                For the losses that offer the choice, where unset is 'mean': CrossEntropyLoss and
-                SoftCrossEntropyLoss. The others define their own scaling.
-            options: the loss's arguments.
+            loss_cls: Name or class, such as 'GRPOLoss'; `TwinkleClient.get_server_info` lists the names.
+            adapter_name: Unset: the only adapter.
+            reduction: 'mean' divides the gradient by the number of accumulated labels at the step, 'sum' does not.
+                Only CrossEntropyLoss and SoftCrossEntropyLoss offer this choice, with 'mean' as the default; other
+                losses define their own scaling.
+            options: Arguments of the loss.
 
         Raises:
-            ValueError: the reduction is unknown.
-            UsageError: the server knows no such loss or argument.
+            ValueError: The reduction is unknown.
+            UsageError: The server has no such loss, or the loss has no such argument.
         """
         loss = convert.loss_config(loss_cls, options, reduction=reduction)
         await self._configure(adapter_name, TrainingConfig(loss=loss))
@@ -37,48 +37,48 @@ class ConfiguringVerbs(ModelHandle):
     async def set_optimizer(
         self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Choose the optimizer; its state begins anew, and the schedule must be set again.
+        """Set the optimizer. This resets its state, and the schedule has to be set again.
 
         Args:
-            optimizer_cls: name or class of torch.optim.
-            adapter_name: unset: the only adapter.
-            options: its arguments, `lr` among them; and `groups`: a list of mappings such as
-                `{'pattern': 'lora_B', 'lr': 1.6e-3}` with what differs for the parameters whose path
-                the pattern matches. The first group that matches counts.
+            optimizer_cls: Name or class of torch.optim.
+            adapter_name: Unset: the only adapter.
+            options: Arguments of the optimizer, including `lr`; and `groups`, a list of mappings such as
+                `{'pattern': 'lora_B', 'lr': 1.6e-3}` that override arguments for the parameters whose path matches
+                the pattern. The first matching group applies.
 
         Raises:
-            ValueError: a group is malformed.
-            UsageError: the server knows no such optimizer or argument, or a pattern matches nothing.
+            ValueError: A group is malformed.
+            UsageError: The server has no such optimizer or argument, or a pattern matches no parameter.
         """
         optimizer = convert.optimizer_config(optimizer_cls, options)
         await self._configure(adapter_name, TrainingConfig(optimizer=optimizer))
 
     @remote_method
     async def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Choose the schedule; it moves by `lr_step` and `clip_grad_and_step`.
+        """Set the learning rate schedule; `lr_step` and `clip_grad_and_step` advance it.
 
         Raises:
-            UsageError: the server knows no such schedule or argument.
+            UsageError: The server has no such schedule or argument.
         """
         scheduler = convert.scheduler_config(scheduler_cls, options)
         await self._configure(adapter_name, TrainingConfig(lr_scheduler=scheduler))
 
     @remote_method
     async def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Choose the template for batches given as chats.
+        """Set the template that encodes batches of chats.
 
         Raises:
-            UsageError: the server knows no such template or argument.
+            UsageError: The server has no such template or argument.
         """
         template = convert.component_config(template_cls, options)
         await self._configure(adapter_name, TrainingConfig(template=template))
 
     @remote_method
     async def set_processor(self, processor_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Choose the input processor.
+        """Set the input processor.
 
         Raises:
-            UsageError: the server knows no such processor or argument.
+            UsageError: The server has no such processor or argument.
         """
         processor = convert.component_config(processor_cls, options)
         await self._configure(adapter_name, TrainingConfig(processor=processor))
@@ -87,16 +87,16 @@ class ConfiguringVerbs(ModelHandle):
     async def add_metric(
         self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Gather a metric from now on; `calculate_metric` reports it.
+        """Collect a metric from now on; `calculate_metric` reports it.
 
         Args:
-            metric_cls: name or class.
-            is_training: of training batches; else of forward-only ones.
-            adapter_name: unset: the only adapter.
-            options: its arguments.
+            metric_cls: Name or class.
+            is_training: Collect from training batches if True, from forward-only batches if False.
+            adapter_name: Unset: the only adapter.
+            options: Arguments of the metric.
 
         Raises:
-            UsageError: the server knows no such metric or argument.
+            UsageError: The server has no such metric or argument.
         """
         metrics = [convert.component_config(metric_cls, options)]
         change = TrainingConfig(metrics=metrics) if is_training else TrainingConfig(evaluation_metrics=metrics)
@@ -107,7 +107,7 @@ class ConfiguringVerbs(ModelHandle):
         """Apply a model patch.
 
         Raises:
-            UsageError: the server knows no such patch or argument.
+            UsageError: The server has no such patch or argument.
         """
         patch = convert.component_config(patch_cls, options)
         await self._configure(adapter_name, TrainingConfig(patches=[patch]))

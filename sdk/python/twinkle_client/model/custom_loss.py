@@ -1,4 +1,4 @@
-"""A loss of the program's own: the service computes log-probabilities and gradients, no code travels."""
+"""Custom losses: the loss runs in the client, the service computes log-probabilities and gradients."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ LossFunction = Callable[[list[dict[str, Any]], list[Any]], Any]
 
 
 class CustomLossVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Training with a loss that runs in the client."""
 
     @remote_method
     async def forward_backward_custom(
@@ -33,31 +33,34 @@ class CustomLossVerbs(ModelHandle):
         adapter_name: str | None = None,
         **options: Any,
     ) -> ForwardOutput:
-        """Add the gradient of a loss that is computed here to the accumulated one.
+        """Compute a loss in this process and add its gradient to the accumulated gradient.
 
-        Two operations: `forward` gives the log-probabilities, from which `loss_fn` makes a loss; `backward`
-        takes the loss's gradient by each of them. Nothing of the adapter comes between the two.
+        This takes two operations: `forward` returns the log-probabilities, from which `loss_fn` computes the loss,
+        and `backward` takes the gradient of the loss with respect to each log-probability. No other operation of the
+        adapter runs between the two.
 
         Args:
-            inputs: features with labels, one or many; what they carry beside goes to `loss_fn` too.
-            loss_fn: called once, in a thread of its own, as `loss_fn(features, logps)`. The features are
-                dictionaries of arrays as they were sent, padding cut off; `logps` has one float32 [T] for each,
-                natural, 0.0 where the label is ignored. With 'torch' they are tensors with gradient, and a scalar
-                tensor, or it and a mapping of numbers to report, is returned. With 'numpy' they are arrays, and the
-                loss and its gradient by each array are returned, or they and a mapping of numbers.
-            framework: what `loss_fn` computes with; 'torch' has to be installed here.
-            adapter_name: unset: the only adapter.
-            options: as of `forward_backward`.
+            inputs: One or more features with labels. Additional fields are passed to `loss_fn`.
+            loss_fn: Function called once as `loss_fn(features, logps)`, in a worker thread. `features` are
+                dictionaries of arrays without padding. `logps` has one float32 [T] array per feature, natural log,
+                0.0 where the label is ignored. With 'torch', `logps` are tensors that require gradients, and the
+                function returns a scalar tensor, or a scalar tensor and a mapping of metrics. With 'numpy', `logps`
+                are arrays, and the function returns the loss and one gradient per array, optionally followed by a
+                mapping of metrics.
+            framework: Library that `loss_fn` uses. 'torch' must be installed in this process.
+            adapter_name: Unset: the only adapter.
+            options: See `forward_backward`.
 
         Returns:
-            The loss and metrics of `loss_fn`, the log-probabilities it saw, and what the forward pass cost.
+            Loss and metrics of `loss_fn`, the log-probabilities, and the receipt of the forward pass.
 
         Raises:
-            ValueError: inputs are chats or a handle, or `loss_fn` gave nothing finite that fits; no gradient was added.
-            RuntimeError: torch is asked for and not installed.
+            ValueError: `inputs` are chats or a handle, or `loss_fn` returned a wrong structure, a wrong length or a
+                value that is not finite. No gradient was added.
+            RuntimeError: `framework` is 'torch', which is not installed.
         """
         if isinstance(inputs, BatchHandle):
-            raise ValueError('inputs: a custom loss needs tokens; give features, not a handle')
+            raise ValueError('inputs: a custom loss needs tokens; pass features, not a batch handle')
         fields = forward_fields(inputs, options)
         features = _features_of(fields['batch'], [inputs] if isinstance(inputs, Mapping) else inputs)
         function = _torch_gradients if framework == 'torch' else _numpy_gradients
@@ -71,9 +74,9 @@ class CustomLossVerbs(ModelHandle):
 
 
 def _features_of(batch: operation_pb2.Batch, inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was sent, with whatever else the program keeps in its features."""
+    """Return the features as sent, together with their additional fields."""
     if batch.WhichOneof('source') != 'features':
-        raise ValueError('inputs: a custom loss needs tokens; give features, not chats')
+        raise ValueError('inputs: a custom loss needs tokens; pass features, not chats')
     return [{**given, **feature_from_proto(sent)} for given, sent in zip(inputs, batch.features.features, strict=True)]
 
 
@@ -85,9 +88,9 @@ def _numpy_gradients(
         raise ValueError('loss_fn must return (loss, gradients) or (loss, gradients, metrics)')
     loss, given, *rest = list(cast('tuple[Any, ...]', returned))
     if not np.isfinite(loss):
-        raise ValueError(f'the loss of loss_fn is {loss}')
+        raise ValueError(f'loss_fn returned the loss {loss}; it must be finite')
     if len(given) != len(logps):
-        raise ValueError(f'loss_fn gave {len(given)} gradients for {len(logps)} features')
+        raise ValueError(f'loss_fn returned {len(given)} gradients for {len(logps)} features; return one for each')
     gradients = [
         _masked(vector(gradient, np.float32, field=f'gradients[{index}]'), features[index], index)
         for index, gradient in enumerate(given)
@@ -101,7 +104,7 @@ def _masked(gradient: Array, feature: Mapping[str, Any], index: int) -> Array:
     if len(gradient) != len(labels):
         raise ValueError(f'gradients[{index}] has {len(gradient)} elements for {len(labels)} labels')
     if not np.isfinite(gradient).all():
-        raise ValueError(f'gradients[{index}] is not finite everywhere')
+        raise ValueError(f'gradients[{index}] contains a value that is not finite')
     return np.where(labels == IGNORE_INDEX, np.float32(0.0), gradient)
 
 
@@ -109,10 +112,10 @@ def _torch_gradients(
     function: LossFunction, features: list[dict[str, Any]], logps: list[Array]
 ) -> tuple[float, list[Array], dict[str, float]]:
     try:
-        # By name: the client itself runs without torch.
+        # Imported by name, because the client runs without torch.
         library = import_module('twinkle.loss.custom')
     except ModuleNotFoundError as error:
-        text = f"{error.name} is not installed here; install torch, or give framework='numpy' and return gradients"
+        text = f"{error.name} is not installed; install torch, or pass framework='numpy' and return gradients"
         raise RuntimeError(text) from error
     result = library.custom_gradients(function, features, logps)
     return result.loss, result.gradients, dict(result.metrics)

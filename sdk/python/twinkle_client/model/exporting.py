@@ -1,4 +1,4 @@
-"""Checkpoints to hubs: the server sends them, in the background."""
+"""Uploads of checkpoints to hubs, run by the server in the background."""
 
 import os
 
@@ -12,14 +12,14 @@ from twinkle_client.errors import CancelledError, Error, ErrorFacts, RetryableEr
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.progress import byte_progress
 from twinkle_client.rpc import remote_method
-from twinkle_client.rpc.faces import IS_BLOCKING
+from twinkle_client.rpc.remote_methods import IS_BLOCKING
 
 _TARGETS = ('hf://', 'ms://', 'file:///')
 _RETRYABLE = error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
 
 
 class ExportingVerbs(ModelHandle):
-    """They take `adapter_name` too."""
+    """Methods that export checkpoints."""
 
     @remote_method
     async def upload_to_hub(
@@ -31,32 +31,32 @@ class ExportingVerbs(ModelHandle):
         *,
         adapter_name: str | None = None,
     ) -> export_service_pb2.Export:
-        """Have the server send a checkpoint to a hub: its weights and configuration, as a peft folder.
+        """Upload a checkpoint's weights and configuration to a hub as a peft folder.
 
-        It goes on when this program ends, survives restarts of the server, and is tried again while the hub does
-        not answer. `CheckpointLibrary` tells how far it is (`get_export`), waits (`wait_export`) and cancels.
+        The server runs the export. It continues when this program ends, survives restarts of the server, and is
+        retried while the hub is unavailable. `CheckpointLibrary` reports its progress (`get_export`), waits for it
+        (`wait_export`) and cancels it (`cancel_export`).
 
         Args:
-            checkpoint_dir: its path, `twinkle://<run>/weights/<name>`, which `save` returned; or its name in the
-                adapter's run.
-            hub_model_id: `hf://<owner>/<name>`, where a repository that is made is private; or `file:///<folder>`
-                below the folder that the operator has set aside for exports.
-            hub_token: of someone who may write to the hub. Unset: `HF_TOKEN`. The server keeps it encrypted until
-                the export is over.
-            async_upload: return once the server has accepted it. False: wait for its end, with a bar on a terminal;
-                an interrupt ends the waiting, not the export.
-            adapter_name: unset: the only adapter, if `checkpoint_dir` is a name.
+            checkpoint_dir: Path of the checkpoint, `twinkle://<run>/weights/<name>`, as returned by `save`; or its
+                name within the adapter's run.
+            hub_model_id: `hf://<owner>/<name>`; a new repository is private. Or `file:///<folder>` below the
+                operator's export folder.
+            hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores it encrypted until
+                the export ends.
+            async_upload: Return as soon as the server has accepted the export. False: wait for its end, with a
+                progress bar on a terminal; an interrupt does not cancel the export.
+            adapter_name: Adapter of a checkpoint given by name. Unset: the only adapter.
 
         Returns:
-            The export, with its `export_id` and `state`; where it was waited for, with its `url`.
+            The export with its `export_id` and `state`, and with its `url` after waiting.
 
         Raises:
-            ValueError: `hub_model_id` says no such place, there is no token, or `checkpoint_dir` is no checkpoint.
-            NotFoundError: there is no checkpoint at that path.
-            StateError: the hub is ModelScope, or the operator has set no folder aside; or it was waited for, and it
-                failed; the message says why.
-            RetryableError: it was waited for, and the hub did not answer, again and again.
-            CancelledError: it was waited for, and somebody cancelled it.
+            ValueError: `hub_model_id` or `checkpoint_dir` is malformed, or there is no token.
+            NotFoundError: There is no checkpoint at this path.
+            StateError: The hub is ModelScope, no export folder is configured, or the export failed while waiting.
+            RetryableError: The hub stayed unavailable while waiting.
+            CancelledError: The export was cancelled while waiting.
         """
         _check(checkpoint_dir, hub_model_id)
         path = checkpoint_dir
@@ -78,8 +78,8 @@ def _check(checkpoint_dir: str, hub_model_id: str) -> None:
         raise ValueError(f'hub_model_id must be hf://<owner>/<name> or file:///<folder>, got {hub_model_id!r}')
     if not checkpoint_dir or ('/' in checkpoint_dir and not checkpoint_dir.startswith(SCHEME)):
         raise ValueError(
-            f'checkpoint_dir must be the {SCHEME} path of a checkpoint, or its name, got {checkpoint_dir!r}; '
-            'a folder of this machine becomes a checkpoint by CheckpointLibrary().upload'
+            f'checkpoint_dir must be the {SCHEME} path or the name of a checkpoint, got {checkpoint_dir!r}; '
+            'use CheckpointLibrary().upload for a local folder'
         )
 
 
@@ -88,12 +88,12 @@ def _token(hub_model_id: str, hub_token: str | None) -> str:
         return hub_token or ''
     token = hub_token or os.environ.get('HF_TOKEN', '')
     if not token:
-        raise ValueError(f'hub_token is needed for {hub_model_id}: give it, or set HF_TOKEN')
+        raise ValueError(f'{hub_model_id} needs a token; pass hub_token or set HF_TOKEN')
     return token
 
 
 def _error_of(export: export_service_pb2.Export) -> Error:
-    """Return the error of an export that ended without being done."""
+    """Return the error of a failed or cancelled export."""
     metadata = {'exportId': export.export_id}
     if export.state == export_service_pb2.EXPORT_STATE_CANCELLED:
         message = f'the export {export.export_id} was cancelled'

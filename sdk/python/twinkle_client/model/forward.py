@@ -1,4 +1,4 @@
-"""Inputs and outputs of a forward pass."""
+"""Conversion of the inputs and outputs of forward passes."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,38 +23,38 @@ class ForwardOutput(TypedDict):
     """Result of a forward pass over N examples."""
 
     loss: float
-    """The batch's loss: a weighted sum over labels, unless the loss says otherwise."""
+    """Loss of the batch: a weighted sum over labels, unless the loss class documents another scaling."""
     num_tokens: int
-    """Labels that counted."""
+    """Number of labels that are not ignored."""
     logps: list[npt.NDArray[np.float32]]
-    """N arrays [T], natural; 0.0 where the label is ignored. Empty where not asked for."""
+    """N arrays [T], natural log, 0.0 where the label is ignored. Empty unless requested."""
     metrics: dict[str, float]
-    """What the loss reports."""
+    """Metrics of the loss by name."""
     values: list[npt.NDArray[np.float32]]
-    """N arrays [T] of an adapter with a value head, as `set_loss('PPOValueLoss')` gives it; 0.0 where the label is
-    ignored. Empty without one, and where `logps` are not asked for."""
+    """N arrays [T] from the value head, which `set_loss('PPOValueLoss')` adds; 0.0 where the label is ignored.
+    Empty without a value head, or if `logps` are not requested."""
     receipt: Receipt
-    """What it cost."""
+    """Resources used by the operation."""
     next_cursor: dict[str, Any] | None
-    """Of a batch by handle: the place behind it, as `DataLoader.resume_from_checkpoint` takes it; else None."""
+    """Loader state after a batch given by handle, for `DataLoader.resume_from_checkpoint`; otherwise None."""
 
 
 def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `batch` and `options` that every forward verb has.
+    """Return the message fields `batch` and `options` of a forward operation.
 
     Args:
-        inputs: features or chats, one or many, or a loader's `BatchHandle`.
-        options: `advantages`, `old_logps`, `ref_logps`, `loss_weights` (one entry an example);
-            `temperature`, `disable_lora`, `return_logps`. `micro_batch_size` is a hint that the
-            service, which packs tokens itself, has no need of.
+        inputs: One or more features or chats, or a loader's `BatchHandle`.
+        options: `advantages`, `old_logps`, `ref_logps`, `loss_weights` with one entry per example, and
+            `temperature`, `disable_lora`, `return_logps`. `micro_batch_size` is accepted and ignored, because the
+            service packs tokens into batches itself.
 
     Raises:
-        TypeError: an option is unknown.
-        ValueError: names what cannot be sent.
+        TypeError: An option is unknown.
+        ValueError: An input cannot be sent; the message names it.
     """
     unknown = sorted(set(options) - _OPTIONS - set(PER_LABEL))
     if unknown:
-        raise TypeError(f'unknown options {unknown}; known are {sorted({*_OPTIONS, *PER_LABEL})}')
+        raise TypeError(f'unknown options {unknown}; known options are {sorted({*_OPTIONS, *PER_LABEL})}')
     per_label = {name: options.get(name) for name in PER_LABEL}
     return {
         'batch': _batch(inputs, per_label),
@@ -70,7 +70,7 @@ def _batch(inputs: Inputs, per_label: Mapping[str, Sequence[Any] | None]) -> ope
     given = sorted(name for name, values in per_label.items() if values is not None)
     if isinstance(inputs, BatchHandle):
         if given:
-            raise ValueError(f'{", ".join(given)}: the examples of a handle are not here; give features')
+            raise ValueError(f'{", ".join(given)} cannot be combined with a batch handle; pass features')
         return operation_pb2.Batch(loader=inputs.to_proto())
     inputs = [inputs] if isinstance(inputs, Mapping) else inputs
     are_chats = [
@@ -79,15 +79,15 @@ def _batch(inputs: Inputs, per_label: Mapping[str, Sequence[Any] | None]) -> ope
     if not any(are_chats):
         return operation_pb2.Batch(features=features_to_proto(inputs, per_label=per_label))
     if not all(are_chats):
-        raise ValueError('inputs: give features or chats, not both in one batch')
+        raise ValueError('inputs: a batch must contain features or chats, not both')
     if given:
-        raise ValueError(f'{", ".join(given)}: one number a label needs tokens; give features, not chats')
+        raise ValueError(f'{", ".join(given)}: values per label need tokens; pass features, not chats')
     chats = [trajectory_to_proto(item) for item in inputs]
     return operation_pb2.Batch(trajectories=operation_pb2.TrajectoryBatch(trajectories=chats))
 
 
 def forward_output(result: operation_result_pb2.OperationResult) -> ForwardOutput:
-    """Return what came of a forward pass."""
+    """Return the output of a forward operation."""
     forward = result.forward
     return ForwardOutput(
         loss=forward.loss,
@@ -101,7 +101,7 @@ def forward_output(result: operation_result_pb2.OperationResult) -> ForwardOutpu
 
 
 def log_warnings(result: operation_result_pb2.OperationResult) -> operation_result_pb2.OperationResult:
-    """Log what the owner should know, and return the result."""
+    """Log the warnings of a result and return the result."""
     for warning in result.warnings:
         _log.warning('operation %d: %s', result.sequence_number, warning)
     return result

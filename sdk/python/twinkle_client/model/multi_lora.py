@@ -1,7 +1,7 @@
 """The model handle: adapters of one base model, trained by the model service.
 
-Every verb blocks; `.aio` is its coroutine and `.submit` begins it and returns a future.
-Verbs of one adapter are applied in the order they are begun.
+Every method blocks; its `.aio` form is a coroutine, and its `.submit` form starts it and returns a future. The
+methods of one adapter are applied in the order in which they are started.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger('twinkle_client')
 class MultiLoraTransformersModel(
     ConfiguringVerbs, TrainingVerbs, CustomLossVerbs, SavingVerbs, ExportingVerbs, PlanningVerbs, WatchingVerbs
 ):
-    """A shared base model, and this program's adapters of it."""
+    """A base model on the server, shared with other tenants, and this program's adapters of it."""
 
     @remote_method
     async def add_adapter_to_model(
@@ -43,29 +43,31 @@ class MultiLoraTransformersModel(
         gradient_accumulation_steps: int = 1,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Create an adapter at the server, with cross-entropy, averaged at the step, and AdamW.
+        """Create an adapter on the server.
+
+        It starts with the cross-entropy loss, averaged over the labels of a step, and with AdamW.
 
         Args:
-            adapter_name: its name, of this handle alone; another handle may use it for an adapter of its own.
-            config_or_dir: a `LoraConfig`, peft's or the library's; or a checkpoint's `twinkle://` path
-                to begin from. Unset: a `LoraConfig` with every default.
-            full_parameters: train the base model's own weights, or those of them that are named, instead of
-                an adapter's; the replica is then leased to it alone until it is removed.
-            gradient_accumulation_steps: batches whose gradients are added up before a step is applied.
-            user_metadata: labels for the catalogue.
+            adapter_name: Name within this handle; other handles may use the same name.
+            config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
+                from. Unset: a `LoraConfig` with default values.
+            full_parameters: Train all weights of the base model (True) or the named ones instead of an adapter.
+                The run leases the replica exclusively until it is removed.
+            gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
+            user_metadata: Labels in the catalogue.
 
         Returns:
-            Its id, which is also the run's.
+            The adapter's id, which is also the id of its run.
 
         Raises:
-            ValueError: the configuration asks for what is not supported, or the name is taken.
-            NotFoundError: the server has no such base model or checkpoint.
-            QuotaError: it is one adapter too many.
-            StateError: the replica is leased to another full-parameter run.
+            ValueError: The configuration is not supported, or the name is taken.
+            NotFoundError: The server has no such base model or checkpoint.
+            QuotaError: The tenant has reached its number of adapters.
+            StateError: The replica is leased to another full-parameter run.
         """
         self._check_name(adapter_name)
         if full_parameters is not False and config_or_dir is not None:
-            raise ValueError('config_or_dir must be left out with full_parameters: there is no adapter to configure')
+            raise ValueError('config_or_dir cannot be combined with full_parameters; leave it out')
         is_path = isinstance(config_or_dir, str)
         if is_path and not config_or_dir.startswith(SCHEME):
             raise ValueError(f'config_or_dir must be a LoraConfig or a {SCHEME} path, got {config_or_dir!r}')
@@ -81,7 +83,7 @@ class MultiLoraTransformersModel(
             checkpoint_path=config_or_dir if is_path else '',
             session_id=self._client.session_id,
         )
-        with self._naming(adapter_name):
+        with self._reserved_name(adapter_name):
             response = await self._connection.unary(self._stub.CreateAdapter, request)
             adapter = response.adapter
             self._attach(adapter_name, adapter.adapter_id, adapter.sequence_number)
@@ -91,20 +93,20 @@ class MultiLoraTransformersModel(
 
     @remote_method
     async def attach_adapter(self, adapter_name: str, adapter_id: str) -> None:
-        """Go on with an adapter that exists, such as one of an earlier program.
+        """Attach an existing adapter, for example one that an earlier program created.
 
         Raises:
-            ValueError: the name is taken in this handle.
-            NotFoundError: there is none of that id.
+            ValueError: The name is taken in this handle.
+            NotFoundError: The server has no adapter with this id.
         """
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
-        with self._naming(adapter_name):
+        with self._reserved_name(adapter_name):
             adapter = (await self._connection.unary(self._stub.GetAdapter, request)).adapter
             self._attach(adapter_name, adapter_id, adapter.sequence_number)
 
     @remote_method
     async def remove_adapter(self, adapter_name: str | None = None) -> None:
-        """Delete an adapter at the server; its checkpoints stay."""
+        """Delete an adapter on the server; its checkpoints remain."""
         adapter = self._adapter(adapter_name)
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter.adapter_id)
         await self._connection.unary(self._stub.DeleteAdapter, request)
@@ -112,9 +114,9 @@ class MultiLoraTransformersModel(
         self._client.adapter_names.remove(self, adapter.adapter_id)
 
     def pipeline(self, *, adapter_name: str | None = None) -> Pipeline:
-        """Return a block (`with` or `async with`) in which the adapter's verbs travel on one stream.
+        """Return a context manager (`with` or `async with`) that sends the adapter's operations on one stream.
 
-        Begun with `.submit` or as tasks of `.aio`, none waits for the answer of the one before.
+        Operations started with `.submit`, or with `.aio` in tasks, do not wait for the results of earlier ones.
         """
         return Pipeline(self._connection, self._adapter(adapter_name).operations)
 

@@ -1,4 +1,4 @@
-"""One adapter's operations: numbered in the order they are asked for, each applied once."""
+"""The operations of one adapter: numbered in the order in which they start, each applied once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,34 +11,40 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_co
 from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle_client.errors import Disposition, Error, NotFoundError
-from twinkle_client.model.carriers import CallCarrier, Carrier, OperationResult
-from twinkle_client.model.waiting import telling_the_wait
+from twinkle_client.model.queue_status import queue_status_shown
+from twinkle_client.model.senders import OperationResult, OperationSender, UnarySender
 from twinkle_client.rpc import Connection
 
 _OUT_OF_STEP = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
-"""With these the service and this program count differently."""
+"""Reasons of errors that show that the service expects another number than this program."""
 
 
 class Run(Protocol):
-    """Runs one verb."""
+    """Runs one operation."""
 
     async def __call__(self, **verb: Any) -> OperationResult:
-        """See `OperationLog.run`."""
+        """Send an operation; see `OperationLog.run`."""
         ...
 
 
 class OperationLog:
-    """Numbers an adapter's operations. Lives on the connection's loop.
+    """Numbers and sends an adapter's operations.
 
-    A number is taken before anything is awaited, so that operations begun in some order are
-    numbered in it. What was refused gives its number back; where that cannot be told, the
-    service is asked before the next one is taken. On a stream, what was begun behind a refused
-    operation fails with it, since nothing was to be applied that counted on it.
+    An operation takes its number before it awaits anything, so operations are numbered in the order in which they
+    start. A refused operation returns its number. If the client cannot tell whether a number was used, it queries
+    the service before it takes the next number. On a stream, a refused operation fails all operations started after
+    it.
+
+    Args:
+        connection: Connection to the gateway.
+        adapter_id: Id of the adapter.
+        last_number: Number of the last operation that the service has applied.
+
+    Concurrency: to be used by coroutines of the clients' event loop.
     """
 
     def __init__(self, connection: Connection, adapter_id: str, *, last_number: int) -> None:
-        """Go on after `last_number`."""
-        self.carrier: Carrier = CallCarrier(connection)
+        self.sender: OperationSender = UnarySender(connection)
         self._connection = connection
         self._adapter_id = adapter_id
         self._training = TrainingServiceStub(connection.channel)
@@ -46,57 +52,57 @@ class OperationLog:
         self._last_number = last_number
         self._in_doubt: set[int] = set()
         self._is_stale = False
-        self._under_way = 0
+        self._pending_count = 0
         self._is_idle = asyncio.Event()
-        # First come, first served, and taken at once where nobody waits: numbers follow the order of begin.
-        self._turn = asyncio.Lock()
+        # The lock is fair and is acquired without a pause when it is free, so numbers follow the order of starts.
+        self._number_lock = asyncio.Lock()
 
     async def run(self, **verb: Any) -> OperationResult:
         """Send an operation and return its result.
 
         Args:
-            verb: the name of a verb of `Operation` and its message.
+            verb: One keyword argument: a field of the oneof `Operation.verb` and its message.
 
         Raises:
-            Error: it failed or was refused.
+            Error: The operation failed or was refused.
         """
-        async with self._turn:
+        async with self._number_lock:
             number = await self._take_number()
         return await self._send(number, verb)
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[Run]:
-        """Give the block a way to run operations with none of others, begun meanwhile, between them."""
+        """Provide a function that runs operations with consecutive numbers; other operations wait for the block."""
 
         async def run(**verb: Any) -> OperationResult:
             return await self._send(await self._take_number(), verb)
 
-        async with self._turn:
+        async with self._number_lock:
             yield run
 
     async def _take_number(self) -> int:
         if self._is_stale:
-            await self._count_anew()
-        await self._settle_doubts()
+            await self._reload_number()
+        await self._resolve_doubts()
         self._last_number += 1
         return self._last_number
 
     async def _send(self, number: int, verb: dict[str, Any]) -> OperationResult:
         operation = operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, **verb)
-        carrier = self.carrier
-        self._under_way += 1
+        sender = self.sender
+        self._pending_count += 1
         try:
-            async with telling_the_wait(lambda: self._find(number)):
-                return await carrier.send(operation)
+            async with queue_status_shown(lambda: self._find(number)):
+                return await sender.send(operation)
         except Error as error:
-            await self._after_failure(number, error, is_stream=carrier.is_stream)
+            await self._after_failure(number, error, is_stream=sender.is_stream)
             raise
         except asyncio.CancelledError:
             self._in_doubt.add(number)
             raise
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._pending_count -= 1
+            if not self._pending_count:
                 self._is_idle.set()
 
     async def _find(self, number: int) -> training_service_pb2.GetOperationResponse:
@@ -110,27 +116,27 @@ class OperationLog:
         if error.reason in _OUT_OF_STEP or (is_stream and is_followed and (is_free or is_dropped)):
             self._is_stale = True
         elif is_free:
-            await self._give_back(number)
+            await self._return_number(number)
         elif error.disposition is not Disposition.FAILED:
             self._in_doubt.add(number)
             if is_dropped and is_followed:
-                # Those after it wait for its number.
+                # Later operations wait for this number.
                 with suppress(Error):
-                    await self._settle_doubts()
+                    await self._resolve_doubts()
 
-    async def _give_back(self, number: int) -> None:
+    async def _return_number(self, number: int) -> None:
         if number == self._last_number:
             self._last_number -= 1
             return
-        # Later operations are under way and wait for this number: an empty change lets them go on.
+        # Later operations wait for this number, so an empty configuration change uses it.
         nothing = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig())
-        await CallCarrier(self._connection).send(
+        await UnarySender(self._connection).send(
             operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, configure=nothing)
         )
 
-    async def _count_anew(self) -> None:
-        """Ask which number the service expects next, once nothing is under way that counts as before."""
-        while self._under_way:
+    async def _reload_number(self) -> None:
+        """Wait for pending operations, then fetch the last number from the service."""
+        while self._pending_count:
             self._is_idle.clear()
             await self._is_idle.wait()
         adapter = adapter_service_pb2.GetAdapterRequest(adapter_id=self._adapter_id)
@@ -139,15 +145,15 @@ class OperationLog:
         self._is_stale = False
         self._in_doubt.clear()
 
-    async def _settle_doubts(self) -> None:
-        """Find out which of the numbers in doubt were used."""
-        # From the last to the first, so that numbers at the end are given back and none is left out.
+    async def _resolve_doubts(self) -> None:
+        """Query the service for the numbers in doubt, and return the unused ones."""
+        # Descending order, so that several unused numbers at the end can all be returned.
         for number in sorted(self._in_doubt, reverse=True):
             is_used = await self._is_on_record(number)
             if number in self._in_doubt:
                 self._in_doubt.discard(number)
                 if not is_used:
-                    await self._give_back(number)
+                    await self._return_number(number)
 
     async def _is_on_record(self, number: int) -> bool:
         try:

@@ -1,35 +1,34 @@
-"""A stretch of a program in which an adapter's verbs travel on one stream."""
+"""The context manager that sends an adapter's operations on one stream."""
 
 from types import TracebackType
 
-from twinkle_client.model.carriers import CallCarrier, StreamCarrier
 from twinkle_client.model.operations import OperationLog
+from twinkle_client.model.senders import StreamSender, UnarySender
 from twinkle_client.rpc import Connection, LoopThread, remote_method
 
 
 class Pipeline:
-    """Use it with `with` or `async with`; what it began is finished when the block ends."""
+    """Sends operations on a stream inside a `with` or `async with` block; leaving it waits for their results."""
 
     def __init__(self, connection: Connection, operations: OperationLog) -> None:
-        """Change nothing until entered."""
         self._connection = connection
         self._operations = operations
-        self._stream = StreamCarrier(connection)
+        self._stream = StreamSender(connection)
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     @remote_method
     async def begin(self) -> None:
-        """Send what follows on the stream."""
-        self._operations.carrier = self._stream
+        """Send operations on the stream from now on."""
+        self._operations.sender = self._stream
 
     @remote_method
     async def end(self) -> None:
-        """Send what follows as calls again, and wait for what is on the stream."""
-        self._operations.carrier = CallCarrier(self._connection)
+        """Send operations as unary calls again, and wait for the results of the stream."""
+        self._operations.sender = UnarySender(self._connection)
         await self._stream.close()
 
     def __enter__(self) -> None:

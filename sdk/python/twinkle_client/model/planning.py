@@ -1,4 +1,4 @@
-"""What a run would cost, before anything is made."""
+"""Cost estimates for planned training runs."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,24 +11,24 @@ from twinkle_client.rpc import remote_method
 
 
 class EstimateOutput(TypedDict):
-    """What a run would cost on the replica."""
+    """Estimated cost of a run on the replica."""
 
     does_fit: bool
-    """Whether it fits beside what runs there now."""
+    """Whether the run fits into the memory that is available now."""
     parameter_count: int
-    """Trainable parameters."""
+    """Number of trainable parameters."""
     adapter_bytes: int
-    """Memory at rest."""
+    """Memory used between batches."""
     peak_bytes: int
-    """Most memory while a batch runs."""
+    """Peak memory during a batch."""
     available_bytes: int
-    """Memory that is free for it now."""
+    """Memory that is available now."""
     step_time: timedelta
-    """Of one forward_backward and step, alone on the replica."""
+    """Time of one `forward_backward` and one step on an otherwise idle replica."""
 
 
 class PlanningVerbs(ModelHandle):
-    """Verbs that need no adapter."""
+    """Methods that need no adapter."""
 
     @remote_method
     async def estimate(
@@ -41,18 +41,18 @@ class PlanningVerbs(ModelHandle):
         optimizer: Any = 'AdamW',
         full_parameters: bool | Sequence[str] = False,
     ) -> EstimateOutput:
-        """Return what a run would cost; nothing is allocated.
+        """Estimate the cost of a run without allocating anything.
 
         Args:
-            config: a `LoraConfig`, peft's or the library's. Unset: one with every default.
-            batch_size: examples a batch.
-            sequence_tokens: tokens an example.
-            label_share: share of the tokens whose label counts, in (0, 1].
-            optimizer: name or class.
-            full_parameters: as of `add_adapter_to_model`; then `config` is left out.
+            config: A `LoraConfig` of peft or of `twinkle`. Unset: default values.
+            batch_size: Examples per batch.
+            sequence_tokens: Tokens per example.
+            label_share: Fraction of the tokens with a label, in (0, 1].
+            optimizer: Name or class of the optimizer.
+            full_parameters: See `add_adapter_to_model`; cannot be combined with `config`.
 
         Raises:
-            UsageError: the server knows no such model, or a number is out of range.
+            UsageError: The server has no such model, or a number is out of range.
         """
         full = full_parameter_config(names=full_parameters)
         request = adapter_service_pb2.EstimateRequest(

@@ -1,4 +1,4 @@
-"""What an operation cost."""
+"""The receipt of an operation: the resources that it used."""
 
 from datetime import timedelta
 from typing import TypedDict
@@ -7,25 +7,26 @@ from twinkle.api.model.v1 import operation_result_pb2
 
 
 class Receipt(TypedDict):
-    """What an operation cost."""
+    """Resources used by an operation."""
 
     token_count: int
-    """Tokens computed, padding left out."""
+    """Number of computed tokens, without padding."""
     padding_token_count: int
-    """Tokens of padding computed."""
+    """Number of computed padding tokens."""
     device_time: timedelta
-    """On the device; shared passes are divided among those who shared them."""
+    """Time on the device. The time of a shared pass is divided among its operations."""
     queue_time: timedelta
-    """Waiting for its turn."""
+    """Time in the queue."""
     request_bytes: int
+    """Size of the request in bytes."""
     pass_count: int
-    """Passes of the model it took part in."""
+    """Number of model passes that the operation took part in."""
     pass_adapter_count: int
-    """Adapters that shared the fullest of them, this one included."""
+    """Largest number of adapters in one of these passes, including this one."""
 
 
 def receipt_of(result: operation_result_pb2.OperationResult) -> Receipt:
-    """Return what an operation cost."""
+    """Return the receipt of a result."""
     receipt = result.receipt
     return Receipt(
         token_count=receipt.token_count,

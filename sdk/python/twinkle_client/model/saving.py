@@ -1,4 +1,4 @@
-"""Verbs about an adapter's state: saved, loaded, published, described."""
+"""Methods that save, load, publish and describe an adapter's state."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,18 +15,18 @@ from twinkle_client.rpc import remote_method
 
 
 class SaveOptions(TypedDict, total=False):
-    """How a checkpoint is kept."""
+    """Storage options of a checkpoint."""
 
     overwrite: bool
-    """Replace one of that name; otherwise it is an error that there is one."""
+    """Replace an existing checkpoint of the same name; otherwise an existing one is an error."""
     ttl: timedelta | None
-    """Delete it after this long. Unset: kept."""
+    """Time after which the checkpoint is deleted. Unset: never."""
     user_metadata: Mapping[str, str] | None
-    """Its labels, for the owner's own use: the server takes 64, and `list_checkpoints` finds it by them."""
+    """Labels of the checkpoint, at most 64, by which `list_checkpoints` can filter."""
 
 
 class SavingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Methods for the adapter's state; `adapter_name` may be omitted if there is one adapter."""
 
     @remote_method
     async def save(
@@ -38,27 +38,27 @@ class SavingVerbs(ModelHandle):
         adapter_name: str | None = None,
         **options: Unpack[SaveOptions],
     ) -> str:
-        """Save a durable checkpoint; `export_merged` writes a merged model.
+        """Save a durable checkpoint of the adapter; `export_merged` writes a merged model instead.
 
         Args:
-            name: within the run.
-            save_optimizer: optimizer, schedule, counters and random state too, so that training can resume.
-            consumed_train_samples: the data cursor, such as `loader.get_state()['consumed_train_samples']`,
-                for `resume_from_checkpoint` to give back. Needs `save_optimizer`.
-            adapter_name: unset: the only adapter.
+            name: Name of the checkpoint within the run.
+            save_optimizer: Include optimizer, schedule, counters and random state, so that training can resume.
+            consumed_train_samples: Data cursor, such as `loader.get_state()['consumed_train_samples']`, that
+                `resume_from_checkpoint` returns. Requires `save_optimizer`.
+            adapter_name: Unset: the only adapter.
             options: `overwrite`, `ttl` and `user_metadata`, see `SaveOptions`.
 
         Returns:
-            Its path, `twinkle://<run>/weights/<name>`.
+            The checkpoint's path, `twinkle://<run>/weights/<name>`.
 
         Raises:
-            ConflictError: there is one of that name.
-            TypeError: there is no such option, or a label is no string.
-            UsageError: a data cursor is negative, or comes without the optimizer; a label is too long, or one of
-                too many.
+            ConflictError: A checkpoint with this name exists.
+            TypeError: An option is unknown, or a label is not a string.
+            UsageError: The data cursor is negative or given without `save_optimizer`, a label is too long, or there
+                are too many labels.
         """
         if unknown := sorted(set(options) - set(SaveOptions.__annotations__)):
-            raise TypeError(f'save has no arguments {unknown}')
+            raise TypeError(f'save has no arguments {unknown}; its options are {sorted(SaveOptions.__annotations__)}')
         verb = operation_pb2.Save(
             name=name,
             is_optimizer_included=save_optimizer,
@@ -74,11 +74,11 @@ class SavingVerbs(ModelHandle):
 
     @remote_method
     async def load(self, path: str, *, load_optimizer: bool = False, adapter_name: str | None = None) -> None:
-        """Replace the adapter's weights by a checkpoint's.
+        """Replace the adapter's weights with those of a checkpoint.
 
         Raises:
-            NotFoundError: there is no checkpoint at that path.
-            UsageError: its LoRA configuration is another one.
+            NotFoundError: There is no checkpoint at this path.
+            UsageError: The checkpoint has a different LoRA configuration.
         """
         verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=load_optimizer)
         await self._run(adapter_name, load=verb)
@@ -87,20 +87,20 @@ class SavingVerbs(ModelHandle):
     async def resume_from_checkpoint(
         self, path: str, *, resume_only_model: bool = False, adapter_name: str | None = None
     ) -> dict[str, int]:
-        """Go on from a checkpoint saved with its optimizer.
+        """Resume training from a checkpoint that includes its optimizer.
 
         Args:
             path: `twinkle://<run>/weights/<name>`.
-            resume_only_model: load the weights alone and return no counters.
-            adapter_name: unset: the only adapter.
+            resume_only_model: Load only the weights and return an empty dictionary.
+            adapter_name: Unset: the only adapter.
 
         Returns:
-            `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples` as saved; the last is 0
-            where none was.
+            The saved `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples`, which is 0 if it was
+            not saved.
 
         Raises:
-            NotFoundError: there is no checkpoint at that path.
-            UsageError: its LoRA configuration is another one, or it was saved without its optimizer.
+            NotFoundError: There is no checkpoint at this path.
+            UsageError: The checkpoint has a different LoRA configuration, or was saved without its optimizer.
         """
         verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=not resume_only_model)
         loaded = (await self._run(adapter_name, load=verb)).load
@@ -116,13 +116,13 @@ class SavingVerbs(ModelHandle):
     async def publish_version(
         self, *, is_pinned: bool = False, dtype: str | None = None, adapter_name: str | None = None
     ) -> int:
-        """Make the current weights the next version, for samplers to use; return its number.
+        """Publish the current weights as the next version for samplers; return the version number.
 
         Args:
-            is_pinned: keep it until it is unpinned.
-            dtype: element type of the published weights: 'float32', 'bfloat16' or 'float16'. One narrower than the
-                trainer's is rounded to the nearest, and the answer warns of it. Unset: the trainer's own.
-            adapter_name: the adapter; unset where there is only one.
+            is_pinned: Keep the version until it is unpinned.
+            dtype: Element type of the published weights: 'float32', 'bfloat16' or 'float16'. A type narrower than
+                the trainer's rounds to nearest and logs a warning. Unset: the trainer's type.
+            adapter_name: Unset: the only adapter.
         """
         number = None if dtype is None else dtype_number(dtype)
         verb = operation_pb2.PublishVersion(is_pinned=is_pinned, dtype=number)
@@ -130,47 +130,47 @@ class SavingVerbs(ModelHandle):
 
     @remote_method
     async def undo(self, steps: int = 1, *, adapter_name: str | None = None) -> StepOutput:
-        """Go back to right before the operation that applied the last step, or one of those before it.
+        """Undo the last optimizer steps and everything after them.
 
-        Weights, optimizer, schedule, configuration, metrics and random state go back; the accumulated
-        gradient is dropped. Published versions and saved checkpoints stay.
+        Weights, optimizer, schedule, configuration, metrics and random state are restored; the accumulated gradient
+        is cleared. Published versions and saved checkpoints remain.
 
         Args:
-            steps: optimizer steps, at least 1.
-            adapter_name: unset: the only adapter.
+            steps: Number of optimizer steps to undo, at least 1.
+            adapter_name: Unset: the only adapter.
 
         Returns:
-            Where the adapter is now.
+            The state of the adapter after the undo.
 
         Raises:
-            StateError: so many are not kept; the message says how many are.
+            StateError: The server keeps fewer steps; the message says how many.
         """
         return step_output(await self._run(adapter_name, undo=operation_pb2.Undo(step_count=steps)))
 
     @remote_method
     async def export_merged(self, name: str, *, adapter_name: str | None = None) -> str:
-        """Write the base model with the adapter merged into it, as a plain model folder.
+        """Write a model folder with the adapter merged into the base model.
 
-        The folder stays when the adapter is removed; whoever runs the service deletes it.
+        The folder remains when the adapter is removed; the operator of the service deletes it.
 
         Args:
-            name: of the export, within the run.
-            adapter_name: unset: the only adapter.
+            name: Name of the export within the run.
+            adapter_name: Unset: the only adapter.
 
         Returns:
-            The folder, on the machine of the service; its path where the service does not tell that.
+            The folder on the service's machine, or the checkpoint path if the service does not report the folder.
         """
         save = (await self._run(adapter_name, export_merged=operation_pb2.ExportMerged(name=name))).save
         return save.folder or save.checkpoint_path
 
     @remote_method
     async def get_adapter(self, *, adapter_name: str | None = None) -> adapter_pb2.Adapter:
-        """Return the adapter as the service knows it, its configuration with every default filled in."""
+        """Return the adapter's record, with all defaults of its configuration filled in."""
         return await self._get(adapter_name)
 
     @remote_method
     async def get_train_configs(self, *, adapter_name: str | None = None) -> dict[str, Any]:
-        """Return the adapter's LoRA and training configuration as plain values."""
+        """Return the adapter's LoRA and training configuration as JSON-like values."""
         adapter = await self._get(adapter_name)
         return {
             'adapter_id': adapter.adapter_id,

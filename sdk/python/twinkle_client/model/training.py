@@ -1,4 +1,4 @@
-"""Verbs that compute: forward passes, gradients and steps."""
+"""Methods that compute: forward passes, gradients and optimizer steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -15,43 +15,43 @@ from twinkle_client.rpc import remote_method
 
 
 class StepOutput(TypedDict):
-    """What came of a step."""
+    """Result of an optimizer step."""
 
     is_applied: bool
-    """False where gradient accumulation only counted."""
+    """False if the gradient is still being accumulated, so no step was applied."""
     grad_norm: float | None
-    """Norm of the gradient before clipping; None where it was not computed."""
+    """Norm of the gradient before clipping; None if it was not computed."""
     learning_rate: float
-    """Used, or to be used next."""
+    """Learning rate of this step, or of the next one if no step was applied."""
     step_count: int
-    """Optimizer steps applied so far."""
+    """Number of optimizer steps applied so far."""
     layers: 'list[LayerHealth]'
-    """In the model's order; empty unless asked for."""
+    """Health of each layer in the model's order; empty unless requested."""
     receipt: Receipt
-    """What it cost."""
+    """Resources used by the operation."""
 
 
 class LayerHealth(TypedDict):
-    """How a layer took a step; norms are Euclidean."""
+    """Effect of a step on one layer; norms are Euclidean."""
 
     path: str
-    """In the base model."""
+    """Path of the layer in the base model."""
     grad_norm: float
-    """Of the gradient divided as for the step, before clipping."""
+    """Norm of the averaged gradient before clipping."""
     weight_norm: float
-    """Before the step."""
+    """Norm of the weights before the step."""
     relative_update: float
-    """Norm of the change by the norm of the weights; 0.0 where nothing was applied."""
+    """Norm of the change divided by the norm of the weights; 0.0 if no step was applied."""
     non_finite_location: str
-    """First element that is infinite or not a number; empty where all are finite."""
+    """First element that is infinite or NaN; empty if all are finite."""
 
 
 def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
-    """Take the loss of one batch out of its options; None where there is none."""
+    """Remove the loss of a single batch from its options and return it, or None."""
     name, arguments = options.pop('loss', None), dict(options.pop('loss_options', None) or {})
     if name is None:
         if arguments:
-            raise TypeError('loss_options are of `loss`, which is not given')
+            raise TypeError('loss_options requires `loss`')
         return None
     return loss_config(name, arguments, reduction=arguments.pop('reduction', None))
 
@@ -59,23 +59,26 @@ def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
 def step_fields(
     *, learning_rate: float | None = None, optimizer_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the fields that both verbs that step have for this step alone."""
+    """Return the message fields that override the optimizer's options for one step."""
     options = struct(optimizer_options, field='optimizer_options') if optimizer_options else None
     return {'learning_rate': learning_rate, 'optimizer_options': options}
 
 
 class TrainingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Methods of the training loop; `adapter_name` may be omitted if there is one adapter."""
 
     @remote_method
     async def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
-        """Compute log-probabilities and loss; no gradient, no change of state. Arguments as `forward_backward`."""
+        """Compute log-probabilities and loss without a gradient or a change of state.
+
+        The arguments are those of `forward_backward`.
+        """
         verb = operation_pb2.ForwardOnly(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_only=verb))
 
     @remote_method
     async def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
-        """Compute as `forward_only`, and keep what `calculate_loss` and `backward` need."""
+        """Compute log-probabilities, and keep the state that `calculate_loss` and `backward` need."""
         verb = operation_pb2.Forward(**forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward=verb))
 
@@ -92,9 +95,9 @@ class TrainingVerbs(ModelHandle):
         """Add the gradient of the last `forward` to the accumulated one.
 
         Args:
-            logprob_gradients: of the caller's own loss by each label's log-probability: float [T] for
-                each example. Empty: the configured loss.
-            adapter_name: unset: the only adapter.
+            logprob_gradients: Gradient of a custom loss with respect to the log-probability of each label, one float
+                [T] array per example. Empty: the configured loss is used.
+            adapter_name: Unset: the only adapter.
         """
         tensors = [
             tensor_to_proto(vector(item, np.float32, field=f'logprob_gradients[{index}]'))
@@ -106,20 +109,20 @@ class TrainingVerbs(ModelHandle):
     async def forward_backward(
         self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any
     ) -> ForwardOutput:
-        """Compute loss and gradient, and add the gradient to the accumulated one.
+        """Compute the loss and its gradient, and add the gradient to the accumulated gradient.
 
         Args:
-            inputs: features, one or many, or a loader's `BatchHandle`, whose examples the service fetches itself.
-                Chats are in the contract, not built yet at the server.
-            adapter_name: unset: the only adapter.
-            options: `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values`, `loss_weights` and what
-                else the loss reads: one entry an example, a number for all its labels, one number a
-                label, or one a token. `temperature`, `disable_lora`, `return_logps`. `loss`, a name or class,
-                and `loss_options`: of this batch alone.
+            inputs: One or more features, or a loader's `BatchHandle`, whose examples the service fetches itself.
+                Chats are part of the contract, but the server does not support them yet.
+            adapter_name: Unset: the only adapter.
+            options: Inputs of the loss, such as `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values` and
+                `loss_weights`. Each has one entry per example: a number for all its labels, one number per label,
+                or one number per token. Also `temperature`, `disable_lora` and `return_logps`; and `loss` (name or
+                class) and `loss_options`, which apply to this batch only.
 
         Raises:
-            TypeError, ValueError: something cannot be sent; nothing was.
-            UsageError: the server refuses; the message names the field. Nothing changed.
+            TypeError, ValueError: An argument cannot be sent; no request was made.
+            UsageError: The server refused the batch; the message names the field. Nothing has changed.
         """
         verb = operation_pb2.ForwardBackward(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_backward=verb))
@@ -133,13 +136,13 @@ class TrainingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float:
-        """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before.
+        """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before scaling.
 
         Args:
-            max_grad_norm: positive.
-            norm_type: the norm's order.
-            max_grad_value: first limit each element to plus or minus this. Unset: not limited.
-            adapter_name: unset: the only adapter.
+            max_grad_norm: Positive limit.
+            norm_type: Order of the norm.
+            max_grad_value: Limit for the absolute value of each element, applied first. Unset: no limit.
+            adapter_name: Unset: the only adapter.
         """
         verb = operation_pb2.ClipGradNorm(
             max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value
@@ -158,10 +161,10 @@ class TrainingVerbs(ModelHandle):
         """Apply the accumulated gradient.
 
         Args:
-            learning_rate: of this step alone. Unset: the optimizer's, as the schedule set it.
-            optimizer_options: other arguments of the optimizer for this step alone, such as `betas`.
-            return_health: report each layer's gradient, weights and change.
-            adapter_name: unset: the only adapter.
+            learning_rate: Learning rate of this step only. Unset: the scheduled learning rate.
+            optimizer_options: Optimizer arguments for this step only, such as `betas`.
+            return_health: Report gradient, weights and update of each layer.
+            adapter_name: Unset: the only adapter.
         """
         of_step = step_fields(learning_rate=learning_rate, optimizer_options=optimizer_options)
         verb = operation_pb2.Step(**of_step, is_health_returned=return_health)
@@ -169,12 +172,12 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Drop the accumulated gradient."""
+        """Clear the accumulated gradient."""
         await self._run(adapter_name, zero_grad=operation_pb2.ZeroGrad())
 
     @remote_method
     async def lr_step(self, *, adapter_name: str | None = None) -> float:
-        """Move the schedule by one step; return the learning rate from now on."""
+        """Advance the learning rate schedule by one step; return the new learning rate."""
         return (await self._run(adapter_name, lr_step=operation_pb2.LrStep())).step.learning_rate
 
     @remote_method
@@ -188,15 +191,15 @@ class TrainingVerbs(ModelHandle):
         adapter_name: str | None = None,
         **of_step: Any,
     ) -> StepOutput:
-        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one; arguments as theirs.
+        """Run `clip_grad_norm`, `step`, `zero_grad` and `lr_step` as one operation.
 
         Args:
-            max_grad_norm: positive; infinity only measures.
-            norm_type: the norm's order.
-            max_grad_value: as of `clip_grad_norm`.
-            return_health: as of `step`.
-            adapter_name: unset: the only adapter.
-            of_step: `learning_rate` and `optimizer_options`, as of `step`.
+            max_grad_norm: Positive limit; infinity computes the norm without clipping.
+            norm_type: Order of the norm.
+            max_grad_value: See `clip_grad_norm`.
+            return_health: See `step`.
+            adapter_name: Unset: the only adapter.
+            of_step: `learning_rate` and `optimizer_options`, see `step`.
         """
         verb = operation_pb2.ClipGradAndStep(
             max_grad_norm=max_grad_norm,
@@ -209,13 +212,13 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def calculate_metric(self, *, is_training: bool = True, adapter_name: str | None = None) -> dict[str, float]:
-        """Return what the metrics gathered, as numbers by name, and begin anew."""
+        """Return the values of the metrics by name, and reset the metrics."""
         verb = operation_pb2.CalculateMetric(is_training=is_training)
         return dict((await self._run(adapter_name, calculate_metric=verb)).metric.values)
 
 
 def step_output(result: operation_result_pb2.OperationResult) -> StepOutput:
-    """Return what came of a step."""
+    """Return the output of a step operation."""
     step = result.step
     return StepOutput(
         is_applied=step.is_applied,

@@ -1,4 +1,4 @@
-"""Batches that are too large for one message: uploaded first, and named in the operation."""
+"""Uploads of batches that are too large for one message; the operation then refers to the upload."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,32 +15,34 @@ from twinkle_client.rpc import Connection
 from twinkle_client.transfer import CHUNK_BYTES, checksum
 
 Operation = operation_pb2.Operation
-_SURELY_TAKEN = 1 << 20
-"""Bytes of a message that no server's limit is asked for."""
+_SAFE_MESSAGE_BYTES = 1 << 20
+"""Size in bytes that every server accepts."""
 _ENVELOPE_BYTES = 1 << 10
-"""What the request around an operation may add."""
+"""Upper bound for the bytes that the request adds to an operation."""
 _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
-"""Reasons after which asking where the upload stands, and going on, is the cure."""
+"""Reasons of errors after which the upload resumes from the offset that the server reports."""
 
 
 class BatchUploads:
-    """Makes operations fit into messages. Lives on the connection's loop."""
+    """Makes operations fit into messages.
+
+    Concurrency: to be used by coroutines of the clients' event loop.
+    """
 
     def __init__(self, connection: Connection) -> None:
-        """Upload over `connection`."""
         self._connection = connection
         self._training = TrainingServiceStub(connection.channel)
         self._server = ServerServiceStub(connection.channel)
         self._limit: int | None = None
 
     async def fit(self, operation: Operation) -> Operation:
-        """Return an operation with the same content that the server takes in one message.
+        """Return an equivalent operation that fits into one message, uploading its batch if necessary.
 
         Raises:
-            Error: the upload failed or was refused.
+            Error: The upload failed or was refused.
         """
         size = operation.ByteSize() + _ENVELOPE_BYTES
-        if size <= _SURELY_TAKEN or size <= await self._message_limit():
+        if size <= _SAFE_MESSAGE_BYTES or size <= await self._message_limit():
             return operation
         name = str(operation.WhichOneof('verb'))
         verb: Any = getattr(operation, name)
@@ -57,35 +59,36 @@ class BatchUploads:
         if self._limit is None:
             request = server_service_pb2.GetServerInfoRequest()
             info = await self._connection.unary(self._server.GetServerInfo, request)
-            on_the_way = [item for item in info.services if item.service in ('gateway', 'model') and item.is_reachable]
-            limits = [item.limits.message_bytes for item in on_the_way if item.limits.message_bytes]
-            if len(on_the_way) < len({'gateway', 'model'}):
-                # A service that is being restarted says nothing of itself now; ask again next time.
-                return min(limits, default=_SURELY_TAKEN)
-            self._limit = min(limits, default=_SURELY_TAKEN)
+            hops = [item for item in info.services if item.service in ('gateway', 'model') and item.is_reachable]
+            limits = [item.limits.message_bytes for item in hops if item.limits.message_bytes]
+            if len(hops) < len({'gateway', 'model'}):
+                # A restarting service reports no limit, so the result is not cached.
+                return min(limits, default=_SAFE_MESSAGE_BYTES)
+            self._limit = min(limits, default=_SAFE_MESSAGE_BYTES)
         return self._limit
 
     async def _upload(self, data: bytes, *, adapter_id: str) -> str:
         digest = blake3(data).hexdigest()
-        # Named after its content, so that the same batch again is there already.
+        # The id is derived from the content, so that an equal batch is uploaded once.
         header = training_service_pb2.BatchHeader(
             upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
         )
-        patience = self._connection.patience()
-        committed, is_asking = 0, True
+        backoff = self._connection.backoff()
+        # The first stream carries only the header: the response tells how much a previous attempt has uploaded.
+        committed, is_query = 0, True
         while committed < len(data):
-            requests = _requests(header, b'' if is_asking else data, begin=committed)
+            requests = _requests(header, b'' if is_query else data, begin=committed)
             try:
                 response = await self._connection.upload(
                     self._training.UploadBatch, requests, request_type=training_service_pb2.UploadBatchRequest
                 )
             except Error as error:
-                await patience.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
-                is_asking = True
+                await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
+                is_query = True
                 continue
             if response.committed_bytes > committed:
-                patience.renew()
-            committed, is_asking = response.committed_bytes, False
+                backoff.reset()
+            committed, is_query = response.committed_bytes, False
         return header.upload_id
 
 

@@ -1,4 +1,4 @@
-"""Following an adapter's operations, and dropping one that waits."""
+"""Methods that follow an adapter's operations and cancel queued ones."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -12,10 +12,9 @@ from twinkle_client.rpc import remote_method, remote_stream
 
 
 class WatchingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Methods that watch operations; `adapter_name` may be omitted if there is one adapter."""
 
     def __init__(self, model_id: str, *, client: TwinkleClient | None = None) -> None:
-        """See `ModelHandle`."""
         super().__init__(model_id, client=client)
         self._training = TrainingServiceStub(self._connection.channel)
 
@@ -23,39 +22,39 @@ class WatchingVerbs(ModelHandle):
     async def watch_operations(
         self, *, after: int = 0, adapter_name: str | None = None
     ) -> AsyncIterator[operation_result_pb2.OperationResult]:
-        """Yield the result of each of the adapter's operations in order, whoever sent it, until left.
+        """Yield the results of the adapter's operations in order, including those that other programs send.
 
-        A watch that breaks goes on where it was, for as long as the client is patient.
+        The stream does not end by itself. A broken connection is resumed until the client's retry timeout.
 
         Args:
-            after: begin after this operation.
-            adapter_name: unset: the only adapter.
+            after: Number of the operation after which to start.
+            adapter_name: Unset: the only adapter.
 
         Raises:
-            NotFoundError: the adapter is gone, or `after` is no longer on record.
+            NotFoundError: The adapter was deleted, or `after` is no longer on record.
         """
         request = training_service_pb2.WatchOperationsRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, after_sequence_number=after
         )
         while True:
-            has_come = False
+            has_progressed = False
             try:
                 async with aclosing(self._connection.stream(self._training.WatchOperations, request)) as responses:
                     async for response in responses:
-                        has_come = True
+                        has_progressed = True
                         request.after_sequence_number = response.result.sequence_number
                         yield response.result
                 return
             except RetryableError:
-                # Where nothing came, the connection has been patient already.
-                if not has_come:
+                # Without a response, the connection has already retried until its timeout.
+                if not has_progressed:
                     raise
 
     @remote_method
     async def cancel_operation(self, sequence_number: int, *, adapter_name: str | None = None) -> bool:
-        """Drop an operation that still waits; return whether it came in time.
+        """Cancel a queued operation; return False if it has already started.
 
-        Whoever sent it gets a `CancelledError`; those after it go on.
+        The sender of the operation gets a `CancelledError`; later operations are not affected.
         """
         request = training_service_pb2.CancelOperationRequest(
             adapter_id=self._adapter(adapter_name).adapter_id, sequence_number=sequence_number

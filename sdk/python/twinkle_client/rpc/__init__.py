@@ -1,21 +1,21 @@
-"""The wire: one connection, four shapes of calls, and the two faces every remote verb has.
+"""The transport: a connection, the four kinds of gRPC calls, and the blocking and asyncio forms of remote methods.
 
-Everything is written once, as coroutines that run on the connection's own event loop;
-`faces` makes the blocking form of each.
+Remote methods are written once, as coroutines that run on the clients' event loop (`loop`); `remote_methods`
+derives the blocking form of each.
 """
 
 from twinkle_client.rpc.address import Address
+from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.connection import Connection
-from twinkle_client.rpc.faces import RemoteMethod, RemoteStream, remote_method, remote_stream
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.patience import Patience
+from twinkle_client.rpc.remote_methods import RemoteMethod, RemoteStream, remote_method, remote_stream
 
 __all__ = [
     'Address',
+    'Backoff',
     'Connection',
     'LoopThread',
-    'Patience',
     'RemoteMethod',
     'RemoteStream',
     'new_id',

@@ -1,4 +1,4 @@
-"""Server addresses as people write them."""
+"""Parsing of server addresses."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """Host, port and security of a server."""
 
     host: str
     port: int
@@ -17,17 +17,18 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> 'Address':
-        """Read `http://host:port`, `https://...`, `grpc://...`, `grpcs://...` or `host:port`.
+        """Parse `http://host:port`, `https://...`, `grpc://...`, `grpcs://...` or `host:port`.
 
-        A path is allowed and ignored; without a port it is that of the scheme, 8000 or 443.
+        A path is ignored. The port defaults to 443 with TLS and to 8000 without.
 
         Raises:
-            ValueError: `text` is none of these.
+            ValueError: `text` has none of these forms.
         """
         has_scheme = '://' in text
         parts = urlsplit(text if has_scheme else f'grpc://{text}')
         refused = ValueError(
-            f"address {text!r} is neither 'host:port' nor one of {', '.join(_SECURE)} with ://host:port"
+            f"address {text!r} is malformed; use 'host:port' or '<scheme>://host:port' with one of the schemes "
+            f'{", ".join(_SECURE)}'
         )
         if parts.scheme not in _SECURE or not parts.hostname:
             raise refused
@@ -40,7 +41,7 @@ class Address:
 
     @property
     def target(self) -> str:
-        """What a gRPC channel is opened to."""
+        """Target of a gRPC channel, `host:port`."""
         host = f'[{self.host}]' if ':' in self.host else self.host
         return f'{host}:{self.port}'
 

@@ -1,8 +1,7 @@
-"""One channel to a gateway, and how each shape of call is made on it.
+"""A gRPC channel to a gateway, with a method for each of the four kinds of calls.
 
-Every call carries the API key, a request id that all its attempts share, and the trace
-context of a client span. Failures come out as `twinkle_client.errors`; what may be tried
-again is, until `retry_timeout` is over.
+Every call carries the API key, a request id that all its attempts share, and the trace context of a client span.
+Failures are raised as `twinkle_client.errors`. Retryable failures are retried until `retry_timeout` has passed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -19,18 +18,18 @@ from opentelemetry import propagate, trace
 
 from twinkle_client.errors import Error, ErrorFacts, RetryableError, UsageError, error_from_rpc
 from twinkle_client.rpc.address import Address
+from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.patience import Patience
-from twinkle_client.rpc.trust import explain_no_connection, read_authorities
+from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
 
 DEFAULT_RETRY_TIMEOUT = timedelta(seconds=120)
-"""Long enough for a service to be killed beneath its clients, started again and brought back to where it was."""
+"""Enough time for a service to restart and restore its state."""
 _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Services bound the sizes and say what the bound is.
+    # The services limit the message sizes, and their error messages name the limit.
     ('grpc.max_receive_message_length', -1),
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
@@ -41,13 +40,13 @@ _tracer = trace.get_tracer('twinkle.client')
 
 @dataclass
 class _Attempt:
-    """A call under way: what every attempt of it sends."""
+    """A call in progress; all its attempts share the request id and the span."""
 
     span: trace.Span
     request_id: str = field(default_factory=lambda: new_id('rq'))
 
     def metadata(self, api_key: str) -> grpc.aio.Metadata:
-        """Return what goes beside the request."""
+        """Return the metadata of an attempt."""
         headers = {'x-request-id': self.request_id}
         if api_key:
             headers['authorization'] = f'Bearer {api_key}'
@@ -55,28 +54,29 @@ class _Attempt:
         return grpc.aio.Metadata(*headers.items())
 
     def failed(self, error: grpc.aio.AioRpcError) -> Error:
-        """Return the error to raise, and note it on the span."""
+        """Return the error to raise, and record the status on the span."""
         self.span.set_attribute('rpc.status', error.code().name)
         return error_from_rpc(error, request_id=self.request_id)
 
 
 class Connection:
-    """A channel, its credentials and its event loop."""
+    """A channel with its credentials and event loop.
+
+    The first call connects, and later calls reconnect after a loss.
+
+    Args:
+        address: Address of the gateway.
+        api_key: Empty for a server without authentication.
+        retry_timeout: Calls are retried for this long while the server is unavailable.
+        ca: Path of a PEM file of CA certificates that verify a server with TLS. Empty: the system's certificates.
+
+    Raises:
+        ValueError: `ca` cannot be used.
+    """
 
     def __init__(
         self, address: Address, *, api_key: str, retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT, ca: str = ''
     ) -> None:
-        """Describe the connection; it is made by the first call, and again whenever it was lost.
-
-        Args:
-            address: of the gateway.
-            api_key: empty for a server that asks for none.
-            retry_timeout: how long calls are tried again while the server cannot serve them.
-            ca: PEM file of the authorities that a server with TLS is checked against. Empty: this machine's.
-
-        Raises:
-            ValueError: `ca` cannot be used.
-        """
         self._authorities = read_authorities(ca) if address.is_secure else None
         self._has_connected = False
         self.address = address
@@ -99,24 +99,24 @@ class Connection:
         *,
         deadline: timedelta | None = None,
     ) -> _Response:
-        """Call and return the answer.
+        """Send a request and return the response.
 
         Args:
-            call: the stub's method.
-            request: may be sent more than once, so it carries its own id wherever it changes something.
-            deadline: of one attempt. Unset: as the method's service config says.
+            call: Method of a stub.
+            request: Message to send. It may be sent more than once, so a mutating request must carry its own id.
+            deadline: Deadline of one attempt. Unset: the timeout in the service config.
 
         Raises:
             Error: see `twinkle_client.errors`.
         """
         seconds = None if deadline is None else deadline.total_seconds()
         with _client_span(type(request)) as attempt:
-            patience = self.patience()
+            backoff = self.backoff()
             while True:
                 try:
                     answer = await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
                 except grpc.aio.AioRpcError as error:
-                    await patience.wait_or_raise(await self._explained(attempt.failed(error)))
+                    await backoff.wait_or_raise(await self._explained(attempt.failed(error)))
                 else:
                     self._has_connected = True
                     return answer
@@ -124,13 +124,13 @@ class Connection:
     async def stream(
         self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
     ) -> AsyncGenerator[_Response]:
-        """Call and yield the answers; tried again only while none has come.
+        """Send a request and yield the responses; retried only until the first response has arrived.
 
         Raises:
             Error: see `twinkle_client.errors`.
         """
         with _client_span(type(request)) as attempt:
-            patience = self.patience()
+            backoff = self.backoff()
             while True:
                 has_begun = False
                 responses = call(request, metadata=attempt.metadata(self._api_key))
@@ -142,7 +142,7 @@ class Connection:
                 except grpc.aio.AioRpcError as error:
                     if has_begun:
                         raise attempt.failed(error) from None
-                    await patience.wait_or_raise(await self._explained(attempt.failed(error)))
+                    await backoff.wait_or_raise(await self._explained(attempt.failed(error)))
                 finally:
                     responses.cancel()
 
@@ -153,7 +153,7 @@ class Connection:
         *,
         request_type: type[_Request],
     ) -> _Response:
-        """Send a stream and return the answer; the caller resumes a stream that was cut.
+        """Send a stream and return the response; the caller resumes a broken stream.
 
         Raises:
             Error: see `twinkle_client.errors`.
@@ -171,7 +171,7 @@ class Connection:
         *,
         request_type: type[_Request],
     ) -> AsyncGenerator[_Response]:
-        """Send a stream and yield the answers; the caller resumes a stream that was cut.
+        """Send a stream and yield the responses; the caller resumes a broken stream.
 
         Raises:
             Error: see `twinkle_client.errors`.
@@ -187,17 +187,17 @@ class Connection:
                 responses.cancel()
 
     async def _explained(self, error: Error) -> Error:
-        """Return the error, or a better one where no try could ever connect: the address or the trust is wrong."""
+        """Return `error`, or a `UsageError` if the address or the CA certificates make a connection impossible."""
         if error.reason or self._has_connected or not isinstance(error, RetryableError):
             self._has_connected |= bool(error.reason)
             return error
-        problem = await explain_no_connection(self.address, self._authorities)
+        problem = await diagnose_connection(self.address, self._authorities)
         if not problem:
             return error
         return UsageError(ErrorFacts(code=error.code, message=problem, request_id=error.request_id))
 
     def close(self) -> None:
-        """Close the channel and end the thread; closing again does nothing."""
+        """Close the channel and cancel running calls; closing again does nothing."""
         try:
             self.loop_thread.run(self._shut())
         except RuntimeError:
@@ -207,14 +207,14 @@ class Connection:
     async def _shut(self) -> None:
         await self.channel.close()
 
-    def patience(self) -> Patience:
-        """Return a new patience of `retry_timeout`, for a coroutine that repeats its calls itself."""
-        return Patience(self._retry_timeout)
+    def backoff(self) -> Backoff:
+        """Return a new backoff of `retry_timeout`, for a coroutine that retries by itself."""
+        return Backoff(self._retry_timeout)
 
 
 @contextmanager
 def _client_span(request_type: type[Message]) -> Iterator[_Attempt]:
-    # The span is not made current: a generator's body runs in whatever context asks for its next item.
+    # The span is not made current, because a generator's body runs in the context that requests the next item.
     span = _tracer.start_span(_full_method(request_type), kind=trace.SpanKind.CLIENT)
     try:
         yield _Attempt(span)
@@ -227,13 +227,13 @@ def _client_span(request_type: type[Message]) -> Iterator[_Attempt]:
 
 @cache
 def _full_method(request_type: type[Message]) -> str:
-    """Return 'package.Service/Method' of a request; each method has a request type of its own."""
+    """Return 'package.Service/Method' of a request type; no two methods share one."""
     descriptor: Any = request_type.DESCRIPTOR
     for service in descriptor.file.services_by_name.values():
         for method in service.methods:
             if method.input_type is descriptor:
                 return f'{service.full_name}/{method.name}'
-    raise ValueError(f'{descriptor.full_name} is the request of no method')
+    raise ValueError(f'{descriptor.full_name} is not the request type of any method')
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Where gRPC is served, for programs that name the address of the HTTP APIs."""
+"""Discovery of the gRPC port from the address of the gateway's HTTP APIs."""
 
 import http.client
 import io
@@ -12,60 +12,60 @@ from urllib.parse import urlsplit
 
 from twinkle_client.rpc.address import Address
 
-_PATIENCE = timedelta(seconds=2)
-_MOST_BYTES = 1 << 14
-"""Of an answer that is read, its headers included; a gateway's takes a few hundred."""
+_TIMEOUT = timedelta(seconds=2)
+_RESPONSE_LIMIT_BYTES = 1 << 14
+"""Largest response that is read, headers included. A gateway's takes a few hundred bytes."""
 
 
-def grpc_address(text: str, *, patience: timedelta = _PATIENCE) -> str:
-    """Return the address to call, for one that people wrote.
+def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
+    """Return the gRPC address for the address that a user gave.
 
-    One address is all that a program for both APIs knows. `http://host:port` may be where the gateway serves HTTP: its
-    `/healthz` tells the port of gRPC on the same host. Whatever else answers there, or nobody, is called as it was
-    written, and so is a gateway whose port cannot be reached from here, as behind a proxy; other schemes are never
-    asked.
+    Users of both APIs know one address only. `http://host:port` may be the port of the gateway's HTTP APIs, whose
+    `/healthz` reports the gRPC port on the same host. The given address is returned unchanged when the server is not
+    a gateway's HTTP port, does not respond, or reports a port that cannot be reached, for example behind a proxy.
+    Addresses of other schemes are returned unchanged without a request.
 
     Args:
-        text: as `Address.parse` reads it.
-        patience: how long all this may take, beside looking up the host's name.
+        text: address in a form that `Address.parse` accepts.
+        timeout: limit for all requests together, without the DNS lookup.
 
     Raises:
-        ValueError: `text` is no address.
+        ValueError: `text` is not an address.
     """
     address = Address.parse(text)
     if urlsplit(text).scheme != 'http':
         return text
-    end = time.monotonic() + patience.total_seconds()
+    end = time.monotonic() + timeout.total_seconds()
     try:
-        port = _told_port(address, end)
+        port = _advertised_port(address, end)
         if port is None:
             return text
         _connected(address.host, port, end).close()
-    # What speaks gRPC only is no HTTP/1.1 at all, and what is no gateway says anything.
+    # A port that serves gRPC only does not answer HTTP/1.1, and other servers may answer anything.
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return text
     return f'http://{Address(address.host, port).target}'
 
 
-def _told_port(address: Address, end: float) -> int | None:
-    """Return the port of gRPC that a gateway tells; None where none is told."""
+def _advertised_port(address: Address, end: float) -> int | None:
+    """Return the gRPC port in a gateway's health report, or None."""
     with _connected(address.host, address.port, end) as connection:
         connection.sendall(f'GET /healthz HTTP/1.1\r\nHost: {address.target}\r\nConnection: close\r\n\r\n'.encode())
-        answer = http.client.HTTPResponse(cast(socket.socket, _Answer(connection, end)), method='GET')
+        answer = http.client.HTTPResponse(cast(socket.socket, _BoundedResponse(connection, end)), method='GET')
         answer.begin()
-        health: Any = json.loads(answer.read(_MOST_BYTES))
+        health: Any = json.loads(answer.read(_RESPONSE_LIMIT_BYTES))
     port = cast(Mapping[str, Any], health).get('grpc_port') if isinstance(health, dict) else None
     return port if type(port) is int and 0 < port < 1 << 16 else None
 
 
-class _Answer(io.RawIOBase):
-    """What a server sends, up to a size and a time, however slowly it sends."""
+class _BoundedResponse(io.RawIOBase):
+    """Bytes from a server, limited in size and in total time even if the server sends slowly."""
 
     def __init__(self, connection: socket.socket, end: float) -> None:
-        self._connection, self._end, self._room = connection, end, _MOST_BYTES
+        self._connection, self._end, self._remaining = connection, end, _RESPONSE_LIMIT_BYTES
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return it as `http.client` asks a socket for it."""
+        """Return a buffered reader; `http.client` calls this on its socket."""
         del mode
         return io.BufferedReader(self)
 
@@ -73,11 +73,11 @@ class _Answer(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer with what has come; nothing more once there is no room."""
+        """Read into the buffer; return 0 once the size limit is reached."""
         self._connection.settimeout(_seconds_until(self._end))
-        part = self._connection.recv(min(len(buffer), self._room)) if self._room else b''
+        part = self._connection.recv(min(len(buffer), self._remaining)) if self._remaining else b''
         buffer[: len(part)] = part
-        self._room -= len(part)
+        self._remaining -= len(part)
         return len(part)
 
 

@@ -1,8 +1,8 @@
-"""Ids the client chooses, so that sending something twice does it once."""
+"""Ids chosen by the client, which make resent requests idempotent."""
 
 import uuid
 
 
 def new_id(prefix: str) -> str:
-    """Return an unguessable id that begins with `prefix` and a dash."""
+    """Return a random id that begins with `prefix` and a dash."""
     return f'{prefix}-{uuid.uuid4().hex}'

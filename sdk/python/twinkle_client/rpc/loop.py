@@ -94,7 +94,7 @@ class LoopThread:
             self._tasks.difference_update(tasks)
 
     def own(self, task: asyncio.Task[Any]) -> None:
-        """Include `task` in the tasks that `stop` cancels."""
+        """Add `task` to the tasks that `stop` cancels."""
         self._tasks.add(task)
 
 

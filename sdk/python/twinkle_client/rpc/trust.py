@@ -1,4 +1,4 @@
-"""Which certificates of servers are believed, and why a connection cannot come about that should."""
+"""CA certificates of the TLS connection, and the diagnosis of connections that fail."""
 
 import asyncio
 import ssl
@@ -8,23 +8,23 @@ from twinkle_client.rpc.address import Address
 
 _PROBE_SECONDS = 2.0
 _NOT_TLS = {'WRONG_VERSION_NUMBER', 'RECORD_LAYER_FAILURE', 'HTTP_REQUEST', 'UNEXPECTED_MESSAGE'}
-"""What OpenSSL calls an answer that is no TLS."""
+"""OpenSSL's reasons for a response that is not TLS."""
 _EXPIRED, _NOT_YET = 10, 9
 _OTHER_NAME = {62, 64}
-"""OpenSSL's codes of certificates for another host or address."""
+"""OpenSSL's verify codes for a certificate of another host or address."""
 
 
 def read_authorities(ca: str) -> bytes | None:
-    """Return the certificates of authorities that servers are checked against.
+    """Return the CA certificates that servers are verified against.
 
     Args:
-        ca: PEM file. Empty: this machine's authorities, or those of SSL_CERT_FILE, as other programs take them.
+        ca: Path of a PEM file. Empty: the system's certificates, or those in the file named by SSL_CERT_FILE.
 
     Returns:
-        PEM; None where the machine has no such file, which leaves those that come with grpc.
+        The PEM bytes; None if the system has no such file, in which case grpc uses its bundled certificates.
 
     Raises:
-        ValueError: the file cannot be read, or holds none.
+        ValueError: The file cannot be read or contains no certificate.
     """
     path = ca or ssl.get_default_verify_paths().cafile
     if not path:
@@ -34,16 +34,19 @@ def read_authorities(ca: str) -> bytes | None:
     except OSError as error:
         raise ValueError(f'ca: cannot read {path} ({error.strerror}); give a PEM file of certificates') from None
     if b'-----BEGIN CERTIFICATE-----' not in content:
-        raise ValueError(f'ca: {path} holds no certificate in PEM form')
+        raise ValueError(f'ca: {path} contains no PEM certificate; give a PEM file of CA certificates')
     return content
 
 
-async def explain_no_connection(address: Address, authorities: bytes | None) -> str:
-    """Return what is wrong with how a server is called that listens; empty where it may be just away.
+async def diagnose_connection(address: Address, authorities: bytes | None) -> str:
+    """Return why a listening server cannot be used: wrong scheme or untrusted certificate.
 
     Args:
-        address: of the server.
-        authorities: as of `read_authorities`.
+        address: Address of the server.
+        authorities: Result of `read_authorities`.
+
+    Returns:
+        A message for the user; empty if the address is not at fault, for example when the server is down.
     """
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
@@ -56,7 +59,7 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
     context = ssl.create_default_context(cadata=authorities.decode('ascii', 'ignore') if authorities else None)
     context.set_alpn_protocols(['h2'])
     if not address.is_secure:
-        # Only asked whether it speaks TLS at all; nothing is sent.
+        # This only tests whether the server speaks TLS; no data is sent.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
@@ -72,10 +75,10 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
 
 def _objection(error: ssl.SSLCertVerificationError, host: str) -> str:
     if error.verify_code == _EXPIRED:
-        return 'its certificate has expired; whoever runs it has to renew it'
+        return "the server's certificate has expired; ask its operator to renew it"
     if error.verify_code == _NOT_YET:
-        return "its certificate is not valid yet; one of the two machines' clocks is wrong"
+        return "the server's certificate is not valid yet; check the clocks of both machines"
     if error.verify_code in _OTHER_NAME:
-        return f'its certificate is not for {host}; call it by a name that the certificate is for'
-    cure = 'give the PEM file of that authority as ca= or in TWINKLE_CA'
-    return f'its certificate is signed by no authority that is trusted here; {cure}'
+        return f"the server's certificate is not for {host}; use a host name that the certificate contains"
+    remedy = 'pass the PEM file of its CA as ca= or in TWINKLE_CA'
+    return f"the server's certificate is not signed by a trusted CA; {remedy}"

@@ -1,4 +1,4 @@
-"""Completions from the sampler service."""
+"""The remote sampler and its results."""
 
 from twinkle.data_format import SampledSequence, SampleResults
 from twinkle_client.sampler.results import SampleDelta

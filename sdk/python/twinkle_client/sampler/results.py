@@ -1,4 +1,4 @@
-"""What a sampler gives back, and how it is read from the contract's messages."""
+"""Results of the sampler, and their conversion from messages of the contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,22 +20,22 @@ _STOP_REASONS: dict[int, StopReason] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SampleDelta:
-    """News of one sequence of a stream: new tokens, or its end."""
+    """New tokens of a streamed sequence, or its end."""
 
     sequence_index: int
     text: str
-    """What became certain; may be empty."""
+    """New text; empty while the last tokens do not form complete characters."""
     tokens: list[int]
     logprobs: list[list[tuple[int, float]]]
     """See `SampledSequence.logprobs`."""
     version: int | None
-    """The adapter version that drew the tokens, 0 for the base model; None at the end."""
+    """Adapter version that generated the tokens, 0 for the base model; None at the end."""
     stop_reason: StopReason | None
-    """Set at the end of the sequence, once."""
+    """Reason for the end of the sequence; None before the end."""
 
 
 def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt: Any) -> SampleResponse:
-    """Return the completions of `prompt`."""
+    """Convert the completions of `prompt`."""
     prompt_ids = tensor_from_proto(response.prompt.token_ids)
     logprobs: list[float | None] | None = None
     if response.prompt.HasField('logprobs'):
@@ -53,7 +53,7 @@ def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt
 
 
 def delta_from_proto(delta: sampling_pb2.TokenDelta) -> SampleDelta:
-    """Return new tokens."""
+    """Convert new tokens."""
     return SampleDelta(
         sequence_index=delta.sequence_index,
         text=delta.text,
@@ -65,7 +65,7 @@ def delta_from_proto(delta: sampling_pb2.TokenDelta) -> SampleDelta:
 
 
 def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
-    """Return the end of a sequence."""
+    """Convert the end of a sequence."""
     return SampleDelta(
         sequence_index=finished.sequence_index,
         text=finished.text,
@@ -77,15 +77,16 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
 
 
 def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: SampledSequence) -> InputFeature:
-    """Return prompt and completion as a training example, token by token as the sampler of the library does.
+    """Return prompt and completion as a training example, identical to the one of the library's sampler.
 
-    Labels, `completion_mask` and `old_logps` that a prompt brings, those of earlier turns, are kept; the new ones
-    cover the completion. Log-probabilities stand where the labels do, so that a policy loss finds them.
+    `labels`, `completion_mask` and `old_logps` of the prompt, which cover earlier turns, are extended by those of the
+    completion. Log-probabilities have the positions of their labels, as policy losses require.
 
     Args:
-        prompt: what was sampled from; a chat's messages go on with the completion, its user data is kept.
+        prompt: Prompt of the completion. The completion is appended to the messages of a chat; its user data is
+            copied.
         prompt_ids: int [P].
-        sequence: the completion, C tokens.
+        sequence: Completion of C tokens.
     """
     completion_ids = np.asarray(sequence.tokens, dtype=np.int32)
     input_ids = np.concatenate([prompt_ids, completion_ids]).astype(np.int32)
@@ -114,7 +115,7 @@ def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: Samp
 def _extended(
     fields: Mapping[str, Any], name: str, length: int, *, begin: int, values: npt.NDArray[Any], default: int
 ) -> npt.NDArray[Any]:
-    """Return what a prompt has of a stream of numbers, with `values` from `begin` on."""
+    """Return the prompt's field `name`, padded to `length`, with `values` written from `begin` on."""
     stream = np.full(length, default, dtype=values.dtype)
     if fields.get('input_ids') is not None and fields.get(name) is not None:
         stream[: length - len(values)] = fields[name]
@@ -137,7 +138,7 @@ def _sequence(sequence: sampling_pb2.SampledSequence, *, prompt: Any, prompt_ids
 
 
 def _token_logprobs(part: sampling_pb2.SampledSequence | sampling_pb2.TokenDelta) -> list[list[tuple[int, float]]]:
-    """Return for each token `(id, log-probability)`, its own first, then the most likely."""
+    """Return `(id, log-probability)` pairs for each token: the token itself, then the most likely candidates."""
     pairs = zip(tensor_from_proto(part.token_ids), tensor_from_proto(part.logprobs), strict=True)
     rows = [[(int(token), float(logprob))] for token, logprob in pairs]
     if part.HasField('top_logprobs'):

@@ -1,4 +1,4 @@
-"""The sampler handle. Names of the library; what samples is whatever engine the server runs."""
+"""The sampler handle, with the names of the library. The server chooses the engine."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -29,25 +29,23 @@ Params = SamplingParams | Mapping[str, Any] | None
 
 
 class Sampler:
-    """A base model that can be sampled, with or without one of the caller's adapters.
+    """Samples from a base model, with or without one of the caller's adapters.
 
-    Verbs take the weights to use as `adapter_name` (a name given to `add_adapter_to_model`, or an
-    adapter's id; with `version` or `min_version` to be exact) or `adapter_uri` (a checkpoint's path). A name that
-    several model handles gave to different adapters is refused, unless exactly one of them was synced here.
-    Neither: the version that `CheckpointEngineManager.sync_weights` synced last, the base model where it
-    synced none or `use_base_model` is true. The server never answers with other weights than those asked for.
+    Methods select the weights with `adapter_name` (a name passed to `add_adapter_to_model`, or an adapter's id;
+    optionally with `version` or `min_version`) or with `adapter_uri` (the path of a checkpoint). A name that several
+    model handles use is ambiguous, unless exactly one of these adapters was synced to this sampler. Without a
+    selection, the version last synced by `CheckpointEngineManager.sync_weights` is used; the base model is used if
+    no version was synced or if `use_base_model` is true. The server never substitutes other weights.
+
+    Args:
+        model_id: Name of the base model, as reported by `TwinkleClient.get_server_info`.
+        client: Unset: the client initialized last.
+
+    Raises:
+        RuntimeError: There is no client.
     """
 
     def __init__(self, model_id: str, *, client: TwinkleClient | None = None) -> None:
-        """Name the model; nothing is sent.
-
-        Args:
-            model_id: the base model, as the server's info names it.
-            client: where. Unset: the client that was initialised last.
-
-        Raises:
-            RuntimeError: there is no client.
-        """
         self.model_id = model_id
         self._client = current_client(client)
         self._connection = self._client.connection
@@ -57,24 +55,24 @@ class Sampler:
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         return self._connection.loop_thread
 
     def set_template(self, template_cls: Any = 'Template', *, model_id: str = '', enable_thinking: bool = True) -> None:
-        """Say how chats become prompts: the sampler uses the model's own chat template.
+        """Set options of the chat template. The sampler always uses the base model's chat template.
 
         Args:
-            template_cls: name or class; any but 'Template' is only noted in the log.
-            model_id: must be the sampler's, where given.
-            enable_thinking: whether the model may think before it answers.
+            template_cls: Name or class; a name other than 'Template' is logged and ignored.
+            model_id: Model of the template; must be the sampler's model if given.
+            enable_thinking: Whether the model may think before it answers.
 
         Raises:
-            ValueError: the template of another model is asked for.
+            ValueError: `model_id` is another model.
         """
         if model_id not in {'', self.model_id}:
-            raise ValueError(f'model_id must be {self.model_id!r}, the model that is sampled, got {model_id!r}')
+            raise ValueError(f'model_id must be {self.model_id!r}, got {model_id!r}')
         if component_name(template_cls) != 'Template':
-            _log.info('%s: the sampler uses the chat template of %s', component_name(template_cls), self.model_id)
+            _log.info('%s ignored; using the chat template of %s', component_name(template_cls), self.model_id)
         self._is_thinking_enabled = enable_thinking
 
     @remote_method
@@ -90,19 +88,19 @@ class Sampler:
         """Complete prompts.
 
         Args:
-            inputs: one or many of: chats, features, token ids, plain texts.
-            sampling_params: parameters, or a mapping of them.
-            adapter_name: see the class.
-            num_samples: completions for each prompt; replaces that of the parameters.
+            inputs: One or more prompts: chats, features, token ids or texts.
+            sampling_params: Parameters, or a mapping of them.
+            adapter_name: See the class.
+            num_samples: Completions per prompt; overrides `sampling_params`.
             adapter: `adapter_uri`, `version`, `min_version`, `wait`, `use_base_model`; see the class.
 
         Returns:
-            One response a prompt, in order.
+            One response per prompt, in order.
 
         Raises:
-            ValueError: something cannot be sent.
-            NotFoundError: there is no such model, adapter or version.
-            StateError: the adapter has no version yet.
+            ValueError: An argument cannot be sent.
+            NotFoundError: The model, adapter or version does not exist.
+            StateError: The adapter has no version yet.
         """
         params = convert.sampling_params(sampling_params, num_samples=num_samples)
         ref = self._adapter(adapter_name, adapter)
@@ -136,9 +134,9 @@ class Sampler:
         num_samples: int | None = None,
         **adapter: Any,
     ) -> AsyncIterator[SampleDelta]:
-        """Complete one prompt, yielding tokens as they are drawn; leaving the loop frees the sequences.
+        """Complete one prompt, yielding tokens as they are generated; leaving the loop cancels the request.
 
-        Arguments as for `sample`, with one prompt.
+        The arguments are those of `sample`, with one prompt.
         """
         request = sampler_service_pb2.SampleRequest(
             request_id=new_id('sm'),
@@ -158,15 +156,15 @@ class Sampler:
     async def compute_logprobs(
         self, inputs: Any, adapter_name: str = '', **adapter: Any
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the log-probability of each token of given sequences, without sampling.
+        """Return the log-probability of each token of the given sequences.
 
         Args:
-            inputs: features or token ids, one or many.
-            adapter_name: see the class.
-            adapter: as for `sample`.
+            inputs: One or more features or sequences of token ids.
+            adapter_name: See the class.
+            adapter: See `sample`.
 
         Returns:
-            float32 [T] each, natural; the first is NaN.
+            One float32 [T] array per sequence, natural log; the first element is NaN.
         """
         prompts = [convert.prompt_to_proto(prompt) for prompt in _prompts(inputs)]
         if not all(prompt.HasField('token_ids') for prompt in prompts):
@@ -181,58 +179,58 @@ class Sampler:
 
     @remote_method
     async def load_adapter(self, adapter_name: str = '', **adapter: Any) -> int:
-        """Have the sampler bring a version before it is needed; return the version that is there now.
+        """Load an adapter version into the sampler before it is needed; return the loaded version.
 
         Args:
-            adapter_name: see the class.
-            adapter: as for `sample`.
+            adapter_name: See the class.
+            adapter: See `sample`.
 
         Raises:
-            NotFoundError: there is no such adapter or version.
-            RetryableError: it did not come within `wait`.
-            StateError: its weights do not fit, or are those of a whole model, which this sampler does not follow.
+            NotFoundError: The adapter or version does not exist.
+            RetryableError: The version was not loaded within `wait`.
+            StateError: The weights do not fit, or belong to a full-parameter run that this sampler does not follow.
         """
         request = sampler_service_pb2.LoadAdapterRequest(adapter=self._adapter(adapter_name, adapter))
         return (await self._connection.unary(self._stub.LoadAdapter, request)).adapter.version
 
     def note_synced(self, adapter_id: str, version: int) -> None:
-        """Take this version for what a request without a name means; a newer one replaces it."""
+        """Use this version for requests without an adapter, instead of an earlier version of the same adapter."""
         self._synced[adapter_id] = version
 
     @remote_method
     async def reset_prefix_cache(self) -> int:
-        """Empty the engine's prefix cache; return the tokens that were in it."""
+        """Clear the engine's prefix cache; return the number of cached tokens that were dropped."""
         request = sampler_service_pb2.ResetPrefixCacheRequest()
         return (await self._connection.unary(self._stub.ResetPrefixCache, request)).dropped_token_count
 
     def _adapter(self, adapter_name: str, adapter: Mapping[str, Any]) -> sampling_pb2.AdapterRef | None:
         unknown = sorted(set(adapter) - {'adapter_uri', 'version', 'min_version', 'wait', 'use_base_model'})
         if unknown:
-            raise TypeError(f'unknown arguments {unknown}')
+            raise TypeError(f'unknown arguments {unknown}; see the class documentation of Sampler')
         uri = adapter.get('adapter_uri') or ''
         if uri and adapter_name:
-            raise ValueError('give adapter_name or adapter_uri, not both')
+            raise ValueError('adapter_name and adapter_uri cannot be combined; pass one of them')
         if adapter.get('use_base_model'):
             if uri or adapter_name:
-                raise ValueError('use_base_model and an adapter cannot both be meant')
+                raise ValueError('use_base_model cannot be combined with an adapter; pass one of them')
         elif self._synced and not (uri or adapter_name):
             return self._synced_adapter(adapter)
         names = self._client.adapter_names
         return convert.adapter_ref(
-            uri or names.find(adapter_name, base_model=self.model_id, favoured=self._synced),
+            uri or names.find(adapter_name, base_model=self.model_id, preferred=self._synced),
             version=adapter.get('version'),
             min_version=adapter.get('min_version'),
             wait=adapter.get('wait'),
         )
 
     def _synced_adapter(self, adapter: Mapping[str, Any]) -> sampling_pb2.AdapterRef | None:
-        """Return the version that was synced; a version that is asked for wins."""
+        """Return the synced adapter, with the requested version or else the synced one."""
         if len(self._synced) > 1:
-            raise ValueError(f'the adapters {list(self._synced)} were synced; say which with adapter_name=')
+            raise ValueError(f'several adapters were synced, {list(self._synced)}; choose one with adapter_name=')
         ((adapter_id, synced),) = self._synced.items()
-        least = adapter.get('min_version')
-        version = adapter.get('version') or (synced if least is None else None)
-        return convert.adapter_ref(adapter_id, version=version, min_version=least, wait=adapter.get('wait'))
+        min_version = adapter.get('min_version')
+        version = adapter.get('version') or (synced if min_version is None else None)
+        return convert.adapter_ref(adapter_id, version=version, min_version=min_version, wait=adapter.get('wait'))
 
     async def _sample_batch(
         self,
@@ -240,7 +238,7 @@ class Sampler:
         params: sampling_pb2.SamplingParams,
         ref: sampling_pb2.AdapterRef | None,
     ) -> AsyncIterator[tuple[int, sampler_service_pb2.SampleBatchResponse]]:
-        """Yield finished prompts by their index among all."""
+        """Yield the index and the response of each prompt as it finishes."""
         indexes = list(pending)
         request = sampler_service_pb2.SampleBatchRequest(
             request_id=new_id('sm'),
@@ -255,7 +253,7 @@ class Sampler:
 
 
 vLLMSampler = Sampler  # noqa: N816 - the name users type
-"""The name users know; which engine samples is the server's choice."""
+"""Alias with the library's name. The server chooses the engine."""
 
 
 def _prompts(inputs: Any) -> list[Any]:
@@ -265,5 +263,5 @@ def _prompts(inputs: Any) -> list[Any]:
     if prompts and isinstance(prompts[0], int | np.integer):
         return [prompts]
     if not prompts:
-        raise ValueError('inputs: at least one prompt is needed')
+        raise ValueError('inputs: at least one prompt is required')
     return prompts

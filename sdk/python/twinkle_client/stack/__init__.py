@@ -1,4 +1,4 @@
-"""The five services on one machine: started, found, shown and stopped."""
+"""Local stacks: the five services as processes on one machine."""
 
 from twinkle_client.stack.launcher import (
     StackBusyError,

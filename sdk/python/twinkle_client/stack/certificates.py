@@ -1,6 +1,7 @@
-"""Certificates for development: made by the services' own tool, and told to a stack's services.
+"""Certificates of local stacks.
 
-The tool runs as a process, as services do: a client is installed without the library that signs.
+They are created by `services.kit.certificates` in a subprocess, because its dependencies are not installed with the
+client alone.
 """
 
 import json
@@ -18,40 +19,39 @@ from twinkle_client.stack.state import reachable
 
 _TOOL = 'services.kit.certificates'
 _RENEW_BEFORE = timedelta(days=30)
-"""A stack renews certificates that end so soon when it starts."""
+"""A starting stack renews certificates that expire within this time."""
 
 
 @dataclass(frozen=True)
 class MadeCertificate:
-    """A certificate in a folder."""
+    """A certificate file."""
 
     path: Path
     names: tuple[str, ...]
-    """DNS names, addresses and URIs it is for."""
+    """DNS names, addresses and URIs in the certificate."""
     expire_time: datetime
     is_new: bool
-    """Whether it was made just now."""
+    """Whether this call created it."""
 
-    def ends_within(self, time: timedelta) -> bool:
-        """Whether it ends so soon."""
+    def expires_within(self, time: timedelta) -> bool:
         return self.expire_time - datetime.now(UTC) < time
 
 
 def make_certificates(
     folder: Path, hosts: Mapping[str, Sequence[str]] | None = None, *, is_forced: bool = False
 ) -> list[MadeCertificate]:
-    """Make what is missing in a folder: an authority, and a certificate for each service.
+    """Create the missing certificates in a folder: a CA and one certificate per service.
 
     Args:
-        folder: Where; made if need be.
-        hosts: DNS names and addresses by service, beside its own name and this machine's loopback.
-        is_forced: Make the services' anew, by the authority that is there.
+        folder: Output folder; created if necessary.
+        hosts: Additional DNS names and addresses by service. The service name and loopback are always included.
+        is_forced: Replace the service certificates; the CA is kept.
 
     Returns:
-        All that are there, the authority's first.
+        All certificates in the folder, the CA first.
 
     Raises:
-        StackError: They cannot be made, or the services are not installed; the message says what.
+        StackError: The certificates cannot be created, or the services are not installed.
     """
     words = [word for name in SERVICES for word in ('--service', name)]
     words += [
@@ -60,7 +60,7 @@ def make_certificates(
     command = [sys.executable, '-m', _TOOL, str(folder), *words, *(['--force'] if is_forced else [])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or ['they could not be made']
+        lines = result.stderr.strip().splitlines() or ['the tool failed without a message']
         raise StackError(f'certificates: {lines[-1]}')
     return [
         MadeCertificate(
@@ -71,26 +71,26 @@ def make_certificates(
 
 
 def renewed_certificates(folder: Path, gateway: str) -> Path:
-    """Make or renew what a stack needs, and return the file of the authority.
+    """Create or renew a stack's certificates, and return the path of the CA certificate.
 
     Args:
-        folder: Where.
-        gateway: 'host:port' where clients find it.
+        folder: Folder of the certificates.
+        gateway: Address of the gateway for clients, 'host:port'.
 
     Raises:
-        StackError: see `make_certificates`.
+        StackError: See `make_certificates`.
     """
     hosts = {'gateway': [reachable(gateway).rpartition(':')[0].strip('[]')]}
     made = make_certificates(folder, hosts)
-    if any(item.ends_within(_RENEW_BEFORE) for item in made[1:]):
+    if any(item.expires_within(_RENEW_BEFORE) for item in made[1:]):
         made = make_certificates(folder, hosts, is_forced=True)
     return made[0].path
 
 
 def tls_settings(authority: Path, name: str) -> dict[str, Any]:
-    """Return the section `tls` of a process whose certificate lies beside its authority's.
+    """Return the section `tls` of a service's configuration.
 
-    Each service is believed under its own name only, not as whoever has a certificate of this machine.
+    Peers are verified by service name, because all certificates of this machine share its host names.
     """
     own = authority.parent / service_of(name)
     return {

@@ -1,4 +1,4 @@
-"""Waits until the samplers of a stack are in the fleet: from then on the gateway sends them requests."""
+"""Waiting for samplers to join the gateway's fleet, after which they receive requests."""
 
 import time
 from pathlib import Path
@@ -16,22 +16,24 @@ _CALL_SECONDS = 10.0
 
 
 def wait_until_joined(gateway: str, api_key: str, addresses: set[str], *, ca: str = '') -> None:
-    """Return once every sampler at these addresses is ready in the fleet.
+    """Wait until all samplers at the given addresses are ready in the fleet.
 
     Args:
-        gateway: 'host:port'.
-        api_key: with the scope 'operator'.
-        addresses: of the samplers.
-        ca: PEM file of the gateway's authority; empty: it speaks no TLS.
+        gateway: Address of the gateway, 'host:port'.
+        api_key: API key with the scope 'operator'.
+        addresses: Addresses of the samplers.
+        ca: Path of the gateway's CA certificate. Empty: the gateway does not use TLS.
 
     Raises:
-        StackError: one did not join in time.
+        StackError: A sampler did not join in time.
     """
     end = time.monotonic() + JOIN_LIMIT_SECONDS
     with _open(gateway, ca) as channel:
         while missing := addresses - _ready(channel, api_key):
             if time.monotonic() > end:
-                raise StackError(f'samplers at {", ".join(sorted(missing))} did not join the fleet of {gateway}')
+                raise StackError(
+                    f'samplers at {", ".join(sorted(missing))} did not join the fleet of {gateway} in time'
+                )
             time.sleep(_POLL_SECONDS)
 
 
@@ -44,11 +46,11 @@ def _open(gateway: str, ca: str) -> grpc.Channel:
 def _ready(channel: grpc.Channel, api_key: str) -> set[str]:
     request = pb.ListReplicasRequest(page_size=1000)
     metadata = (('authorization', f'Bearer {api_key}'),)
-    # The generated stubs are typed for grpc.aio; on a plain channel the same calls block.
+    # The generated stubs are typed for grpc.aio; on a synchronous channel the calls block.
     stub = FleetServiceStub(cast(Any, channel))
     try:
         answer: Any = stub.ListReplicas(request, metadata=metadata, timeout=_CALL_SECONDS)
     except grpc.RpcError:
-        # A gateway that has just begun to listen; the time limit is the caller's.
+        # The gateway may not be ready yet; the caller enforces the time limit.
         return set()
     return {replica.address for replica in answer.replicas if replica.state == pb.REPLICA_STATE_READY}

@@ -1,4 +1,4 @@
-"""Starts the services of one machine, revives what ends, adds samplers, and stops it all again."""
+"""Starting, repairing, extending and stopping a local stack."""
 
 import fcntl
 import importlib
@@ -30,24 +30,24 @@ from twinkle_client.stack.spawning import (
 from twinkle_client.stack.state import ServiceState, StackState, key_path, reachable, read_secret
 
 STOP_GRACE_SECONDS = 20.0
-ROOMS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
-"""Folders of a state folder."""
+SUBFOLDERS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
+"""Subfolders of a state folder."""
 _LOCK_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 
 
 class StackBusyError(StackError):
-    """Another program starts or stops services in this state folder."""
+    """Another program is starting or stopping services in this state folder."""
 
 
 def start_stack(options: StackOptions, *, report: Report) -> StackState:
-    """Start what does not run yet and return the running stack.
+    """Start a stack and return it.
 
-    A stack that runs already in this state folder is returned as it is; what is left of one that
-    broke is stopped first. When starting fails, everything that was started is stopped.
+    A stack that is already running in this state folder is returned unchanged. The remaining processes of a broken
+    stack are stopped first. If a start fails, all started services are stopped.
 
     Raises:
-        StackError: a service did not come up; the end of its log is in the message.
+        StackError: A service did not start; the message contains the end of its log.
     """
     _make_private(options.state_dir)
     with _locked(options.state_dir):
@@ -60,19 +60,19 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
         try:
             return launch.run()
         except BaseException:
-            _stop(launch.described(), report=report)
+            _stop(launch.current_state(), report=report)
             raise
 
 
 def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
-    """Start again what ended of a stack that was up, each service as it was and where it was.
+    """Restart the exited services of a running stack, with their configuration and at their addresses.
 
     Returns:
-        The stack; None where it was stopped.
+        The stack, or None if it was stopped.
 
     Raises:
-        StackBusyError: it is just being started or stopped.
-        StackError: a service does not come up again; the end of its log is in the message.
+        StackBusyError: The stack is being started or stopped.
+        StackError: A service did not start; the message contains the end of its log.
     """
     with _locked(state_dir):
         state = StackState.load(state_dir)
@@ -106,18 +106,18 @@ def stop_stack(state_dir: Path, *, report: Report) -> bool:
 
 
 def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: Report) -> ServiceState:
-    """Start one more sampler of a running stack; it joins the fleet by itself.
+    """Add a sampler to a running stack and wait until it has joined the fleet.
 
     Args:
-        state_dir: of the stack.
-        engine: 'torch' or 'vllm'; empty: as the stack's first sampler.
-        base_model: which to sample from, one of the stack's; empty: the first.
-        report: told how it goes.
+        state_dir: State folder of the stack.
+        engine: 'torch' or 'vllm'. Empty: the engine of the stack's first sampler.
+        base_model: One of the stack's base models. Empty: the first.
+        report: Callback for the progress.
 
     Raises:
-        StackError: no stack runs there, it was stopped meanwhile, or the sampler does not come up.
+        StackError: There is no running stack, it was stopped, or the sampler did not start.
 
-    Concurrency: others may start, stop and add while the sampler loads its model.
+    Concurrency: other programs may change the stack while the sampler loads its model.
     """
     spawner = Spawner(state_dir, report)
     try:
@@ -134,10 +134,10 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
 
 
 def leave_stack(state_dir: Path, address: str, *, is_leaving: bool = True) -> bool:
-    """Note of a service that it is to end by itself, so that nobody starts it again; or that it stays after all.
+    """Mark a service as leaving, so that it is not restarted when it exits, or remove the mark.
 
     Returns:
-        Whether a stack here has a service at that address.
+        Whether the stack in `state_dir` has a service at this address.
     """
     if not address or StackState.load(state_dir) is None:
         return False
@@ -151,7 +151,7 @@ def leave_stack(state_dir: Path, address: str, *, is_leaving: bool = True) -> bo
 
 
 def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: str) -> str:
-    """Start a sampler's process and write it down; return its name."""
+    """Start a sampler's process and record it; return its name."""
     if StackState.load(state_dir) is None:
         raise _no_stack(state_dir)
     with _locked(state_dir):
@@ -159,20 +159,20 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: s
         name = _next_sampler(state)
         settings = yaml.safe_load(spawner.config_path('sampler').read_text(encoding='utf-8'))
         if engine == 'vllm' and settings.get('torch', {}).get('patches'):
-            raise StackError('the stack patches its model, which only the torch engine can do')
+            raise StackError('the stack patches its model, which only the torch engine supports')
         if base_model and base_model not in state.base_models:
-            raise StackError(f'{base_model} is not served there; there are {", ".join(state.base_models)}')
+            raise StackError(f'the stack does not serve {base_model}; it serves {", ".join(state.base_models)}')
         chosen = {'engine': engine, 'base_model': base_model}
         chosen = {field: value for field, value in chosen.items() if value}
-        spawner.configure(name, {**settings, **_places(state_dir, spawner, name), **chosen})
+        spawner.configure(name, {**settings, **_paths(state_dir, spawner, name), **chosen})
         spawner.spawn(name)
-        # Written down at once, so that a start that is killed leaves nothing that cannot be found.
+        # Recorded at once, so that the process can be found if this program is killed.
         state.with_service(spawner.state_of(name)).save()
         return name
 
 
 def _withdraw(spawner: Spawner, state_dir: Path, *, report: Report) -> None:
-    """End what was started and take it out of the stack, unless others have by now."""
+    """Stop the started processes and remove them from the stack's record."""
     for name in spawner.started:
         service = spawner.state_of(name)
         _end(service, report=report)
@@ -190,19 +190,19 @@ def _reachable_stack(state_dir: Path) -> StackState:
 
 
 def _no_stack(state_dir: Path) -> StackError:
-    return StackError(f'no stack runs in {state_dir}; start one with `twinkle up`')
+    return StackError(f'no stack is running in {state_dir}; start one with `twinkle up`')
 
 
 def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
-    """Return where tokenizers of built-in models are, and of those under an alias: no hub knows them by those names."""
-    # Its libraries come with the services; a client alone is installed without them.
+    """Return the tokenizer folders of built-in and aliased models, whose names are not hub ids."""
+    # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
     hub = importlib.import_module('twinkle.hub')
     known = [name for name in base_models if name in hub.BUILT_IN_MODELS or hub.without_alias(name) != name]
     return {name: str(hub.resolve_tokenizer(name)) for name in known}
 
 
 class _Launch:
-    """One start."""
+    """The start of one stack."""
 
     def __init__(self, options: StackOptions, report: Report) -> None:
         self._options = options
@@ -212,19 +212,19 @@ class _Launch:
         self._spawner = Spawner(self._folder, report)
 
     def run(self) -> StackState:
-        """Start everything and return the stack, written down."""
+        """Start all services, record the stack and return it."""
         options, spawner = self._options, self._spawner
         gateway = with_port(options.listen)
-        # A port that is known from the start is the same after a restart of the gateway.
+        # Fixing the ports now keeps them across restarts of the gateway.
         http = with_port(options.http_listen) if options.http_listen else ''
         self._authority = renewed_certificates(self._folder / 'tls', gateway) if options.tls else None
-        # With TLS, services come in by a door of their own, where certificates are asked for.
+        # With TLS, services use a separate port that requires client certificates.
         internal = with_port('127.0.0.1:0') if options.tls else ''
         self._start('checkpoint', {'base_models': list(options.base_models)})
         self._start('data', {'base_models': list(options.base_models)})
         addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
         for base_model in options.base_models:
-            self._start_holders(base_model, addresses, gateway=internal or reachable(gateway))
+            self._start_model(base_model, addresses, gateway=internal or reachable(gateway))
         for name in spawner.started:
             if service_of(name) == 'model':
                 spawner.wait_for(name)
@@ -236,25 +236,25 @@ class _Launch:
         _wait_for_fleet(state)
         return state
 
-    def _start_holders(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
-        """Start the services that hold one base model, told the addresses of those that all share."""
-        options, place = self._options, self._options.base_models.index(base_model)
-        # What is trained is what is sampled only where both load the same model.
+    def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
+        """Start the model service and the samplers of one base model."""
+        options, index = self._options, self._options.base_models.index(base_model)
+        # Trainer and samplers must load the same model, so both get the patches.
         patches = {'patches': dict(options.patches)} if options.patches else {}
         threads = max(1, _trainer_threads() // len(options.base_models))
         model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
-        self._start(_numbered('model', place + 1), model)
+        self._start(_numbered('model', index + 1), model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.resolved_engine, 'gateways': [gateway]}
         sampler = {**sampler, 'torch': patches} if patches else sampler
-        if place == 0:
-            # Samplers that are added later take after it, also where there is none to begin with.
+        if index == 0:
+            # Samplers that are added later use this configuration, even if the stack starts without samplers.
             self._spawner.configure('sampler', self._settings('sampler', sampler))
-        for number in range(place * options.sampler_count, (place + 1) * options.sampler_count):
+        for number in range(index * options.sampler_count, (index + 1) * options.sampler_count):
             self._start(_numbered('sampler', number + 1), sampler)
 
-    def described(self, *, http_address: str = '') -> StackState:
-        """Return what has been started; the stack counts as up once the gateway's address is in it."""
+    def current_state(self, *, http_address: str = '') -> StackState:
+        """Return the started services; the stack counts as up once it has the gateway's address."""
         started = [self._spawner.state_of(name) for name in self._spawner.started]
         services = tuple(sorted(started, key=lambda item: (SERVICES.index(service_of(item.name)), item.name)))
         return StackState.create(
@@ -284,11 +284,11 @@ class _Launch:
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
         self._spawner.configure(name, self._settings(name, settings))
         self._spawner.spawn(name)
-        # Written down at once, so that a start that is killed leaves nothing that cannot be found.
+        # Recorded at once, so that the process can be found if this program is killed.
         self._save()
 
     def _save(self, *, http_address: str = '') -> StackState:
-        state = self.described(http_address=http_address)
+        state = self.current_state(http_address=http_address)
         state.save()
         return state
 
@@ -299,7 +299,7 @@ class _Launch:
             own['torch'] = {**settings['torch'], **own['torch']}
         return {
             'listen': '127.0.0.1:0',
-            **_places(self._folder, self._spawner, name),
+            **_paths(self._folder, self._spawner, name),
             'internal_token': self._token,
             'telemetry': telemetry,
             **({'tls': tls_settings(self._authority, name)} if self._authority else {}),
@@ -316,8 +316,8 @@ class _Launch:
         return key
 
 
-def _places(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
-    """Return where a process keeps its state and writes its address."""
+def _paths(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
+    """Return the configured paths of a process."""
     return {'state_dir': str(folder / 'data' / name), 'address_file': str(spawner.address_file(name))}
 
 
@@ -331,18 +331,18 @@ def _next_sampler(state: StackState) -> str:
 
 
 def _wait_for_fleet(state: StackState) -> None:
-    samplers = {item.address for item in state.services if service_of(item.name) == 'sampler' and item.is_kept_up}
+    samplers = {item.address for item in state.services if service_of(item.name) == 'sampler' and item.is_restarted}
     wait_until_joined(reachable(state.address), state.read_api_key(), samplers, ca=state.ca)
 
 
 def _trainer_threads() -> int:
-    """Half the cores: threads that wait for one another crawl where something else needs a core, too."""
+    """Return half of the cores: parallel threads slow down sharply when other processes need a core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 2)
 
 
 def _stop(state: StackState, *, report: Report) -> None:
-    """Stop what is written down, last service first."""
+    """Stop the services in reverse start order and delete the record."""
     for service in reversed(state.services):
         _end(service, report=report)
     state.delete()
@@ -357,22 +357,22 @@ def _end(service: ServiceState, *, report: Report) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder and its rooms the owner's alone; one that holds other things keeps its own mode."""
+    """Create the folder and its subfolders for the owner only; a non-empty foreign folder keeps its mode."""
     folder.mkdir(parents=True, exist_ok=True)
     if key_path(folder).exists() or not any(folder.iterdir()):
         folder.chmod(0o700)
-    for room in ROOMS:
-        (folder / room).mkdir(mode=0o700, exist_ok=True)
+    for name in SUBFOLDERS:
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the stack of a folder; a change that is short is waited for."""
+    """Hold the exclusive lock of a state folder during the block, waiting for it for a few seconds."""
     end = time.monotonic() + _LOCK_SECONDS
     with (folder / 'lock').open('w') as file:
         while not _is_locked(file):
             if time.monotonic() > end:
-                raise StackBusyError(f'another `twinkle up` or `twinkle down` is at work in {folder}')
+                raise StackBusyError(f'another `twinkle up` or `twinkle down` is using {folder}; try again later')
             time.sleep(_POLL_SECONDS)
         yield
 

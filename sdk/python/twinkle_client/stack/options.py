@@ -1,4 +1,4 @@
-"""What a stack is made of, and the configuration file that says so."""
+"""Options of a stack and its configuration file."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,65 +9,65 @@ from typing import Any, cast
 import yaml
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
-"""In the order of their starts: each needs only those before it."""
+"""Services in start order; each depends only on earlier ones."""
 ENGINES = ('auto', 'torch', 'vllm')
-"""What may sample: `auto` is vLLM where it is installed, else torch."""
+"""Sampler engines; `auto` selects vLLM if it is installed, otherwise torch."""
 _MAPPINGS = ('patches', *SERVICES)
-"""Keys of the file whose values are mappings."""
+"""Keys of the configuration file whose values are mappings."""
 _SCALARS: Mapping[str, tuple[type, str]] = {
-    'base_model': (str, 'a text'),
-    'more_models': (list, 'a list of texts'),
-    'listen': (str, 'a text'),
-    'http_listen': (str, 'a text'),
-    'engine': (str, 'a text'),
-    'sampler_count': (int, 'a whole number'),
+    'base_model': (str, 'a string'),
+    'more_models': (list, 'a list of strings'),
+    'listen': (str, 'a string'),
+    'http_listen': (str, 'a string'),
+    'engine': (str, 'a string'),
+    'sampler_count': (int, 'an integer'),
     'tls': (bool, 'true or false'),
 }
-"""Keys of the file whose values are not, with their types and what to call them."""
+"""All other keys of the configuration file, with type and name of the type."""
 DEFAULT_MODEL = 'smollm2-135m-instruct'
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackOptions:
-    """What to start."""
+    """Options of a stack."""
 
     state_dir: Path
     base_model: str = DEFAULT_MODEL
     more_models: tuple[str, ...] = ()
-    """Further base models; each has a model service and samplers of its own."""
+    """Additional base models; each gets its own model service and samplers."""
     listen: str = '127.0.0.1:0'
-    """The gateway's address; the others take a free loopback port."""
+    """gRPC address of the gateway. The other services use free loopback ports."""
     http_listen: str = '127.0.0.1:0'
-    """Where the gateway speaks HTTP, for OpenAI's clients; empty: nowhere."""
+    """HTTP address of the gateway, for OpenAI and Tinker clients. Empty: no HTTP."""
     engine: str = 'auto'
-    """What samples, one of `ENGINES`."""
+    """Sampler engine, one of `ENGINES`."""
     sampler_count: int = 1
-    """Sampler processes of each base model to begin with."""
+    """Number of samplers per base model at the start."""
     tls: bool = False
-    """Whether clients and services speak TLS, with certificates made in the state folder."""
+    """Whether clients and services use TLS, with certificates created in the state folder."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Changes to the base model as trainer and sampler load it: options by name, in order."""
+    """Patches of the base model, options by name, applied in order by trainer and samplers."""
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Fields of each service's own configuration, beside those the stack sets."""
+    """Additional configuration of each service."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be started.
+        """Validate the options.
 
         Raises:
-            ValueError: names the option.
+            ValueError: An option is invalid; the message names it.
         """
         if self.engine not in ENGINES:
             raise ValueError(f'engine must be one of {", ".join(ENGINES)}, got {self.engine!r}')
         if self.sampler_count < 0:
             raise ValueError(f'sampler_count must be at least 0, got {self.sampler_count}')
         if not all(isinstance(name, str) and name for name in self.more_models):  # pyright: ignore[reportUnnecessaryIsInstance] (a file may hold anything)
-            raise ValueError('more_models must be a list of texts')
+            raise ValueError('more_models must be a list of strings')
         if len(set(self.base_models)) < len(self.base_models):
             raise ValueError('more_models names a base model twice')
         if self.patches and self.more_models:
-            raise ValueError('patches are of one base model; give them to a stack of its own')
+            raise ValueError('patches cannot be combined with more_models; use a separate stack')
         if self.patches and self.engine == 'vllm':
-            raise ValueError('patches change the model of the torch engine only; set engine to torch')
+            raise ValueError('patches require the torch engine; set engine to torch')
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -76,36 +76,36 @@ class StackOptions:
 
     @property
     def resolved_engine(self) -> str:
-        """What samples: 'torch' or 'vllm'."""
+        """Sampler engine: 'torch' or 'vllm'."""
         if self.engine != 'auto':
             return self.engine
         return 'vllm' if importlib.util.find_spec('vllm') and not self.patches else 'torch'
 
     def with_file(self, path: Path) -> 'StackOptions':
-        """Return these options with those of a YAML file over them.
+        """Return these options, overridden by those of a YAML file.
 
-        The file may have `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
+        The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
         `patches`, and a mapping for each service.
 
         Raises:
-            ValueError: it is no mapping, or has a key or value that means nothing.
-            OSError: it cannot be read.
+            ValueError: The file is not a YAML mapping, or has an unknown key or an invalid value.
+            OSError: The file cannot be read.
         """
         try:
             content = yaml.safe_load(path.read_text(encoding='utf-8'))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f'{path}: is no YAML: {error}') from None
+            raise ValueError(f'{path}: invalid YAML: {error}') from None
         if not isinstance(content, dict):
-            raise ValueError(f'{path}: must be a mapping')
+            raise ValueError(f'{path}: must contain a mapping')
         values = cast(dict[str, Any], content)
         known = {*_SCALARS, *_MAPPINGS}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ValueError(f'{path}: unknown keys {unknown}; known are {sorted(known)}')
+            raise ValueError(f'{path}: unknown keys {unknown}; known keys are {sorted(known)}')
         for name, value in values.items():
-            wanted, called = _SCALARS.get(name, (Mapping, 'a mapping'))
-            if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
-                raise ValueError(f'{path}: {name} must be {called}, got {value!r}')
+            kind, kind_text = _SCALARS.get(name, (Mapping, 'a mapping'))
+            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+                raise ValueError(f'{path}: {name} must be {kind_text}, got {value!r}')
         services = {name: values[name] for name in SERVICES if name in values}
         scalars = {name: values[name] for name in _SCALARS if name in values}
         if 'more_models' in scalars:

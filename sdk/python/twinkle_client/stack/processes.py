@@ -1,4 +1,4 @@
-"""Processes by id: whether one is still the same, how much memory it holds, how to end it."""
+"""Processes by id: identity, memory usage and termination."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ _POLL_SECONDS = 0.05
 
 
 def start_mark(pid: int) -> str:
-    """Return what tells a process from a later one with the same id; empty if there is none."""
+    """Return a mark that distinguishes a process from a later one with the same id; empty if it does not run."""
     if sys.platform == 'linux':
         try:
-            # Field 22 is the start time; the name in field 2 may hold spaces and parentheses.
+            # Field 22 is the start time; the name in field 2 may contain spaces and parentheses.
             fields = Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
         except OSError:
             return ''
@@ -25,14 +25,14 @@ def start_mark(pid: int) -> str:
 
 
 def is_same_process(pid: int, mark: str) -> bool:
-    """Return whether the process that had `mark` lives."""
+    """Return whether the process with this id and mark is running."""
     return bool(mark) and start_mark(pid) == mark
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process and of those it started; 0 where it cannot be read.
+    """Return the resident memory of a process and its descendants; 0 if it cannot be read.
 
-    Memory that they share is counted once for each.
+    Shared memory is counted once per process.
     """
     rows = list(_LISTINGS.get(sys.platform, _ps_processes)())
     parents = {row[0]: row[1] for row in rows}
@@ -40,7 +40,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _linux_processes() -> Iterator[tuple[int, int, int]]:
-    """Yield id, parent and resident bytes of every process; small images have no `ps`."""
+    """Yield id, parent and resident bytes of every process, without `ps`, which minimal images lack."""
     page_bytes = os.sysconf('SC_PAGE_SIZE')
     for folder in Path('/proc').glob('[0-9]*'):
         try:
@@ -60,7 +60,7 @@ _LISTINGS = {'linux': _linux_processes}
 
 
 def _ancestry(pid: int, parents: dict[int, int]) -> list[int]:
-    """Return a process and those above it."""
+    """Return a process and its ancestors."""
     line: list[int] = []
     while pid and pid not in line:
         line.append(pid)
@@ -69,15 +69,15 @@ def _ancestry(pid: int, parents: dict[int, int]) -> list[int]:
 
 
 def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:
-    """Ask a process to end, and end it if it does not in time.
+    """Terminate a process, and kill it if it does not exit in time.
 
     Args:
-        pid: its id.
-        mark: of the process meant; another one with that id is left alone.
-        grace_seconds: how long it may take.
+        pid: Process id.
+        mark: Mark of the process; a different process with the same id is not signalled.
+        grace_seconds: Time between SIGTERM and SIGKILL.
 
     Returns:
-        Whether it went by itself.
+        False if the process had to be killed.
     """
     if not is_same_process(pid, mark):
         return True
@@ -90,7 +90,7 @@ def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    # It may have ended by itself since it was looked at.
+    # The process may have exited in the meantime.
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -106,7 +106,7 @@ def _wait_for_end(pid: int, mark: str, seconds: float) -> bool:
 
 def _ps(*arguments: str) -> str:
     result = subprocess.run(
-        ['ps', *arguments],  # noqa: S607 - where ps is differs between systems
+        ['ps', *arguments],  # noqa: S607 - the path of ps differs between systems
         capture_output=True,
         text=True,
         check=False,

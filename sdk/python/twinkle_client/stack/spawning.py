@@ -1,4 +1,4 @@
-"""Starts service processes of one state folder: configuration in, address out."""
+"""Starting of service processes: writes their configuration and reads their addresses."""
 
 import json
 import os
@@ -18,47 +18,50 @@ from twinkle_client.stack.state import ServiceState
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 START_LIMIT_SECONDS = 600.0
-"""The model may have to be read from a slow disk."""
+"""Longest start of a service, which may load a model from a slow disk."""
 
 children: list[subprocess.Popen[bytes]] = []
-"""Services this program started. They may outlive every other reference to them, which is meant."""
+"""Services started by this program. The references prevent warnings about processes that outlive a `Spawner`."""
 
 
 class StackError(Exception):
-    """The stack could not be started; the message says why."""
+    """An operation on a stack failed; the message says why."""
 
 
 class Report(Protocol):
-    """Told how the start goes."""
+    """Callback for events of services."""
 
     def __call__(self, service: str, event: str) -> None:
-        """Say that `service` is 'starting', 'ready', 'ended', 'stopping' or 'stopped'."""
+        """Report an event of a service: 'starting', 'ready', 'ended', 'stopping' or 'stopped'."""
         ...
 
 
 class Spawner:
-    """Starts processes, each named after its service; one more of a kind has a number behind it."""
+    """Starts service processes and waits for them.
+
+    A process has the name of its service, followed by a number from the second process on: 'sampler', 'sampler-2'.
+    Configurations, addresses and logs are stored in `folder`.
+    """
 
     def __init__(self, folder: Path, report: Report) -> None:
-        """Keep configurations, addresses and logs in `folder`."""
         self._folder = folder
         self._report = report
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.addresses: dict[str, str] = {}
-        """Where each serves that was waited for."""
+        """Addresses of the processes that are ready, by name."""
 
     @property
     def started(self) -> tuple[str, ...]:
-        """Names of what was started, in order."""
+        """Names of the started processes, in start order."""
         return tuple(self._processes)
 
     def configure(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Write a configuration file, readable for its owner alone."""
-        # Not sorted: patches are applied in their order.
+        """Write a process's configuration file, readable by its owner only."""
+        # The keys are not sorted, because patches are applied in order.
         write_private(self.config_path(name), yaml.safe_dump(dict(settings), sort_keys=False))
 
     def spawn(self, name: str, *, listen: str = '') -> None:
-        """Start a configured process; `listen` is where, if not where its configuration says."""
+        """Start a configured process; `listen` overrides the address in its configuration."""
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
         command = [sys.executable, '-m', f'services.{service_of(name)}', '--config', str(self.config_path(name))]
@@ -69,31 +72,31 @@ class Spawner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
-                # An interrupt of the terminal is for us alone: services are stopped in their order.
+                # Ctrl-C must not reach the services, which are stopped in order.
                 start_new_session=True,
             )
         children.append(self._processes[name])
 
     def wait_for(self, name: str) -> str:
-        """Return the address of a process once it serves.
+        """Wait until a process is ready and return its address.
 
         Raises:
-            StackError: it ended, or takes too long; the end of its log is in the message.
+            StackError: The process exited or was not ready in time; the message contains the end of its log.
         """
         process, path = self._processes[name], self.address_file(name)
         end = time.monotonic() + START_LIMIT_SECONDS
         while not path.exists():
             if process.poll() is not None:
-                raise StackError(f'{name} ended with status {process.returncode}:\n{self._log_tail(name)}')
+                raise StackError(f'{name} exited with status {process.returncode}:\n{self._log_tail(name)}')
             if time.monotonic() > end:
-                raise StackError(f'{name} did not serve within {START_LIMIT_SECONDS:.0f} s:\n{self._log_tail(name)}')
+                raise StackError(f'{name} was not ready within {START_LIMIT_SECONDS:.0f} s:\n{self._log_tail(name)}')
             time.sleep(_POLL_SECONDS)
         self.addresses[name] = read_address(path)
         self._report(name, 'ready')
         return self.addresses[name]
 
     def state_of(self, name: str) -> ServiceState:
-        """Return what is written down about a started process."""
+        """Return the record of a started process."""
         pid = self._processes[name].pid
         return ServiceState(
             name=name,
@@ -105,11 +108,11 @@ class Spawner:
         )
 
     def address_file(self, name: str) -> Path:
-        """Return where a process writes its address."""
+        """Return the path of the file to which a process writes its address."""
         return self._folder / 'run' / f'{name}.json'
 
     def config_path(self, name: str) -> Path:
-        """Return where the configuration of a process is."""
+        """Return the path of a process's configuration file."""
         return self._folder / 'config' / f'{name}.yaml'
 
     def _base_model_of(self, name: str) -> str:
@@ -127,12 +130,12 @@ class Spawner:
 
 
 def service_of(name: str) -> str:
-    """Return which service a process is of: 'sampler' of 'sampler-2'."""
+    """Return the service of a process, such as 'sampler' for 'sampler-2'."""
     return name.partition('-')[0]
 
 
 def read_address(path: Path) -> str:
-    """Return the address in a file that a process wrote; empty where there is none."""
+    """Return the address in a process's address file; empty if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding='utf-8'))['address']
     except (OSError, ValueError, KeyError):
@@ -140,22 +143,20 @@ def read_address(path: Path) -> str:
 
 
 def with_port(listen: str) -> str:
-    """Return the address with a free port of this machine instead of port 0.
-
-    Others can be told of it before the process that will serve there has started.
+    """Replace port 0 of an address by a free port, so that the address is known before the process starts.
 
     Raises:
-        StackError: it is no address, or cannot be listened on.
+        StackError: The address is malformed, or the port is in use.
     """
     host, _, port = listen.rpartition(':')
     if not (host and port.isdigit() and int(port) < 1 << 16):
-        raise StackError(f'{listen!r} is no address to listen on; write host:port, port 0 for any')
+        raise StackError(f'invalid listen address {listen!r}; use host:port, with port 0 for a free port')
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host.strip('[]'), int(port)))
-            # Only listening tells of another that listens there, too.
+            # With SO_REUSEADDR, only `listen` detects another listener on the port.
             probe.listen()
         except OSError as error:
             raise StackError(f'cannot listen on {listen}: {error.strerror or error}') from None
@@ -163,7 +164,7 @@ def with_port(listen: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
+    """Write a file that is readable by its owner only, from its creation on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

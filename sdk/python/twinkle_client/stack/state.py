@@ -1,4 +1,4 @@
-"""What is written down about a running stack, so that other programs find it and can stop it."""
+"""The record of a running stack, by which other programs find and stop it."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _KEY_FILE = 'api_key'
 
 
 def default_state_dir() -> Path:
-    """Return `TWINKLE_STATE_DIR`, else `twinkle` in the user's folder for state."""
+    """Return `TWINKLE_STATE_DIR`, or the folder `twinkle` in the user's state folder."""
     if folder := os.environ.get('TWINKLE_STATE_DIR'):
         return Path(folder)
     base = os.environ.get('XDG_STATE_HOME')
@@ -23,46 +23,46 @@ def default_state_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceState:
-    """One service's process."""
+    """The record of a service process."""
 
     name: str
     pid: int
     start_mark: str
-    """Tells this process from a later one with the same id."""
+    """Distinguishes the process from a later one with the same id; see `processes.start_mark`."""
     address: str
-    """Empty: whoever starts it still waits for it."""
+    """Address of the service; empty while it starts."""
     log_path: str
     base_model: str = ''
-    """Which it holds; empty: none."""
+    """Base model of the process; empty if it has none."""
     is_leaving: bool = False
-    """It was told to finish what it has and to end."""
+    """Whether the service is draining and will exit by itself."""
 
     @property
-    def is_kept_up(self) -> bool:
-        """Whether it is to be started again where it ends."""
+    def is_restarted(self) -> bool:
+        """Whether the service is restarted when it exits."""
         return bool(self.address) and not self.is_leaving
 
     def is_running(self) -> bool:
-        """Whether this very process lives."""
+        """Return whether the process is running."""
         return is_same_process(self.pid, self.start_mark)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackState:
-    """A stack, in the order its services were started."""
+    """The record of a stack. Services are in start order."""
 
     state_dir: Path
     address: str
-    """The gateway's, 'host:port'."""
+    """gRPC address of the gateway, 'host:port'; empty until the stack is up."""
     base_model: str
     services: tuple[ServiceState, ...]
     start_time: float
     http_address: str = ''
-    """Where the gateway speaks HTTP; empty: nowhere."""
+    """HTTP address of the gateway; empty without HTTP."""
     more_models: tuple[str, ...] = ()
-    """Further base models."""
+    """Additional base models."""
     ca: str = ''
-    """PEM file of the authority of its certificates; empty: it speaks no TLS."""
+    """Path of the CA certificate; empty without TLS."""
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -71,18 +71,18 @@ class StackState:
 
     @property
     def url(self) -> str:
-        """Where clients call it: the gateway's address, with https:// where it speaks TLS."""
+        """Address for clients: the gateway's address, with https:// if it uses TLS."""
         return f'https://{reachable(self.address)}' if self.ca and self.address else self.address
 
     @property
     def http_url(self) -> str:
-        """Where HTTP clients call it; empty: nowhere."""
+        """URL for HTTP clients; empty without HTTP."""
         scheme, address = ('https', reachable(self.http_address)) if self.ca else ('http', self.http_address)
         return f'{scheme}://{address}' if address else ''
 
     @classmethod
     def load(cls, state_dir: Path) -> 'StackState | None':
-        """Return what is written down in `state_dir`; None where nothing (readable) is."""
+        """Return the record in `state_dir`, or None if there is no readable record."""
         try:
             values = json.loads((state_dir / _FILE).read_text(encoding='utf-8'))
             services = tuple(ServiceState(**service) for service in values.pop('services'))
@@ -102,7 +102,7 @@ class StackState:
         ca: str = '',
         more_models: tuple[str, ...] = (),
     ) -> 'StackState':
-        """Describe a stack of which these services were started; without the gateway it has no address."""
+        """Return the record of started services; the address is empty until the gateway is among them."""
         address = next((service.address for service in services if service.name == 'gateway'), '')
         return cls(
             state_dir=state_dir,
@@ -116,7 +116,7 @@ class StackState:
         )
 
     def with_service(self, service: ServiceState) -> 'StackState':
-        """Return the stack with a service in the place of the one of its name, or before the gateway."""
+        """Return the stack with a service that replaces the one of the same name, or is inserted before the gateway."""
         if any(item.name == service.name for item in self.services):
             services = tuple(service if item.name == service.name else item for item in self.services)
         else:
@@ -128,7 +128,7 @@ class StackState:
         return replace(self, services=tuple(item for item in self.services if item not in services))
 
     def save(self) -> None:
-        """Write it down, replacing what was there at once."""
+        """Write the record atomically."""
         values = asdict(self)
         del values['state_dir']
         partial = self.state_dir / f'{_FILE}.partial'
@@ -136,40 +136,40 @@ class StackState:
         partial.replace(self.state_dir / _FILE)
 
     def delete(self) -> None:
-        """Forget it."""
+        """Delete the record."""
         (self.state_dir / _FILE).unlink(missing_ok=True)
 
     def ended(self) -> tuple[ServiceState, ...]:
-        """Return the services that are to be kept up and do not run."""
-        return tuple(service for service in self.services if service.is_kept_up and not service.is_running())
+        """Return the services that have exited and are to be restarted."""
+        return tuple(service for service in self.services if service.is_restarted and not service.is_running())
 
     def is_running(self) -> bool:
-        """Whether it came up whole and every service that is to be kept up runs."""
+        """Return whether the stack is up and no service has to be restarted."""
         return bool(self.address) and not self.ended()
 
     def is_reachable(self) -> bool:
-        """Whether it came up and its gateway's process lives, whatever became of the services behind it."""
+        """Return whether the stack is up and its gateway is running, even if other services are not."""
         gateways = (service for service in self.services if service.name == 'gateway')
         return bool(self.address) and any(service.is_running() for service in gateways)
 
     def read_api_key(self) -> str:
-        """Return the stack's own API key; empty where it cannot be read."""
+        """Return the stack's API key; empty if it cannot be read."""
         return read_secret(self.state_dir / _KEY_FILE)
 
 
 def reachable(listen: str) -> str:
-    """Return where a process of this machine reaches what listens on every address; empty stays empty."""
+    """Return an address that local processes can connect to, for a listener on all interfaces; others unchanged."""
     host, _, port = listen.rpartition(':')
     return f'127.0.0.1:{port}' if port and host in {'', '0.0.0.0', '[::]'} else listen  # noqa: S104 (compared, not bound)
 
 
 def key_path(state_dir: Path) -> Path:
-    """Return where a stack keeps its own API key."""
+    """Return the path of a stack's API key."""
     return state_dir / _KEY_FILE
 
 
 def read_secret(path: Path) -> str:
-    """Return a secret's text, or the empty string."""
+    """Return the content of a secret file; empty if it cannot be read."""
     try:
         return path.read_text(encoding='utf-8').strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Two ways to send operations: one call each, or a stream of them."""
+"""Two ways to send operations: a unary call for each, or one stream for many."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,76 +12,75 @@ from twinkle.api.model.v1 import operation_pb2, operation_result_pb2, training_s
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle_client.errors import Error, ErrorFacts, RetryableError, error_from_status
 from twinkle_client.model.uploads import BatchUploads
-from twinkle_client.rpc import Connection, Patience
+from twinkle_client.rpc import Backoff, Connection
 
 Operation = operation_pb2.Operation
 OperationResult = operation_result_pb2.OperationResult
 
-_GONE = 'UPLOAD_NOT_FOUND'
-"""The batch of an operation expired, or went with a disk: the cure is to upload it again."""
+_UPLOAD_LOST = 'UPLOAD_NOT_FOUND'
+"""Reason of an error whose remedy is a new upload: the operation's batch expired or was lost."""
 
 
-class Carrier(Protocol):
-    """Takes an operation to the service and brings its result."""
+class OperationSender(Protocol):
+    """Sends operations to the model service and returns their results."""
 
     is_stream: bool
-    """Whether what was sent behind a refused operation fails with it; else it waits for the missing number."""
+    """Whether a refused operation fails the operations sent after it; otherwise they wait for its number."""
 
     async def send(self, operation: Operation) -> OperationResult:
-        """Send, however often it takes; the service applies it once.
+        """Send an operation and return its result.
+
+        The operation may be sent several times; the service applies it once.
 
         Raises:
-            Error: it failed or was refused.
+            Error: The operation failed or was refused.
         """
         ...
 
 
-class CallCarrier:
-    """One unary call for each operation."""
+class UnarySender:
+    """Sends each operation as a unary call."""
 
     is_stream = False
 
     def __init__(self, connection: Connection) -> None:
-        """Send over `connection`."""
         self._connection = connection
         self._stub = TrainingServiceStub(connection.channel)
         self._uploads = BatchUploads(connection)
 
     async def send(self, operation: Operation) -> OperationResult:
-        """See `Carrier`."""
-        patience = self._connection.patience()
+        backoff = self._connection.backoff()
         while True:
             fitted = await self._uploads.fit(operation)
             request = training_service_pb2.ExecuteRequest(operation=fitted, is_waiting_allowed=True)
             try:
                 return (await self._connection.unary(self._stub.Execute, request)).result
             except Error as error:
-                if error.reason != _GONE:
+                if error.reason != _UPLOAD_LOST:
                     raise
-                await patience.wait_or_raise(error, may_retry=True)
+                await backoff.wait_or_raise(error, may_retry=True)
 
 
 @dataclass
 class _Unanswered:
-    """An operation on its way."""
+    """An operation without a result yet."""
 
     operation: Operation
     future: 'asyncio.Future[OperationResult]'
-    patience: Patience | None = None
-    """With answers that say to try again; from the first of them on."""
+    backoff: Backoff | None = None
+    """Backoff between retryable results; None before the first one."""
 
 
-class StreamCarrier:
-    """One stream for many operations: none waits for the one before to come back.
+class StreamSender:
+    """Sends operations on one stream, without waiting for the results of earlier ones.
 
-    A stream that breaks is opened again, for as long as the client is patient, and what was not answered
-    is sent again in its order: the service answers what it has applied from its record.
+    A broken stream is reopened until the connection's retry timeout, and unanswered operations are resent in order.
+    The service answers operations that it has already applied from its record.
     """
 
     is_stream = True
 
     def __init__(self, connection: Connection) -> None:
-        """Open nothing yet."""
         self._connection = connection
         self._stub = TrainingServiceStub(connection.channel)
         self._uploads = BatchUploads(connection)
@@ -92,7 +91,7 @@ class StreamCarrier:
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, operation: Operation) -> OperationResult:
-        """See `Carrier`; operations are of one adapter and sent in the order of their numbers."""
+        """Send an operation; all are of one adapter and are passed in the order of their numbers."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         entry = _Unanswered(operation, asyncio.get_running_loop().create_future())
@@ -101,22 +100,22 @@ class StreamCarrier:
         return await entry.future
 
     async def close(self) -> None:
-        """Wait for what is under way and end the stream."""
+        """Wait for all results and end the stream."""
         if self._task is not None:
             self._outgoing.put_nowait(None)
             await self._task
 
     async def _run(self) -> None:
-        patience = self._connection.patience()
+        backoff = self._connection.backoff()
         while True:
             before = self._answer_count
             try:
                 await self._one_stream()
             except Error as error:
                 if self._answer_count > before:
-                    patience.renew()
+                    backoff.reset()
                 try:
-                    await patience.wait_or_raise(error)
+                    await backoff.wait_or_raise(error)
                 except Error:
                     self._fail_all(error)
                     return
@@ -124,10 +123,10 @@ class StreamCarrier:
                 return
 
     async def _one_stream(self) -> None:
-        """Exchange operations for results until all are answered.
+        """Exchange operations and results on one stream until all operations are answered.
 
         Raises:
-            Error: the stream ended before.
+            Error: The stream ended early.
         """
         responses = self._connection.duplex(
             self._stub.Train, self._requests(), request_type=training_service_pb2.TrainRequest
@@ -140,7 +139,7 @@ class StreamCarrier:
             raise RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message=text))
 
     async def _requests(self) -> AsyncIterator[training_service_pb2.TrainRequest]:
-        # Whatever waits in the queue is among the unanswered, too; those a broken stream took are only there.
+        # `_unanswered` contains the queued operations and those that a broken stream has taken from the queue.
         is_ending = self._empty_queue()
         for operation in [self._unanswered[number].operation for number in sorted(self._unanswered)]:
             if (request := await self._request(operation)) is not None:
@@ -150,11 +149,11 @@ class StreamCarrier:
         while (next_operation := await self._outgoing.get()) is not None:
             if (request := await self._request(next_operation)) is not None:
                 yield request
-        # The end must be told again if this stream breaks before everything is answered.
+        # If this stream breaks before all results arrive, the next stream has to end, too.
         self._outgoing.put_nowait(None)
 
     async def _request(self, operation: Operation) -> training_service_pb2.TrainRequest | None:
-        """Return the request; None where its batch cannot be uploaded, which fails that operation alone."""
+        """Return the request, or None if the batch cannot be uploaded, which fails only this operation."""
         entry = self._unanswered.get(operation.sequence_number)
         if entry is None:
             return None
@@ -165,7 +164,7 @@ class StreamCarrier:
             return None
 
     def _empty_queue(self) -> bool:
-        """Empty the queue; return whether the end was in it."""
+        """Discard the queue; return whether it contained the end marker."""
         is_ending = False
         while not self._outgoing.empty():
             is_ending = self._outgoing.get_nowait() is None or is_ending
@@ -179,7 +178,7 @@ class StreamCarrier:
             self._settle(entry, result)
             return
         error = error_from_status(result.error)
-        if isinstance(error, RetryableError) or error.reason == _GONE:
+        if isinstance(error, RetryableError) or error.reason == _UPLOAD_LOST:
             retry = asyncio.create_task(self._send_again(entry, error))
             self._retries.add(retry)
             retry.add_done_callback(self._retries.discard)
@@ -187,9 +186,9 @@ class StreamCarrier:
             self._settle(entry, error)
 
     async def _send_again(self, entry: _Unanswered, error: Error) -> None:
-        entry.patience = entry.patience or self._connection.patience()
+        entry.backoff = entry.backoff or self._connection.backoff()
         try:
-            await entry.patience.wait_or_raise(error, may_retry=True)
+            await entry.backoff.wait_or_raise(error, may_retry=True)
         except Error:
             self._settle(entry, error)
         else:

@@ -1,7 +1,7 @@
-"""One implementation, two faces: `handle.verb(...)` blocks, `handle.verb.aio(...)` is a coroutine.
+"""One implementation, two forms: `handle.method(...)` blocks, `handle.method.aio(...)` is a coroutine.
 
-A verb is written once, as a coroutine or an asynchronous generator, and decorated. Both faces
-run it on the connection's own loop, so they may be mixed, from any thread and any other loop.
+A method is written once, as a coroutine or an asynchronous generator, and decorated. Both forms run it on the
+clients' event loop, so they can be mixed and called from any thread and from any other loop.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from twinkle_client.rpc.loop import LoopThread
 
 _tracer = trace.get_tracer('twinkle.client')
 IS_BLOCKING: ContextVar[bool] = ContextVar('twinkle_client_is_blocking', default=False)
-"""Whether somebody waits for the verb that runs, with nothing else to do."""
+"""Whether the running method was called in its blocking form."""
 _Params = ParamSpec('_Params')
 _Result = TypeVar('_Result')
 _Result_co = TypeVar('_Result_co', covariant=True)
 
 
 class _End:
-    """The end of an iteration, where an exception could not pass through a future."""
+    """Marks the end of an iteration, because StopAsyncIteration cannot be the result of a future."""
 
 
 _END = _End()
 
 
 class HasLoop(Protocol):
-    """Whatever has remote verbs."""
+    """An object with remote methods."""
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where its coroutines run."""
+        """Event loop that runs the methods."""
         ...
 
 
@@ -44,16 +44,15 @@ _Owner = TypeVar('_Owner', bound=HasLoop)
 
 
 class RemoteMethod(Generic[_Params, _Result]):
-    """A verb that answers once."""
+    """A bound method with one result."""
 
     def __init__(self, owner: HasLoop, function: Callable[..., Coroutine[Any, Any, _Result]]) -> None:
-        """Bind `function` to `owner`."""
         self._owner = owner
         self._function = function
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-        """Do it and wait."""
+        """Call the method and wait for its result."""
         mark = IS_BLOCKING.set(True)
         try:
             return self._owner.loop_thread.run(self._traced(*args, **kwargs))
@@ -61,32 +60,31 @@ class RemoteMethod(Generic[_Params, _Result]):
             IS_BLOCKING.reset(mark)
 
     def submit(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Future[_Result]:
-        """Begin it and return at once; verbs begin in the order they are submitted."""
+        """Start the method and return at once; methods start in the order they are submitted."""
         return self._owner.loop_thread.submit(self._traced(*args, **kwargs))
 
     async def aio(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-        """Do it without blocking the caller's event loop; cancelling cancels it."""
+        """Call the method without blocking the caller's event loop; cancelling the caller cancels the method."""
         if self._owner.loop_thread.is_current:
             return await self._traced(*args, **kwargs)
         return await asyncio.wrap_future(self.submit(*args, **kwargs))
 
     async def _traced(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-        # The verb's own span says what a call was for; those of its calls are below it.
+        # The spans of the RPCs become children of the method's span.
         with _tracer.start_as_current_span(self._function.__name__, record_exception=False):
             return await self._function(self._owner, *args, **kwargs)
 
 
 class RemoteStream(Generic[_Params, _Result]):
-    """A verb that answers with many items, one at a time."""
+    """A bound method that yields items."""
 
     def __init__(self, owner: HasLoop, function: Callable[..., AsyncIterator[_Result]]) -> None:
-        """Bind `function` to `owner`."""
         self._owner = owner
         self._function = function
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Iterator[_Result]:
-        """Iterate, blocking; leaving the loop ends the call."""
+        """Iterate over the items, blocking; leaving the `for` loop ends the call."""
         loop_thread = self._owner.loop_thread
         items = self._function(self._owner, *args, **kwargs)
         try:
@@ -100,7 +98,7 @@ class RemoteStream(Generic[_Params, _Result]):
                 loop_thread.run(_close(items))
 
     async def aio(self, *args: _Params.args, **kwargs: _Params.kwargs) -> AsyncIterator[_Result]:
-        """Iterate without blocking; leaving the loop ends the call."""
+        """Iterate over the items without blocking; leaving the `async for` loop ends the call."""
         loop_thread = self._owner.loop_thread
         items = self._function(self._owner, *args, **kwargs)
         try:
@@ -114,11 +112,11 @@ class RemoteStream(Generic[_Params, _Result]):
 
 
 class _Descriptor(Generic[_Owner, _Result_co]):
-    """Makes a bound face when a verb is looked up on a handle."""
+    """Binds a remote method to the handle it is looked up on."""
 
-    def __init__(self, function: Callable[..., Any], face: Callable[[Any, Any], _Result_co]) -> None:
+    def __init__(self, function: Callable[..., Any], bind: Callable[[Any, Any], _Result_co]) -> None:
         self._function = function
-        self._face = face
+        self._bind = bind
         functools.update_wrapper(cast(Any, self), function)
 
     @overload
@@ -128,20 +126,20 @@ class _Descriptor(Generic[_Owner, _Result_co]):
     def __get__(self, instance: _Owner | None, owner: type[Any]) -> 'Any':
         if instance is None:
             return self
-        return self._face(instance, self._function)
+        return self._bind(instance, self._function)
 
 
 def remote_method(
     function: Callable[Concatenate[_Owner, _Params], Coroutine[Any, Any, _Result]],
 ) -> _Descriptor[_Owner, RemoteMethod[_Params, _Result]]:
-    """Give a coroutine method its faces."""
+    """Turn a coroutine method into a `RemoteMethod`."""
     return _Descriptor(function, RemoteMethod[_Params, _Result])
 
 
 def remote_stream(
     function: Callable[Concatenate[_Owner, _Params], AsyncIterator[_Result]],
 ) -> _Descriptor[_Owner, RemoteStream[_Params, _Result]]:
-    """Give an asynchronous generator method its faces."""
+    """Turn an asynchronous generator method into a `RemoteStream`."""
     return _Descriptor(function, RemoteStream[_Params, _Result])
 
 

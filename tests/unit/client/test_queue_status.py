@@ -1,4 +1,4 @@
-"""Whoever waits at a terminal is told where the operation stands; nobody else is."""
+"""The status line of a queued operation."""
 
 import asyncio
 import io
@@ -8,19 +8,18 @@ import pytest
 
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle_client.errors import RetryableError
-from twinkle_client.model.waiting import tell_the_wait, telling_the_wait, wait_line
+from twinkle_client.model.queue_status import queue_status_line, queue_status_shown, show_queue_status
 
 
 class Terminal(io.StringIO):
-    """Keeps what is written to it."""
+    """A terminal that records its output."""
 
     def isatty(self) -> bool:
-        """Say that it is one."""
         return True
 
 
 def queued(position: int, seconds: float | None = None) -> wire.GetOperationResponse:
-    """Return the record of an operation that waits."""
+    """Return the record of a queued operation."""
     record = wire.GetOperationResponse(state=wire.OPERATION_STATE_QUEUED, queue_position=position)
     if seconds is not None:
         record.estimated_wait.FromTimedelta(timedelta(seconds=seconds))
@@ -39,41 +38,41 @@ def queued(position: int, seconds: float | None = None) -> wire.GetOperationResp
         (wire.GetOperationResponse(state=wire.OPERATION_STATE_RUNNING), ''),
     ],
 )
-def test_place_is_told_in_words(record: wire.GetOperationResponse, line: str) -> None:
-    """Places count from one; what runs is in no line."""
-    assert wait_line(record) == line
+def test_status_line_shows_the_queue_position(record: wire.GetOperationResponse, line: str) -> None:
+    """The status line counts positions from one and is empty for a running operation."""
+    assert queue_status_line(record) == line
 
 
 async def test_line_is_kept_up_to_date_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer replaces the line, a failed question leaves it, and nothing stays at the end."""
+    """Each response replaces the line, a failed query keeps it, and the line is cleared at the end."""
     monkeypatch.setenv('TERM', 'xterm')
-    terminal, told = Terminal(), asyncio.Event()
-    answers = iter([queued(1), None, queued(0)])
+    terminal, is_exhausted = Terminal(), asyncio.Event()
+    responses = iter([queued(1), None, queued(0)])
 
-    async def ask() -> wire.GetOperationResponse:
-        answer = next(answers, '')
-        if answer == '':
-            told.set()
+    async def query() -> wire.GetOperationResponse:
+        response = next(responses, '')
+        if response == '':
+            is_exhausted.set()
             await asyncio.Event().wait()
-        if not isinstance(answer, wire.GetOperationResponse):
+        if not isinstance(response, wire.GetOperationResponse):
             raise RetryableError.__new__(RetryableError)
-        return answer
+        return response
 
-    telling = asyncio.create_task(tell_the_wait(ask, terminal, quiet=0.0, refresh=0.0))
-    await told.wait()
-    telling.cancel()
-    await asyncio.gather(telling, return_exceptions=True)
+    task = asyncio.create_task(show_queue_status(query, terminal, delay=0.0, refresh=0.0))
+    await is_exhausted.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     text = terminal.getvalue()
     assert text.index('2nd in line') < text.index('1st in line')
     assert text.endswith('\r\x1b[2K')
 
 
-async def test_program_that_is_not_watched_is_told_nothing() -> None:
-    """Where nobody waits at a terminal, nothing is asked."""
+async def test_no_status_is_queried_without_a_terminal() -> None:
+    """Without a blocking call on a terminal, the service is not queried."""
 
-    async def ask() -> wire.GetOperationResponse:
+    async def query() -> wire.GetOperationResponse:
         raise AssertionError
 
     before = asyncio.all_tasks()
-    async with telling_the_wait(ask):
+    async with queue_status_shown(query):
         assert asyncio.all_tasks() == before
