@@ -30,8 +30,8 @@ from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
+from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.open import open_openai
-from services.gateway.openai.samplers import FleetSamplers
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer

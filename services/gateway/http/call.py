@@ -144,7 +144,6 @@ class HttpCall:
         await self.send({'type': 'http.response.start', 'status': status, 'headers': pairs})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
-        """Write a part of the response body; wait while the client does not read."""
         for begin in range(0, len(data) - _CHUNK_BYTES, _CHUNK_BYTES):
             chunk = data[begin : begin + _CHUNK_BYTES]
             await self.send({'type': 'http.response.body', 'body': chunk, 'more_body': True})
@@ -161,7 +160,6 @@ class HttpCall:
             await self.memory.body.grow(size_bytes)
 
     def release_body(self) -> None:
-        """Release the memory of the body."""
         if self.memory is not None:
             self.memory.body.shrink_to(0)
 
@@ -175,7 +173,6 @@ class HttpCall:
             await self.memory.work.grow(size_bytes)
 
     def release_work(self) -> None:
-        """Release the memory of parsed values."""
         if self.memory is not None:
             self.memory.work.shrink_to(0)
 
@@ -189,7 +186,6 @@ class JsonResponse:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     async def write(self, call: HttpCall) -> None:
-        """Write head and body to the client."""
         data = json_bytes(self.body)
         await call.begin(self.status, JSON_TYPE, {'content-length': str(len(data)), **self.headers})
         await call.write(data, is_last=True)
@@ -206,7 +202,6 @@ class EventResponse:
     end: bytes = b'data: [DONE]\n\n'
 
     async def write(self, call: HttpCall) -> None:
-        """Write events as they arrive; the next event is requested once this one is sent."""
         async with aclosing(self.events) as events:
             async for event in events:
                 if not call.is_streaming:

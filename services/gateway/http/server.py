@@ -135,11 +135,9 @@ class _EmbeddedServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Skip uvicorn's signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening and set `is_listening`."""
         await super().startup(sockets=sockets)
         self.is_listening.set()
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
-from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, TokenUsage
-from services.gateway.openai.names import ResolvedModel, TokenText
+from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, TokenText, TokenUsage
+from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
@@ -48,12 +48,10 @@ class ChatFormat:
         self._request = request
 
     def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
-        """Return a complete choice."""
         message = {'role': 'assistant', 'content': delta.text, 'refusal': None}
         return {'index': delta.index, 'message': message, **self._shared_fields(delta)}
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        """Return a part of a choice; None when there is nothing to report."""
         if delta.prompt_token_ids is not None:
             content = {'role': 'assistant', 'content': ''}
         elif delta.text or delta.scored or (delta.token_ids and self._request.are_token_ids_returned):
@@ -65,7 +63,6 @@ class ChatFormat:
         return {'index': delta.index, 'delta': content, **self._shared_fields(delta)}
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return the tokens of the prompt if requested."""
         if not self._request.are_token_ids_returned or not deltas or deltas[0].prompt_token_ids is None:
             return {}
         return {'prompt_token_ids': list(deltas[0].prompt_token_ids)}
@@ -91,7 +88,6 @@ class CompletionFormat:
         self._request = request
 
     def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
-        """Return a complete choice or a part of one."""
         choice: dict[str, Any] = {
             'index': delta.index,
             'text': delta.text,
@@ -105,12 +101,10 @@ class CompletionFormat:
         return choice
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        """Return a part of a choice; None when there is nothing to report."""
         is_shown = delta.text or delta.scored or delta.finish_reason or self._request.are_token_ids_returned
         return self.choice(delta) if is_shown else None
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return no fields, as each choice includes its prompt."""
         del deltas
         return {}
 
@@ -121,15 +115,7 @@ class AnswerWriter:
     def __init__(
         self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: TokenUsage, created: int
     ) -> None:
-        """Prepare a response.
-
-        Args:
-            request: The request.
-            model: Weights that it samples.
-            form: JSON form of its choices.
-            usage: Token counts, complete once all parts of the choices have been read.
-            created: Seconds since 1970.
-        """
+        """Prepare a response; `usage` must be complete once all deltas are read, `created` is in seconds since 1970."""
         self._request = request
         self._model = model
         self._form = form

@@ -3,18 +3,19 @@
 import codecs
 import math
 from array import array
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 
 import numpy as np
 
-from services.gateway.openai.names import TokenText, TokenTexts
+from services.gateway.openai.models import FleetSamplers, IndexedResponse
 from services.gateway.openai.request import GenerationRequest
-from services.gateway.openai.samplers import IndexedResponse
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 
@@ -23,6 +24,51 @@ MIN_LOGPROB = -9999.0
 
 _FINISH_REASONS = {sampling_pb2.STOP_REASON_LENGTH: 'length', sampling_pb2.STOP_REASON_STOP: 'stop'}
 _Top = Sequence[tuple[int, float]]
+MAX_VOCABULARIES = 16
+"""Base models whose token texts are cached."""
+_MAX_TOKENS_PER_CALL = 1 << 16
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """Text of one token."""
+
+    piece: bytes
+    is_special: bool
+    """Whether texts omit the token."""
+
+    @property
+    def text(self) -> str:
+        """Decoded text; incomplete characters become U+FFFD."""
+        return self.piece.decode(errors='replace')
+
+
+class TokenTexts:
+    """Cache of token texts; each token of a base model is requested from the samplers once."""
+
+    def __init__(self, samplers: FleetSamplers) -> None:
+        self._samplers = samplers
+        self._known: OrderedDict[str, dict[int, TokenText]] = OrderedDict()
+
+    async def get(self, caller: Caller, base_model: str, token_ids: Iterable[int]) -> dict[int, TokenText]:
+        """Return a mapping that has at least these tokens; callers must not change it.
+
+        Raises:
+            DomainError: No sampler could describe the tokens.
+        """
+        known = self._known.setdefault(base_model, {})
+        self._known.move_to_end(base_model)
+        if len(self._known) > MAX_VOCABULARIES:
+            self._known.popitem(last=False)
+        missing = sorted(set(token_ids) - known.keys())
+        for begin in range(0, len(missing), _MAX_TOKENS_PER_CALL):
+            batch = missing[begin : begin + _MAX_TOKENS_PER_CALL]
+            tensor = tensor_to_proto(np.asarray(batch, dtype=np.int32))
+            request = wire.DescribeTokensRequest(base_model=base_model, token_ids=tensor)
+            response = await self._samplers.describe_tokens(caller, request)
+            texts = (TokenText(form.piece, form.is_special) for form in response.tokens)
+            known.update(zip(batch, texts, strict=True))
+        return known
 
 
 @dataclass(frozen=True)
@@ -172,7 +218,6 @@ class _TextLength:
         return length
 
     def add_all(self, tokens: Iterable[TokenText]) -> None:
-        """Count several tokens."""
         for token in tokens:
             self.add(token)
 

@@ -1,246 +1,252 @@
-"""Request bodies of completions and chat completions. A parameter without effect is refused, not ignored."""
+"""Models that can be sampled: sampling on the fleet, resolution of model names, and lists of models."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from __future__ import annotations
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
-from services.gateway.http.body import parse_object
-from services.gateway.http.call import json_bytes
-from services.gateway.http.validation import (
-    Int64,
-    JsonModel,
-    StopStrings,
-    StopTokens,
-    TextLabels,
-    fixed,
-    is_shallow,
-    not_served,
-)
-from services.kit.errors import InvalidField
+from services.gateway.catalogue.rules import Run, RunFilter
+from services.gateway.catalogue.runs import Runs
+from services.gateway.errors import NoReplica, RunNotFound
+from services.gateway.fleet.members import Membership
+from services.gateway.paging import Page
+from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
+from services.gateway.sampling.sampling import Sampling
+from services.kit.caller import Caller
+from services.kit.errors import BaseModelNotFound
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.server.v1 import server_service_pb2
 
-MAX_TOKENS = 2**31 - 1
-MAX_TOP_LOGPROBS = 20
-_MAX_DEPTH = 24
-"""Most levels of client JSON: each takes three levels of a protobuf message, and parsers stop at one hundred."""
-MAX_SCHEMA_BYTES = 1 << 16
-"""Most bytes of a schema, as every prompt of a request is sampled with its own copy."""
-
-_Choices = Annotated[int, Field(ge=1, le=128)]
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
-_TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
-_NotServed = Annotated[None, not_served('is not supported')]
-_NoTools = Annotated[None, not_served('is not supported; tool calls are returned as text')]
-
-
-class StreamOptions(JsonModel):
-    """Options of a streamed response."""
-
-    include_usage: bool = False
+CHECKPOINT_PREFIX = 'twinkle://'
+MAX_NAME = 512
+MAX_LISTED_RUNS = 1000
+"""Most runs in a list of models, the newest first; older runs can still be used by name."""
+_MAX_VERSION_DIGITS = 18
+_PAGE_SIZE = 200
+_SERVICE = 'sampler'
+_QUEUE_EVENTS = 64
+"""Events queued for the reader of a request with several prompts."""
 
 
-class JsonSchema(JsonModel):
-    """JSON schema that a completion must satisfy."""
+class FleetSamplers:
+    """Samples on the fleet, in the same way as the gateway's SamplerService."""
 
-    name: str
-    description: Any = None
-    # `schema` is a method of pydantic's base class.
-    content: dict[str, Any] = Field(alias='schema')
-    strict: Annotated[bool, fixed(True, 'must be true or absent; a schema is always enforced')] = True
+    def __init__(
+        self,
+        sampling: Sampling,
+        membership: Membership,
+        *,
+        describe: Callable[[], Awaitable[server_service_pb2.ServiceInfo]],
+    ) -> None:
+        """Sample with `sampling`.
 
-    @field_validator('content')
-    @classmethod
-    def _check_size(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        if not is_shallow(schema, _MAX_DEPTH):
-            raise ValueError(f'must be nested at most {_MAX_DEPTH} levels deep')
-        if len(json_bytes(schema)) > MAX_SCHEMA_BYTES:
-            raise ValueError(f'must have at most {MAX_SCHEMA_BYTES} bytes')
-        return schema
+        Args:
+            sampling: Chooses a replica, and continues on another one when it is lost.
+            membership: Replicas of the fleet.
+            describe: Returns the base models and limits that the fleet reports.
+        """
+        self._sampling = sampling
+        self._membership = membership
+        self._describe = describe
 
+    async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
+        """Yield the response. Closing the generator cancels the sampling; a slow reader delays it.
 
-class ResponseFormat(JsonModel):
-    """Form that a completion must have."""
+        Raises:
+            DomainError: An error of the SamplerService contract.
+        """
+        order = sample_request_from_bytes(request.SerializeToString())
+        async with aclosing(self._sampling.sample(caller, order)) as responses:
+            async for response in responses:
+                yield wire.SampleResponse.FromString(response.message)
 
-    is_null_absent: ClassVar[bool] = False
-    type: Literal['text', 'json_object', 'json_schema']
-    json_schema: JsonSchema | None = None
+    async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
+        """Return the text of tokens.
 
-    @model_validator(mode='after')
-    def _check_schema(self) -> Self:
-        if self.type == 'json_schema' and self.json_schema is None:
-            raise InvalidField('response_format.json_schema', 'is required')
-        if self.type != 'json_schema' and 'json_schema' in self.model_fields_set:
-            raise InvalidField('response_format.json_schema', 'is accepted only with "type": "json_schema"')
-        return self
+        Raises:
+            DomainError: An error of the SamplerService contract.
+        """
+        order = describe_request_from_bytes(request.SerializeToString())
+        return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, order))
 
+    def base_model_names(self) -> Sequence[str]:
+        """Return the names of the base models that can be sampled, sorted; recently lost replicas count.
 
-class SamplingBody(JsonModel):
-    """Parameters that completions and chat completions share."""
+        Raises:
+            Unavailable: The fleet serves no base model.
+        """
+        # A request for a model of a lost replica waits a moment for the replica to return.
+        reports = [replica.report for replica in self._membership.fleet.replicas()]
+        shared = [report for report in reports if report.service == _SERVICE and not report.followed_run]
+        names = sorted({name for report in shared for name in report.base_models})
+        if not names:
+            raise NoReplica(_SERVICE)
+        return names
 
-    model: Annotated[str, Field(min_length=1)]
-    n: _Choices | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Int64 | None = None
-    stop: StopStrings | None = None
-    stop_token_ids: StopTokens | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    ignore_eos: bool | None = None
-    response_format: ResponseFormat | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
+    async def base_models(self) -> Sequence[server_service_pb2.BaseModelInfo]:
+        """Return the base models that can be sampled, by name.
 
-    # Labels: OpenAI's API gives them no effect on the response either.
-    user: str = ''
-    safety_identifier: str = ''
-    metadata: TextLabels = Field(default_factory=dict[str, str])
-
-    store: Annotated[bool, fixed(False, 'must be false; responses are not stored')] = False
-    service_tier: Annotated[str, fixed('auto', 'must be "auto"; there is a single tier')] = 'auto'
-    logit_bias: _NotServed = None
-    prompt_cache_key: Annotated[None, not_served('is not supported; prefixes are cached by their tokens')] = None
-    prompt_cache_retention: _NotServed = None
-
-    @field_validator('stream_options')
-    @classmethod
-    def _check_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
-        if options is not None and not info.data.get('stream'):
-            raise ValueError('is accepted only with "stream": true')
-        return options
+        Raises:
+            Unavailable: The fleet serves no base model.
+        """
+        info = await self._describe()
+        found = {model.base_model: model for model in info.base_models}
+        return [found.get(name, server_service_pb2.BaseModelInfo(base_model=name)) for name in self.base_model_names()]
 
 
-class CompletionBody(SamplingBody):
-    """Body of `/v1/completions`."""
-
-    prompt: Any
-    """String, strings, tokens, or lists of tokens; checked where it is converted."""
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    logprobs: _TopLogprobs | None = None
-    echo: bool = False
-    best_of: _Choices | None = None
-    suffix: Annotated[None, not_served('is not supported; models continue prompts only')] = None
-
-    @field_validator('best_of')
-    @classmethod
-    def _check_best_of(cls, count: int | None, info: ValidationInfo) -> int | None:
-        if count != (info.data.get('n') or 1):
-            raise ValueError('must be equal to n; every completion is returned')
-        return count
+IndexedResponse = tuple[int, wire.SampleResponse]
+"""Index of a prompt, and a response to it."""
 
 
-class TextPart(JsonModel):
-    """Part of a message."""
+async def sample_all(
+    samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
+) -> AsyncGenerator[IndexedResponse, None]:
+    """Yield the responses to all requests as they arrive; the first failure cancels the rest."""
+    if len(requests) == 1:
+        async with aclosing(samplers.sample(caller, requests[0])) as responses:
+            async for response in responses:
+                yield 0, response
+        return
+    queue: asyncio.Queue[IndexedResponse] = asyncio.Queue(_QUEUE_EVENTS)
 
-    type: Literal['text']
-    text: str
+    async def read(index: int, request: wire.SampleRequest) -> None:
+        async with aclosing(samplers.sample(caller, request)) as responses:
+            async for response in responses:
+                await queue.put((index, response))
 
+    async def read_all() -> None:
+        async with asyncio.TaskGroup() as readers:
+            for index, request in enumerate(requests):
+                readers.create_task(read(index, request))
 
-def _arguments(value: Any) -> dict[str, Any]:
-    if not isinstance(value, str):
-        raise ValueError('must be a string')
+    reading = asyncio.create_task(read_all())
     try:
-        arguments = parse_object(value.encode())
-    except InvalidField as error:
-        raise ValueError('must be a string that holds a JSON object') from error
-    if not is_shallow(arguments, _MAX_DEPTH):
-        raise ValueError(f'must be nested at most {_MAX_DEPTH} levels deep')
-    return arguments
+        async for item in _until_done(queue, reading):
+            yield item
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
-_Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+async def _until_done(
+    queue: asyncio.Queue[IndexedResponse], reading: asyncio.Task[None]
+) -> AsyncGenerator[IndexedResponse, None]:
+    while not (reading.done() and queue.empty()):
+        if not queue.empty():
+            yield queue.get_nowait()
+            continue
+        getting = asyncio.ensure_future(queue.get())
+        try:
+            await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # A cancelled `get` loses no item, so this also cleans up when the client disconnects.
+            getting.cancel()
+        if getting.done():
+            yield getting.result()
 
 
-class FunctionCall(JsonModel):
-    """Function and arguments of a tool call."""
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel:
+    """Weights that a model name refers to."""
 
-    is_null_absent: ClassVar[bool] = False
-    name: str
-    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)] = Field(default_factory=dict[str, Any])
-
-
-class ToolCall(JsonModel):
-    """Tool call in an assistant's message."""
-
-    is_null_absent: ClassVar[bool] = False
-    id: str = ''
-    type: Literal['function'] = 'function'
-    function: FunctionCall
+    base_model: str
+    adapter: sampling_pb2.AdapterRef | None = None
+    """None samples the base model alone."""
+    run: Run | None = None
 
 
-def _parts(value: Any) -> Any:
-    return [{'type': 'text', 'text': value}] if isinstance(value, str) else value
+class ModelResolver:
+    """Finds and lists models for a caller: base models, runs, versions of runs, and checkpoints."""
+
+    def __init__(self, samplers: FleetSamplers, *, runs: Runs, started_at: datetime) -> None:
+        """Resolve names; `started_at` is the reported creation time of base models."""
+        self._samplers = samplers
+        self._runs = runs
+        self._started_at = started_at
+
+    async def find(self, caller: Caller, name: str) -> ResolvedModel:
+        """Resolve a model name.
+
+        Raises:
+            BaseModelNotFound: No model of the caller has this name.
+            Unavailable: No sampler is available.
+        """
+        base_models = self._samplers.base_model_names()
+        if name in base_models:
+            return ResolvedModel(base_model=name)
+        for run_id, adapter in _candidates(name):
+            try:
+                run = await self._runs.get(caller, run_id)
+            except RunNotFound:
+                continue
+            return ResolvedModel(base_model=run.base_model, adapter=adapter, run=run)
+        raise BaseModelNotFound(name[:MAX_NAME], tuple(base_models))
+
+    async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return the base models, then the caller's runs, newest first."""
+        created = int(self._started_at.timestamp())
+        models = [
+            _model(info.base_model, created=created, owned_by='twinkle', max_model_len=info.context_tokens)
+            for info in await self._samplers.base_models()
+        ]
+        return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
+
+    async def show(self, caller: Caller, name: str) -> dict[str, Any]:
+        """Return one model.
+
+        Raises:
+            BaseModelNotFound: No model of the caller has this name.
+            Unavailable: No sampler is available.
+        """
+        model = await self.find(caller, name)
+        if model.run is not None:
+            return _run_model(model.run, name)
+        infos = {info.base_model: info for info in await self._samplers.base_models()}
+        created = int(self._started_at.timestamp())
+        context_tokens = infos[name].context_tokens if name in infos else 0
+        return _model(name, created=created, owned_by='twinkle', max_model_len=context_tokens)
+
+    async def _listed_runs(self, caller: Caller) -> Sequence[Run]:
+        runs: list[Run] = []
+        page = Page(size=_PAGE_SIZE)
+        while len(runs) < MAX_LISTED_RUNS:
+            listing = await self._runs.list(caller, page, RunFilter())
+            runs += listing.items
+            if listing.next_cursor is None:
+                break
+            page = Page(size=_PAGE_SIZE, after=listing.next_cursor)
+        return runs
 
 
-class ChatMessage(JsonModel):
-    """Message of a chat."""
-
-    is_unknown_null_absent: ClassVar[bool] = True
-    role: Literal['system', 'developer', 'user', 'assistant', 'tool']
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = Field(default_factory=list[ToolCall])
-    tool_call_id: str = ''
-    reasoning_content: str = ''
-    content: Annotated[_Parts | None, BeforeValidator(_parts), Field(validate_default=True)] = None
-
-    @field_validator('tool_calls', 'reasoning_content', 'tool_call_id')
-    @classmethod
-    def _check_role(cls, value: Any, info: ValidationInfo) -> Any:
-        owner = 'tool' if info.field_name == 'tool_call_id' else 'assistant'
-        if info.data.get('role', owner) != owner:
-            raise ValueError(f'is accepted only in messages of the role {owner}')
-        return value
-
-    @field_validator('content')
-    @classmethod
-    def _check_content(cls, parts: list[TextPart] | None, info: ValidationInfo) -> list[TextPart] | None:
-        if parts is None and not info.data.get('tool_calls'):
-            raise ValueError('is required')
-        return parts
+def _run_model(run: Run, name: str) -> dict[str, Any]:
+    facts = {'version': run.version, 'step_count': run.step_count, 'lora_rank': run.lora_rank}
+    created = int(run.create_time.timestamp())
+    model = _model(name, created=created, owned_by=run.tenant_id, root=run.base_model, parent=run.base_model)
+    return {**model, 'twinkle': {'run_id': run.run_id, **facts, 'is_active': run.is_active}}
 
 
-class ChatTemplateOptions(JsonModel):
-    """Options of the chat template."""
-
-    enable_thinking: bool | None = None
+def _model(name: str, **facts: Any) -> dict[str, Any]:
+    return {'id': name, 'object': 'model', **facts}
 
 
-class ChatBody(SamplingBody):
-    """Body of `/v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    logprobs: bool = False
-    top_logprobs: _TopLogprobs | None = None
-    chat_template_kwargs: ChatTemplateOptions = ChatTemplateOptions()
-
-    tools: _NoTools = None
-    tool_choice: _NoTools = None
-    parallel_tool_calls: _NoTools = None
-    functions: _NoTools = None
-    function_call: _NoTools = None
-    audio: _NotServed = None
-    modalities: _NotServed = None
-    prediction: _NotServed = None
-    web_search_options: _NotServed = None
-    reasoning_effort: Annotated[None, not_served('is not supported; see chat_template_kwargs.enable_thinking')] = None
-    verbosity: _NotServed = None
-
-    @field_validator('messages')
-    @classmethod
-    def _check_system(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        for index, message in enumerate(messages):
-            if index and message.role in {'system', 'developer'}:
-                raise InvalidField(f'messages[{index}].role', 'may be system or developer in the first message only')
-        return messages
-
-    @field_validator('top_logprobs')
-    @classmethod
-    def _check_logprobs(cls, count: int | None, info: ValidationInfo) -> int | None:
-        if not info.data.get('logprobs'):
-            raise ValueError('is accepted only with "logprobs": true')
-        return count
+def _candidates(name: str) -> list[tuple[str, sampling_pb2.AdapterRef]]:
+    """Return the runs and weights that a name may refer to."""
+    # Databases cannot store NUL in texts.
+    if len(name) > MAX_NAME or '\0' in name:
+        return []
+    if name.startswith(CHECKPOINT_PREFIX):
+        run_id, _, rest = name.removeprefix(CHECKPOINT_PREFIX).partition('/')
+        is_complete = rest.startswith('weights/') and len(rest) > len('weights/')
+        return [(run_id, sampling_pb2.AdapterRef(checkpoint_path=name))] if run_id and is_complete else []
+    candidates = [(name, sampling_pb2.AdapterRef(adapter_id=name))] if name else []
+    run_id, mark, digits = name.rpartition('@')
+    is_version = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_VERSION_DIGITS
+    if mark and run_id and is_version and int(digits) >= 1:
+        candidates.append((run_id, sampling_pb2.AdapterRef(adapter_id=run_id, exact=int(digits))))
+    return candidates

@@ -3,9 +3,8 @@
 from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
 from services.gateway.http.call import Route
-from services.gateway.openai.names import ModelResolver
+from services.gateway.openai.models import FleetSamplers, ModelResolver
 from services.gateway.openai.routes import OpenAiRoutes
-from services.gateway.openai.samplers import FleetSamplers
 from services.kit.clock import Clock
 
 

@@ -1,4 +1,7 @@
-"""Sampling requests: validated bodies of completions and chats as messages of the sampler contract."""
+"""Sampling requests: validated bodies of completions and chats as messages of the sampler contract.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from services.gateway.http.validation import TokenIds, read_model, read_value
-from services.gateway.openai.models import (
+from services.gateway.openai.bodies import (
     MAX_TOKENS,
     ChatBody,
     ChatMessage,
@@ -81,11 +84,7 @@ class GenerationRequest:
 
 
 def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
-    """Validate and convert a body of `/v1/completions`.
-
-    Raises:
-        InvalidField: The error names the parameter.
-    """
+    """Validate and convert a body of `/v1/completions`."""
     given = read_model(CompletionBody, body)
     max_tokens = max(DEFAULT_MAX_TOKENS, given.min_tokens or 0) if given.max_tokens is None else given.max_tokens
     params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=given.logprobs)
@@ -96,11 +95,7 @@ def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
-    """Validate and convert a body of `/v1/chat/completions`.
-
-    Raises:
-        InvalidField: The error names the parameter.
-    """
+    """Validate and convert a body of `/v1/chat/completions`."""
     given = read_model(ChatBody, body)
     max_tokens = given.max_completion_tokens or given.max_tokens
     if given.max_tokens not in (None, max_tokens):

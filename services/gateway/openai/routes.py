@@ -8,10 +8,9 @@ from typing import Any
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.answers import AnswerWriter, ChatFormat, ChoiceFormat, CompletionFormat
-from services.gateway.openai.choices import ChoiceDelta, ChoiceReader
-from services.gateway.openai.names import ModelResolver, ResolvedModel, TokenTexts
+from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
+from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
-from services.gateway.openai.samplers import FleetSamplers, sample_all
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError
 from services.kit.rpc.context import current_caller
@@ -65,11 +64,9 @@ class OpenAiErrors:
     """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with our reason added."""
 
     def status_of(self, error: DomainError) -> int:
-        """Return the HTTP status."""
         return 413 if error.reason == 'MESSAGE_TOO_LARGE' else _STATUSES.get(error.code, 500)
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
-        """Return the JSON body."""
         status = self.status_of(error)
         param, message = _param_and_message(error)
         kind = 'server_error' if status >= 500 else _TYPES.get(status, 'invalid_request_error')
@@ -112,7 +109,6 @@ class OpenAiRoutes:
         self._body_bytes = body_bytes
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         errors = OpenAiErrors()
         rows = (
             ('GET', '/v1/models', 'openai.models.list', self._list_models),

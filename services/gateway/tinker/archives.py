@@ -17,10 +17,9 @@ from urllib.parse import quote
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.catalogue_json import time_to_json
-from services.gateway.tinker.errors import TinkerErrors
+from services.gateway.tinker.bodies import time_to_json
 from services.gateway.tinker.paths import WeightsKind, path_of_native
-from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, path_of, tinker_route
+from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, tinker_route
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import CheckpointNotFound, CredentialsInvalid, Internal, InvalidField
@@ -161,7 +160,6 @@ class FileResponse:
         return f'{self.digest}-{self.content.begin}'
 
     async def write(self, call: HttpCall) -> None:
-        """Write head and body at the pace of the client; one chunk is in memory at a time."""
         size_bytes = self.content.size_bytes
         headers = {
             'etag': f'"{self.tag}"',
@@ -215,7 +213,6 @@ class ArchiveRoutes:
         self._links = links
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route(f'{_ONE}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
             tinker_route(f'{_ONE}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'),
@@ -266,11 +263,7 @@ class ArchiveRoutes:
 
 
 def _server_url(call: HttpCall) -> str:
-    """Return the URL under which the client reached this server.
-
-    Raises:
-        InvalidField: The Host header is not a host and port.
-    """
+    """Return the URL under which the client reached this server."""
     host = call.headers.get('host', '')
     if not _HOST.fullmatch(host):
         raise InvalidField('host', 'must be the host and port of this server')

@@ -1,4 +1,7 @@
-"""Conversion of Tinker's arrays to and from numpy: dense bytes, sparse matrices, and JSON lists."""
+"""Conversion of Tinker's arrays to and from numpy: dense bytes, sparse matrices, and JSON lists.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 import math
 from typing import Annotated, Any, Literal, cast
@@ -33,11 +36,7 @@ class ElementBudget:
         self._elements = elements
 
     def take(self, shape: tuple[int, ...] | None, field: str) -> tuple[int, ...]:
-        """Reserve the elements of a matrix, and return its shape.
-
-        Raises:
-            InvalidField: The shape is not that of a matrix, or the budget is exhausted.
-        """
+        """Reserve the elements of a matrix, and return its shape."""
         if shape is None or len(shape) != 2 or min(shape) < 0:
             raise InvalidField(field, 'a sparse tensor needs a shape of two dimensions')
         self._elements -= math.prod(shape)
@@ -81,11 +80,7 @@ class TensorBody(TinkerModel):
 
 
 def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> Array:
-    """Convert a tensor to a dense float32 or int64 array.
-
-    Raises:
-        InvalidField: Type, shape and bytes are inconsistent.
-    """
+    """Convert a tensor to a dense float32 or int64 array."""
     if tensor.dtype not in _TYPES:
         raise InvalidField(f'{field}.dtype', 'must be float32, int64, int32 or bfloat16')
     shape = tuple(tensor.shape) or None
@@ -100,11 +95,7 @@ def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> 
 
 
 def array_from_json(value: Any, field: str, budget: ElementBudget) -> Array:
-    """Convert a JSON tensor to a dense float32 or int64 array.
-
-    Raises:
-        InvalidField: The value is not a tensor, or its fields are inconsistent.
-    """
+    """Convert a JSON tensor to a dense float32 or int64 array."""
     tensor = read_model(TensorBody, value, path=field)
     data = _array(tensor.data, _NAMES[tensor.dtype], f'{field}.data')
     shape = None if tensor.shape is None else tuple(tensor.shape)

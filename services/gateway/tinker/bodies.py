@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Annotated, Any, TypeVar, cast
 
 import zstandard
@@ -219,3 +220,13 @@ def _window_bytes(data: bytes) -> int:
 
 def _media_type(text: str) -> str:
     return text.partition(';')[0].strip().lower()
+
+
+def labels_to_json(labels: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the labels that the client chose; None for none."""
+    return {name: value for name, value in labels.items() if not name.startswith('tinker:')} or None
+
+
+def time_to_json(time: datetime | None) -> str | None:
+    """Return a time in ISO 8601."""
+    return None if time is None else time.isoformat()

@@ -1,5 +1,6 @@
 """Runs and checkpoints: lists, and checkpoints deleted, published, expired and copied."""
 
+from collections.abc import Iterable
 from datetime import UTC, timedelta
 from typing import Annotated, Any
 
@@ -7,17 +8,24 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from services.gateway.catalogue.checkpoints import Checkpoints
 from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.rules import Run
+from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.errors import RunNotFound
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import not_served
+from services.gateway.paging import Counted, Slice
 from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import Counter, TinkerModel, WeightsPathField, read_body
-from services.gateway.tinker.catalogue_json import checkpoint_to_json, cursor_to_json, run_to_json
+from services.gateway.tinker.bodies import (
+    Counter,
+    TinkerModel,
+    WeightsPathField,
+    labels_to_json,
+    read_body,
+    time_to_json,
+)
 from services.gateway.tinker.operations import Lookups, model_id_of
-from services.gateway.tinker.paths import path_of_native
+from services.gateway.tinker.paths import WeightsKind, path_of_native
 from services.gateway.tinker.routes import (
     CATALOGUE,
     CHECKPOINTS,
@@ -34,27 +42,20 @@ from twinkle.api.model.v1 import adapter_pb2
 
 _ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256
+_TYPES = {WeightsKind.TRAINING: 'training', WeightsKind.SAMPLER: 'sampler', WeightsKind.EXTERNAL: 'external'}
 
 
 class RunRoutes:
     """Routes that list runs and checkpoints."""
 
     def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: Lookups) -> None:
-        """Create the routes.
-
-        Args:
-            browser: Catalogue of the caller.
-            client: Client of the checkpoint service, which lists new checkpoints before the catalogue does.
-            runs: Runs of the catalogue.
-            lookups: Client of the model services, which know new models before the catalogue does.
-        """
+        """Create the routes; `client` and `lookups` know new checkpoints and models before the catalogue does."""
         self._browser = browser
         self._client = client
         self._runs = runs
         self._lookups = lookups
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         rows = (
             ('training_runs', self._list_runs),
             ('training_runs/{run_id}', self._show_run),
@@ -123,6 +124,46 @@ def _run_of(adapter: adapter_pb2.Adapter) -> Run:
     )
 
 
+def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
+    """Return a run; `checkpoints` are those of the run, newest first."""
+    newest: dict[WeightsKind, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        newest.setdefault(path_of_native(checkpoint.path).kind, checkpoint)
+    last, last_sampler = newest.get(WeightsKind.TRAINING), newest.get(WeightsKind.SAMPLER)
+    return {
+        'training_run_id': run.run_id,
+        'base_model': run.base_model,
+        'model_owner': run.tenant_id,
+        'is_lora': run.lora_rank > 0,
+        'corrupted': False,
+        'lora_rank': run.lora_rank or None,
+        'last_request_time': time_to_json(run.update_time),
+        'last_checkpoint': checkpoint_to_json(last) if last else None,
+        'last_sampler_checkpoint': checkpoint_to_json(last_sampler) if last_sampler else None,
+        'user_metadata': labels_to_json(run.user_metadata),
+    }
+
+
+def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint."""
+    path = path_of_native(checkpoint.path)
+    return {
+        'checkpoint_id': path.checkpoint_id,
+        'checkpoint_type': _TYPES[path.kind],
+        'time': time_to_json(checkpoint.create_time),
+        'tinker_path': str(path),
+        'size_bytes': checkpoint.size_bytes,
+        'public': checkpoint.is_public,
+        'expires_at': time_to_json(checkpoint.expire_time),
+        'user_metadata': labels_to_json(checkpoint.user_metadata),
+    }
+
+
+def cursor_to_json(part: Slice, found: Counted[Any]) -> dict[str, int]:
+    """Return the position of a response in its list."""
+    return {'offset': part.offset, 'limit': part.limit, 'total_count': found.total_count}
+
+
 class TtlBody(TinkerModel):
     """Body with a time to live."""
 
@@ -166,7 +207,6 @@ class CheckpointRoutes:
         self._sessions = sessions
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route(_ONE, self._delete, access=CHECKPOINTS, http_method='DELETE'),
             tinker_route(f'{_ONE}/publish', self._publish, access=CHECKPOINTS),

@@ -8,7 +8,7 @@ from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.base_models import BaseModel, BaseModels
 from services.gateway.tinker.bodies import read_object
-from services.gateway.tinker.losses import LOSSES
+from services.gateway.tinker.datums import LOSSES
 from services.gateway.tinker.routes import ANY_KEY, CATALOGUE, query_of, tinker_route
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
@@ -54,7 +54,6 @@ class ClientRoutes:
         self._base_models = base_models
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('client/config', self._show_config, access=ANY_KEY),
             tinker_route('client/dynamic_config', self._show_dynamic_config, access=ANY_KEY),
@@ -106,7 +105,6 @@ class AccountRoutes:
         self._revoke = revoke
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         shown = {
             'auth/apikey/me': (self._show_key, ANY_KEY),
             'audit': (self._show_audit, CATALOGUE),

@@ -1,9 +1,10 @@
-"""Examples of training requests: from protobuf or JSON to plain arrays, and from those to the trainer's features.
+"""Examples and losses of training requests, and their conversion to the trainer's features.
 
-Every check that does not need the trainer is made here, before the request is queued.
+Every check that does not need the trainer is made here, before the request is queued. Functions raise InvalidField
+with the path of the first wrong field.
 """
 
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,11 +14,12 @@ from pydantic import Field
 from services.gateway.http.validation import read_model
 from services.gateway.tinker.arrays import Array, ElementBudget, TokenArray, array_from_json, array_from_proto
 from services.gateway.tinker.bodies import TinkerModel
-from services.gateway.tinker.losses import BOUNDS, LossRule
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
+from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import input_feature_pb2
+from twinkle.api.model.v1 import training_config_pb2
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
@@ -26,6 +28,70 @@ MAX_INPUTS = 64
 """Most inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
 """Inputs with a field in InputFeature; others become extra tensors."""
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """Inputs and options of a loss."""
+
+    required: frozenset[str]
+    """Inputs of each datum beside target_tokens."""
+    optional: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
+    """Numbers in loss_fn_config."""
+    either: frozenset[str] = frozenset()
+    """Names that must be given as an input or as an option."""
+
+
+_POLICY = frozenset({'logprobs', 'advantages'})
+BOUNDS = frozenset({'clip_low_threshold', 'clip_high_threshold'})
+"""Bounds of the policy ratio: an option for all datums, or an input with a number for each datum or position."""
+_RULES: Mapping[str, LossRule] = {
+    'cross_entropy': LossRule(frozenset(), frozenset({'weights'})),
+    'importance_sampling': LossRule(_POLICY),
+    'ppo': LossRule(_POLICY, BOUNDS, BOUNDS),
+    'cispo': LossRule(_POLICY, BOUNDS, BOUNDS),
+    'dro': LossRule(_POLICY, options=frozenset({'beta'})),
+    'gspo': LossRule(_POLICY | {'sequence_ratio_mask'}, BOUNDS, BOUNDS, BOUNDS),
+    'stable_reinforce': LossRule(frozenset({'advantages'}), frozenset({'logprobs'}), frozenset({'kl_coeff'})),
+}
+_HIGHEST = 1e6
+LOSSES = tuple(_RULES)
+"""Names of the supported losses."""
+
+
+def rule_of(loss_fn: str) -> LossRule:
+    """Return the rule of a loss."""
+    if loss_fn == 'custom':
+        problem = 'custom losses are not run by this server; forward_backward_custom computes them in the client'
+        raise InvalidField('loss_fn', problem)
+    if loss_fn not in _RULES:
+        raise InvalidField('loss_fn', f'must be one of {", ".join(_RULES)}')
+    return _RULES[loss_fn]
+
+
+def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: bool) -> training_config_pb2.LossConfig:
+    """Return the native loss of one batch.
+
+    Args:
+        loss_fn: Name of the loss, equal to the native name.
+        config: Options.
+        is_wide: Whether each position has several targets.
+    """
+    rule = rule_of(loss_fn)
+    for name, value in config.items():
+        field = f'loss_fn_config.{name[:100]}'
+        if name not in rule.options:
+            known = ', '.join(sorted(rule.options)) or 'no options'
+            raise InvalidField(field, f'is not an option of {loss_fn}, which takes {known}')
+        if isinstance(value, str) or not 0 <= value <= _HIGHEST:
+            raise InvalidField(field, f'must be a number, 0 to {_HIGHEST:g}')
+    low, high = config.get('clip_low_threshold', 0), config.get('clip_high_threshold', _HIGHEST)
+    if float(low) > float(high):
+        raise InvalidField('loss_fn_config.clip_low_threshold', 'must not be above clip_high_threshold')
+    if is_wide and loss_fn != 'cross_entropy':
+        raise InvalidField('data[0].loss_fn_inputs.target_tokens', f'{loss_fn} takes one token a position, shape [N]')
+    return training_config_pb2.LossConfig(name=loss_fn, options=struct_of(config))
 
 
 @dataclass(frozen=True)
@@ -60,11 +126,7 @@ class DatumBody(TinkerModel):
 
 
 def datum_from_proto(message: wire.Datum, field: str, budget: ElementBudget) -> Datum:
-    """Convert an example.
-
-    Raises:
-        InvalidField: The example is malformed, or has other content than text.
-    """
+    """Convert an example."""
     check_count(message.model_input, MAX_PARTS, f'{field}.model_input')
     check_count(message.loss_fn_inputs, MAX_INPUTS, f'{field}.loss_fn_inputs')
     _check_spans(message, field)
@@ -76,11 +138,7 @@ def datum_from_proto(message: wire.Datum, field: str, budget: ElementBudget) -> 
 
 
 def datum_from_json(value: Any, field: str, budget: ElementBudget) -> Datum:
-    """Convert an example.
-
-    Raises:
-        InvalidField: The example is malformed, or has other content than text.
-    """
+    """Convert an example."""
     body = read_model(DatumBody, value, path=field)
     inputs = {
         name: array_from_json(tensor, f'{field}.loss_fn_inputs.{name[:100]}', budget)
@@ -90,11 +148,7 @@ def datum_from_json(value: Any, field: str, budget: ElementBudget) -> Datum:
 
 
 def joined_tokens(prompt: ModelInput, field: str) -> Array:
-    """Return the tokens of all chunks of a prompt at `field`, int64 [N].
-
-    Raises:
-        InvalidField: A chunk has no tokens.
-    """
+    """Return the tokens of all chunks of a prompt at `field`, int64 [N]."""
     parts: list[Array] = []
     for index, chunk in enumerate(prompt.chunks):
         if chunk.type != 'encoded_text':
@@ -106,11 +160,7 @@ def joined_tokens(prompt: ModelInput, field: str) -> Array:
 
 
 def check_count(values: Sized, limit: int, field: str) -> None:
-    """Check the number of entries.
-
-    Raises:
-        InvalidField: There are more than `limit`.
-    """
+    """Check the number of entries."""
     if len(values) > limit:
         raise InvalidField(field, f'must have at most {limit} entries, got {len(values)}')
 
@@ -158,11 +208,7 @@ class FeatureReader:
         self._context_tokens = context_tokens or 1 << 31
 
     def read(self, datum: Datum, field: str) -> input_feature_pb2.InputFeature:
-        """Convert one example.
-
-        Raises:
-            InvalidField: An input is missing, unknown, of a wrong shape, or out of range.
-        """
+        """Convert one example."""
         length = len(datum.tokens)
         if not 1 <= length <= self._context_tokens:
             problem = f'must have 1 to {self._context_tokens} tokens, the context of the base model; got {length}'
@@ -208,11 +254,7 @@ class FeatureReader:
 
 
 def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature_pb2.FeatureBatch:
-    """Convert all examples to one batch.
-
-    Raises:
-        InvalidField: There is no example, one is wrong, or their inputs or target dimensions differ.
-    """
+    """Convert all examples to one batch."""
     if not datums:
         raise InvalidField('data', 'must have at least one datum')
     features = [reader.read(datum, f'data[{index}]') for index, datum in enumerate(datums)]

@@ -12,8 +12,7 @@ from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureState
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
-from services.gateway.tinker.errors import category_of, text_of
-from services.gateway.tinker.routes import ANY_KEY, tinker_route
+from services.gateway.tinker.routes import ANY_KEY, category_of, text_of, tinker_route
 from services.kit.errors import NotBuiltYet
 
 WAIT_SECONDS = 25.0
@@ -84,7 +83,6 @@ class ProtobufResponse:
     data: bytes
 
     async def write(self, call: HttpCall) -> None:
-        """Write head and body to the client."""
         await call.begin(200, PROTOBUF_TYPE, {'content-length': str(len(self.data))})
         await call.write(self.data, is_last=True)
 
@@ -110,7 +108,7 @@ class FutureRoutes:
 
         Args:
             futures: Futures of the callers.
-            formats: Response of each verb.
+            formats: Response format of each verb.
             is_rate_limited: Whether a tenant's requests wait until it has paid for the tokens it used.
             wait_seconds: Seconds that a poll waits.
         """
@@ -120,7 +118,6 @@ class FutureRoutes:
         self._wait_seconds = wait_seconds
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('retrieve_future', self._retrieve, access=ANY_KEY),
             tinker_route('cancel_future', self._cancel, access=ANY_KEY),

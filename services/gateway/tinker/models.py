@@ -1,4 +1,7 @@
-"""Models in training: created from fresh or saved weights, loaded, described, and unloaded."""
+"""Models in training: created from fresh or saved weights, loaded, described, and unloaded.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,9 +160,6 @@ def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> traini
     Args:
         given: Configuration of the client.
         is_unembed_trained: Whether `train_unembed` is honored; otherwise the output head is not trained.
-
-    Raises:
-        InvalidField: All groups of layers are switched off.
     """
     switches = {name: getattr(given, name) for name in _GROUPS if name != 'train_unembed' or is_unembed_trained}
     if not any(switches.values()):
@@ -182,15 +182,7 @@ class TinkerModelRoutes:
         lookups: Lookups,
         is_unembed_trained: bool,
     ) -> None:
-        """Create the routes.
-
-        Args:
-            operations: Submits futures.
-            known: Models of the caller.
-            base_models: Base models that can be trained.
-            lookups: Client for saved weights.
-            is_unembed_trained: Whether `train_unembed` adds an adapter to the output head.
-        """
+        """Create the routes; `train_unembed` adapts the output head only if `is_unembed_trained`."""
         self._operations = operations
         self._known = known
         self._base_models = base_models
@@ -198,7 +190,6 @@ class TinkerModelRoutes:
         self._is_unembed_trained = is_unembed_trained
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('create_model', self._create, access=TRAIN),
             tinker_route('load_weights', self._load, access=TRAIN),
@@ -273,19 +264,12 @@ class InfoRoutes:
     """Routes that describe models and saved weights."""
 
     def __init__(self, lookups: Lookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
-        """Create the routes.
-
-        Args:
-            lookups: Client for single adapters and checkpoints.
-            runs: Runs of the catalogue, which know the rank of weights.
-            tokenizers: Locations of tokenizers whose name differs from that of their base model.
-        """
+        """Create the routes; `tokenizers` maps base models to tokenizers with another name."""
         self._lookups = lookups
         self._runs = runs
         self._tokenizers = tokenizers
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('get_info', self._show_model, access=TRAIN),
             tinker_route('weights_info', self._show_weights, access=TRAIN),

@@ -15,8 +15,8 @@ from services.gateway.http.validation import read_model
 from services.gateway.sessions.rules import SessionState
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import OperationBody
-from services.gateway.tinker.errors import text_of
 from services.gateway.tinker.futures import EXECUTE, FutureNote, note_of
+from services.gateway.tinker.routes import text_of
 from services.kit.errors import AdapterNotFound, Disposition, DomainError
 from services.kit.rpc.context import current_caller
 from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2

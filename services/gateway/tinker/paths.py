@@ -2,6 +2,7 @@
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has one namespace for
 each kind, we have one for all, so our name ends with the kind: nothing, `.sampler` or `.external`.
+Parsers raise InvalidField with the given field.
 """
 
 import re
@@ -55,11 +56,7 @@ class WeightsPath:
 
 
 def parse_path(value: Any, field: str) -> WeightsPath:
-    """Parse a path from a client.
-
-    Raises:
-        InvalidField: The value is not a path of saved weights.
-    """
+    """Parse a path from a client."""
     parts = value.removeprefix(_SCHEME).split('/') if isinstance(value, str) and value.startswith(_SCHEME) else []
     if len(parts) != 3 or not _RUN.fullmatch(parts[0]):
         raise InvalidField(field, 'must be tinker://{run}/{kind}/{name}')
@@ -67,11 +64,7 @@ def parse_path(value: Any, field: str) -> WeightsPath:
 
 
 def parse_kind(kind: str, field: str) -> WeightsKind:
-    """Parse the kind in a path.
-
-    Raises:
-        InvalidField: The kind is unknown.
-    """
+    """Parse the kind in a path."""
     try:
         return WeightsKind(kind)
     except ValueError as error:
@@ -79,11 +72,7 @@ def parse_kind(kind: str, field: str) -> WeightsKind:
 
 
 def parse_name(name: str, field: str) -> str:
-    """Check the name of saved weights.
-
-    Raises:
-        InvalidField: The name has forbidden characters, or the suffix of another kind.
-    """
+    """Check the name of saved weights."""
     if not _NAME.fullmatch(name):
         raise InvalidField(field, 'a name has 1 to 119 letters, digits, ".", "_" and "-"')
     if any(end and name.endswith(end) for end in _ENDS.values()):

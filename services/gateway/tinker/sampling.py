@@ -81,15 +81,7 @@ class SamplingRoutes:
         samplers: BaseModels,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Create the routes.
-
-        Args:
-            futures: Run the requests.
-            handles: Sampling sessions.
-            known: Sessions of the caller.
-            samplers: Base models that can be sampled.
-            wait_seconds: Most seconds that a call waits for completions.
-        """
+        """Create the routes; a call waits at most `wait_seconds` for completions."""
         self._futures = futures
         self._handles = handles
         self._known = known
@@ -97,7 +89,6 @@ class SamplingRoutes:
         self._wait_seconds = wait_seconds
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('create_sampling_session', self._create, access=SAMPLE_ACCESS),
             tinker_route('join_sampling_session', self._join, access=SAMPLE_ACCESS),

@@ -1,4 +1,7 @@
-"""Sampling requests as native messages. A feature that the samplers lack is refused by name, not ignored."""
+"""Sampling requests as native messages. A feature that the samplers lack is refused by name, not ignored.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,11 +111,7 @@ def topic_of(handle_id: str, clone_id: int) -> str:
 
 
 def sample_request(body: Mapping[str, Any]) -> TinkerSampleRequest:
-    """Validate and convert a body of `asample`.
-
-    Raises:
-        InvalidField: A field is wrong, or requests an unsupported feature.
-    """
+    """Validate and convert a body of `asample`."""
     given = read_model(SampleBody, body)
     tokens = joined_tokens(given.prompt, 'prompt').astype('<i4')
     if not tokens.size:

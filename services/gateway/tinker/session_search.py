@@ -12,26 +12,26 @@ from services.gateway.errors import SessionNotFound
 from services.gateway.http.validation import TextLabels
 from services.gateway.paging import Cursor, Page
 from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.rules import Session
+from services.gateway.sessions.rules import FinishReason, Session, SessionState
 from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import TinkerModel
-from services.gateway.tinker.catalogue_json import (
-    finish_kind,
-    own_label,
-    session_to_json,
-    status_kind,
-    time_to_json,
-)
+from services.gateway.tinker.bodies import TinkerModel, labels_to_json, time_to_json
 from services.kit.rpc.context import current_caller
 
 MOST_READ = 5000
 """Most sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
+OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
+"""Labels of a session that store fields for which we have none."""
+_REASONS = {
+    FinishReason.SUCCESS: 'success',
+    FinishReason.FAILED: 'errored',
+    FinishReason.INTERRUPTED: 'interrupted',
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Conditions of a search, all of which must hold."""
+    """Conditions of a search; a session must meet them all."""
 
     session_id: str = ''
     display_name: str = ''
@@ -64,7 +64,7 @@ class Search:
 
 
 def _has_status(session: Session, kind: str, reasons: frozenset[str] | None) -> bool:
-    return status_kind(session) == kind and (reasons is None or finish_kind(session) in reasons)
+    return _status_kind(session) == kind and (reasons is None or _finish_kind(session) in reasons)
 
 
 class SessionSearch:
@@ -90,12 +90,12 @@ class SessionSearch:
                     break
                 read, after = read + 1, Cursor(session.create_time, session.session_id)
                 found += [session] if search.matches(session) and await self._still_matches(search, session) else []
-        documents = [session_to_json(session, stored=await self._stored(session)) for session in found]
+        documents = [_session_to_json(session, stored=await self._stored(session)) for session in found]
         return {'sessions': documents, 'next_cursor': None if is_end or after is None else _cursor_to_json(after)}
 
     async def _still_matches(self, search: Search, session: Session) -> bool:
         """Check the current status: the session may have expired since its status was stored."""
-        if search.statuses is None or status_kind(session) != 'active':
+        if search.statuses is None or _status_kind(session) != 'active':
             return True
         try:
             return search.matches(await self._sessions.get(current_caller(), session.session_id))
@@ -104,6 +104,44 @@ class SessionSearch:
 
     async def _stored(self, session: Session) -> tuple[int, int]:
         return await self._browser.stored(session.tenant_id, session_id=session.session_id)
+
+
+def _session_to_json(session: Session, *, stored: tuple[int, int]) -> dict[str, Any]:
+    """Return a found session; `stored` are the number and bytes of its checkpoints."""
+    return {
+        'session_id': session.session_id,
+        'created_at': time_to_json(session.create_time),
+        'owner': session.tenant_id,
+        'project_id': session.project_id,
+        'status': _status(session),
+        'checkpoints_count': stored[0],
+        'checkpoint_storage_bytes': stored[1],
+        'display_name': own_label(session, 'display_name') or None,
+        'user_metadata': labels_to_json(session.user_metadata),
+    }
+
+
+def _status_kind(session: Session) -> str:
+    """Return the kind of a session's status; empty for an expired session."""
+    kinds = {SessionState.ACTIVE: 'active', SessionState.FINISHED: 'client_finished'}
+    return kinds.get(session.state, '')
+
+
+def _finish_kind(session: Session) -> str:
+    """Return how the client finished a session."""
+    return _REASONS[session.finish_reason or FinishReason.SUCCESS]
+
+
+def own_label(session: Session, name: str) -> str:
+    """Return a field of `OWN_LABELS`; empty if the client did not send it."""
+    return session.user_metadata.get(OWN_LABELS[name], '')
+
+
+def _status(session: Session) -> dict[str, Any] | None:
+    kind = _status_kind(session)
+    if kind == 'client_finished':
+        return {'type': kind, 'reason': {'type': _finish_kind(session)}}
+    return {'type': kind} if kind else None
 
 
 def _cursor_to_json(cursor: Cursor) -> dict[str, Any]:

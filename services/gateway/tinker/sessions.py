@@ -10,11 +10,10 @@ from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.rules import FinishReason, SessionRequest
 from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, read_body
-from services.gateway.tinker.catalogue_json import OWN_LABELS, labels_to_json, own_label
+from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
 from services.gateway.tinker.paths import path_of_native
 from services.gateway.tinker.routes import CATALOGUE, SESSIONS, check_scope, query_of, slice_of, tinker_route
-from services.gateway.tinker.session_search import SearchBody, SessionSearch
+from services.gateway.tinker.session_search import OWN_LABELS, SearchBody, SessionSearch, own_label
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.context import current_caller
@@ -44,11 +43,7 @@ class SessionBody(TinkerModel):
     project_id: ShortText = ''
 
     def request(self, request_id: str) -> SessionRequest:
-        """Return the native request.
-
-        Raises:
-            InvalidField: The tags are too long.
-        """
+        """Return the native request."""
         tags = json.dumps(self.tags) if self.tags else ''
         if len(tags) > _MAX_TAGS:
             raise InvalidField('tags', f'must have at most {_MAX_TAGS} characters in total')
@@ -104,7 +99,6 @@ class SessionRoutes:
         self._notice = {} if is_unembed_trained else {'info_message': _UNEMBED_NOTICE}
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('create_session', self._create, access=SESSIONS),
             tinker_route('session_heartbeat', self._heartbeat, access=SESSIONS),
@@ -136,21 +130,12 @@ class SessionListRoutes:
     def __init__(
         self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, sampler_ids: SamplerIds
     ) -> None:
-        """Create the routes.
-
-        Args:
-            browser: Catalogue of the caller.
-            sessions: Sessions of the caller.
-            search: Search over these sessions.
-            sampler_ids: Lists the sampling sessions in a session.
-        """
         self._browser = browser
         self._sessions = sessions
         self._search_sessions = search
         self._sampler_ids = sampler_ids
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('sessions', self._list, access=CATALOGUE, http_method='GET'),
             tinker_route('sessions/{session_id}', self._show, access=CATALOGUE, http_method='GET'),

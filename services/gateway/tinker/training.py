@@ -1,4 +1,7 @@
-"""Forward, backward and optimizer steps: requests in protobuf, or in the JSON of SDKs up to 0.24, and their routes."""
+"""Forward, backward and optimizer steps: requests in protobuf, or in the JSON of SDKs up to 0.24, and their routes.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 import asyncio
 import math
@@ -29,9 +32,10 @@ from services.gateway.tinker.datums import (
     datum_from_json,
     datum_from_proto,
     features_of,
+    loss_config,
+    rule_of,
 )
 from services.gateway.tinker.futures import FutureNote, Verb
-from services.gateway.tinker.losses import loss_config, rule_of
 from services.gateway.tinker.operations import KnownModels, Operations, acknowledged
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.wire import tinker_pb2 as wire
@@ -91,11 +95,7 @@ class PassRequest:
 
 
 def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
-    """Parse a protobuf body.
-
-    Raises:
-        InvalidField: The bytes are not a ForwardBackwardRequest.
-    """
+    """Parse a protobuf body."""
     try:
         return wire.ForwardBackwardRequest.FromString(data)
     except DecodeError as error:
@@ -103,11 +103,7 @@ def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
 
 
 def request_from_proto(message: wire.ForwardBackwardRequest) -> PassRequest:
-    """Convert a protobuf request.
-
-    Raises:
-        InvalidField: The request is malformed.
-    """
+    """Convert a protobuf request."""
     check_count(message.data, MAX_PARTS, 'data')
     operation = read_model(OperationBody, {'model_id': message.model_id, 'seq_id': message.seq_id})
     budget = ElementBudget()
@@ -122,11 +118,7 @@ def request_from_proto(message: wire.ForwardBackwardRequest) -> PassRequest:
 
 
 def request_from_json(body: dict[str, Any], *, is_forward_only: bool) -> PassRequest:
-    """Convert a JSON request.
-
-    Raises:
-        InvalidField: The request is malformed.
-    """
+    """Convert a JSON request."""
     name = 'forward_input' if is_forward_only else 'forward_backward_input'
     if body.get(name) is None:
         raise InvalidField(name, 'is required')
@@ -171,7 +163,6 @@ class TrainingRoutes:
         self._body_bytes = body_bytes
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('forward_backward', self._forward_backward, access=TRAIN),
             tinker_route('forward', self._forward, access=TRAIN),
@@ -221,9 +212,6 @@ def pass_of(request: PassRequest, base_model: BaseModel | None) -> operation_pb2
     Args:
         request: Validated request.
         base_model: Base model of the adapter; None if it is not known yet, so that only the trainer can check.
-
-    Raises:
-        InvalidField: A datum or an option is wrong.
     """
     reader = FeatureReader(
         rule_of(request.loss_fn),

@@ -8,7 +8,7 @@ from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.rules import UploadRequest
 from services.gateway.http.body import ClientGone, Pace, arriving
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.catalogue_json import checkpoint_to_json
+from services.gateway.tinker.catalogue import checkpoint_to_json
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_kind, parse_name
 from services.gateway.tinker.routes import query_of, tinker_route
 from services.kit.errors import DomainError, InvalidField, StreamOutOfOrder
@@ -38,7 +38,6 @@ class UploadRoutes:
         self._pace = pace
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [tinker_route('uploads/{name}', self._upload, access=_UPLOAD, http_method='PUT')]
 
     async def _upload(self, call: HttpCall) -> Response:
@@ -86,11 +85,7 @@ class _Body:
 
 
 def _part_of(call: HttpCall) -> _Part:
-    """Return the part of the archive in the body.
-
-    Raises:
-        InvalidField: The headers are missing or inconsistent.
-    """
+    """Return the part of the archive in the body."""
     length = call.headers.get('content-length', '')
     if not _LENGTH.fullmatch(length):
         raise InvalidField('content-length', 'is required')

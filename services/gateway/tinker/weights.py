@@ -1,4 +1,7 @@
-"""Saving a model's weights: for training, for sampling, or as external files."""
+"""Saving a model's weights: for training, for sampling, or as external files.
+
+Functions raise InvalidField with the path of the first wrong field.
+"""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -56,19 +59,12 @@ class WeightsRoutes:
     def __init__(
         self, operations: Operations, known: KnownModels, *, open_handle: Callable[[HandleRequest], Awaitable[object]]
     ) -> None:
-        """Create the routes.
-
-        Args:
-            operations: Submits futures.
-            known: Models of the caller.
-            open_handle: Opens the sampling session of weights that are saved without a name; idempotent.
-        """
+        """Create the routes; `open_handle` opens the sampling session of weights without a name, and is idempotent."""
         self._operations = operations
         self._known = known
         self._open_handle = open_handle
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             tinker_route('save_weights', self._save, access=TRAIN),
             tinker_route('save_weights_for_sampler', self._save_for_sampler, access=TRAIN),
@@ -131,11 +127,7 @@ class WeightsRoutes:
 
 
 def save_of(given: SaveBody, kind: WeightsKind) -> tuple[WeightsPath, operation_pb2.Operation]:
-    """Return the path of the saved weights, and the operation that saves them.
-
-    Raises:
-        InvalidField: The name is invalid.
-    """
+    """Return the path of the saved weights, and the operation that saves them."""
     name = f'{given.seq_id:06d}' if given.path is None else given.path
     path = WeightsPath(given.model_id, kind, parse_name(name, 'path'))
     save = operation_pb2.Save(

@@ -1,4 +1,4 @@
-"""The shared stack as the Tinker SDK sees it, and one session per test module."""
+"""The shared stack for the Tinker SDK, and one session for each test module."""
 
 import gc
 from collections.abc import Iterator
@@ -12,27 +12,27 @@ from twinkle_client.stack import StackState
 
 @pytest.fixture(scope='module', autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """Collect what the SDK leaves where its own modules alone see it."""
+    """Collect garbage of the SDK within the module that caused it."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope='session')
 def stack(tiny_stack: StackState) -> StackState:
-    """Stack that the SDK talks to: the shared one."""
+    """The shared stack."""
     return tiny_stack
 
 
 @pytest.fixture(scope='module')
 def service(stack: StackState) -> Iterator[tinker.ServiceClient]:
-    """A session."""
+    """A client with a session."""
     with service_client(stack) as client:
         yield client
 
 
 @pytest.fixture(scope='session')
 def rest(stack: StackState) -> Iterator[tinker.RestClient]:
-    """The client without a session, which all modules share."""
+    """A client without a session, shared by all modules."""
     with rest_client(stack) as client:
         yield client
     gc.collect()

@@ -1,6 +1,6 @@
-"""What a program of an older SDK does with a stack that its environment names; prints what came of it as JSON.
+"""Program of an older SDK that uses the stack in its environment and prints its results as JSON.
 
-Run as a process of its own: `python older_program.py BASE_MODEL`. It uses only what is in every SDK from 0.16 on.
+Run it in a separate process: `python older_program.py BASE_MODEL`. It uses only features of every SDK since 0.16.
 """
 
 import json
@@ -35,7 +35,7 @@ def train(model: tinker.TrainingClient, steps: int) -> list[float]:
 
 
 def logprobs(model: tinker.TrainingClient) -> list[float]:
-    """Return what the model gives to the tokens."""
+    """Return the log-probabilities of the tokens."""
     output = model.forward([example(weights=[1.0] * 7)], 'cross_entropy').result()
     return output.loss_fn_outputs[0]['logprobs'].to_torch().tolist()
 
@@ -47,12 +47,12 @@ def policy_loss(model: tinker.TrainingClient) -> float:
 
 
 def negative_sum(_: Any, outputs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """Cross-entropy as a loss of the program's own."""
+    """Compute cross-entropy as a custom loss."""
     return -torch.cat(outputs).sum(), {}
 
 
 def main() -> None:
-    """Train, save, go on from what was saved, and sample."""
+    """Train, save, continue from the saved state, and sample."""
     service = tinker.ServiceClient()
     model = service.create_lora_training_client(base_model=sys.argv[1], rank=8, seed=7)
     facts: dict[str, Any] = {
@@ -79,7 +79,7 @@ def main() -> None:
     facts['named'] = [sequence.tokens for sequence in again.sample(prompt, 2, params).result().sequences]
     sys.stdout.write(json.dumps(facts) + '\n')
     sys.stdout.flush()
-    # The SDK leaves threads running, beside which CPython 3.11 may abort while it winds down.
+    # CPython 3.11 may abort at exit while threads of the SDK run.
     os._exit(0)
 
 

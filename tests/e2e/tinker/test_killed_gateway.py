@@ -1,6 +1,6 @@
-"""kill -9 of the gateway under a program of the Tinker SDK: the program ends with the weights of one undisturbed.
+"""kill -9 of the gateway under a program of the Tinker SDK, which ends with the weights of an undisturbed one.
 
-`./run faults N --gateway` does the same for as many seeds as one likes.
+`./run faults N --gateway` does the same for N seeds.
 """
 
 import pytest
@@ -12,8 +12,8 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.timeout(600), *SDK_MARKS]
 
 
-def test_program_outlives_the_gateway_s_death(stack: StackState) -> None:
-    """Killed once or twice at random moments, the gateway resolves what was pending, to the same bits."""
+def test_program_survives_a_killed_gateway(stack: StackState) -> None:
+    """A gateway that is killed at random moments resolves all pending futures, with bitwise equal weights."""
     kills = GatewayKills(stack)
     report = kills.run(range(2))
     assert report.violations == {}, report

@@ -1,4 +1,4 @@
-"""Programs of older SDKs, unmodified and each in a process of its own, train, save, go on and sample."""
+"""Unmodified programs of older SDKs, each in a separate process, train, save, continue and sample."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ PROGRAM = Path(__file__).with_name('older_program.py')
 
 
 @pytest.mark.parametrize('version', ['0.16.1', '0.24.0'])
-def test_program_of_an_older_sdk_runs_to_its_end(stack: StackState, tmp_path: Path, version: str) -> None:
-    """It learns, goes on from its saved state bit for bit, and samples what it trained, with and without a name."""
+def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, version: str) -> None:
+    """An older SDK learns, continues bitwise from its saved state, and samples trained weights."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Every loss of the real SDK against its formula, computed here from the log-probabilities that came back."""
+"""Every loss of the real SDK against its formula, computed here from the returned log-probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ LENGTH = 9
 EXAMPLES = [tokens_of(seed, LENGTH + 1) for seed in range(4)]
 FLOAT = np.ndarray[Any, Any]
 Formula = Callable[[FLOAT, FLOAT, FLOAT, FLOAT], FLOAT]
-"""From log-probabilities, those of the sampler, advantages and a mask, each [T], to the losses, [T]."""
+"""Function of log-probabilities, sampler log-probabilities, advantages and mask, each [T]; returns losses [T]."""
 
 
 def _ppo(low: float, high: float) -> Formula:
@@ -55,7 +55,7 @@ LOSSES: list[tuple[str, dict[str, float], Formula]] = [
 
 @pytest.fixture(scope='module')
 def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """A model whose weights have left their beginning."""
+    """A model whose weights differ from the initial ones."""
     model = new_model(service, stack)
     train(model, *EXAMPLES, steps=2)
     return model
@@ -65,7 +65,7 @@ def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
 def test_policy_loss_has_its_closed_form(
     model: tinker.TrainingClient, name: str, config: dict[str, float], formula: Formula
 ) -> None:
-    """`loss:sum` is the formula's sum over tokens and examples, near the sampler's policy and far from it."""
+    """`loss:sum` is the sum of the formula over tokens and examples, near the sampler's policy and far from it."""
     data, streams = _policy_data(model, with_mask=name == 'gspo')
     output = model.forward_backward(data, name, config).result()
     expected = sum(
@@ -77,10 +77,10 @@ def test_policy_loss_has_its_closed_form(
 
 
 @pytest.mark.parametrize(('name', 'config'), [(name, config) for name, config, _ in LOSSES[:6]], ids=str)
-def test_policy_loss_raises_what_had_an_advantage(
+def test_policy_loss_raises_tokens_with_an_advantage(
     service: tinker.ServiceClient, stack: StackState, name: str, config: dict[str, float]
 ) -> None:
-    """Steps make tokens of a positive advantage likelier, and those of a negative one less likely."""
+    """Steps make tokens with a positive advantage likelier, and those with a negative one less likely."""
     model = new_model(service, stack)
     good, bad = EXAMPLES[:2]
     before = scores(model, good, bad)
@@ -96,16 +96,16 @@ def test_policy_loss_raises_what_had_an_advantage(
     assert change[0].mean() > 0 > change[1].mean()
 
 
-def test_thresholds_may_stand_in_each_example(model: tinker.TrainingClient) -> None:
-    """Bounds given place by place hold instead of the arguments."""
+def test_thresholds_may_be_given_for_each_position(model: tinker.TrainingClient) -> None:
+    """Thresholds given for each position replace those in the options."""
     data, streams = _policy_data(model, bounds=(0.7, 1.05))
     output = model.forward(data, 'ppo').result()
     expected = sum(_ppo(0.7, 1.05)(lp, *given).sum() for lp, given in zip(logprobs_of(output), streams, strict=True))
     assert output.metrics['loss:sum'] == pytest.approx(expected, rel=1e-4)
 
 
-def test_several_targets_a_place(model: tinker.TrainingClient) -> None:
-    """[N, K] targets come back scored [N, K], dense and sparse alike; the loss is their weighted sum."""
+def test_several_targets_for_a_position(model: tinker.TrainingClient) -> None:
+    """[N, K] targets, dense or sparse, return [N, K] scores, and the loss is their weighted sum."""
     tokens = EXAMPLES[0]
     targets = np.stack([tokens[1:], np.roll(tokens[1:], 1), np.roll(tokens[1:], 2)], axis=1)
     weights = np.random.default_rng(0).random(targets.shape).astype(np.float32)
@@ -126,8 +126,8 @@ def test_several_targets_a_place(model: tinker.TrainingClient) -> None:
         assert output.metrics['loss:sum'] == pytest.approx(-(first * weights).sum(), rel=1e-4)
 
 
-def test_several_targets_a_place_are_learned(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Distillation onto two candidates a place makes both likelier."""
+def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClient, stack: StackState) -> None:
+    """Distillation onto two candidates for each position makes both likelier."""
     model = new_model(service, stack)
     tokens = EXAMPLES[0]
     targets = np.stack([tokens[1:], np.roll(tokens[1:], 1)], axis=1)
@@ -141,8 +141,8 @@ def test_several_targets_a_place_are_learned(service: tinker.ServiceClient, stac
     assert losses[-1] < losses[0]
 
 
-def test_custom_loss_is_its_gradient(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A custom loss that is cross-entropy trains to its bits; its own metrics and the server's sum are told."""
+def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient, stack: StackState) -> None:
+    """A custom cross-entropy trains bitwise like the built-in one, and returns its metrics and the server's sum."""
     plain, custom = new_model(service, stack), new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 
@@ -159,7 +159,7 @@ def test_custom_loss_is_its_gradient(service: tinker.ServiceClient, stack: Stack
 
 
 def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A squared distance to a wanted log-probability falls."""
+    """A squared distance to a target log-probability falls."""
     model = new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 
@@ -184,7 +184,7 @@ def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack
     ids=['defaults', 'all options', 'clipped'],
 )
 def test_step_is_torch_s_adamw(service: tinker.ServiceClient, stack: StackState, options: dict[str, float]) -> None:
-    """Steps taken over the wire give what the library's model gives with torch's AdamW and the same options."""
+    """Steps over the wire equal those of the library's model with torch's AdamW and the same options."""
     model = new_model(service, stack, rank=4, seed=11, train_unembed=False)
     params = tinker.AdamParams(**options)
     data = [weighted(tokens) for tokens in EXAMPLES]
@@ -213,7 +213,7 @@ def test_step_is_torch_s_adamw(service: tinker.ServiceClient, stack: StackState,
 def _policy_data(
     model: tinker.TrainingClient, *, with_mask: bool = False, bounds: tuple[float, float] | None = None
 ) -> tuple[list[tinker.Datum], list[tuple[FLOAT, FLOAT, FLOAT]]]:
-    """Return examples whose sampler is at, near and far from the model, and their streams."""
+    """Return examples whose sampler policy is equal to, near and far from the model, and their streams."""
     random = np.random.default_rng(1)
     own = np.split(scores(model, *EXAMPLES), len(EXAMPLES))
     data: list[tinker.Datum] = []

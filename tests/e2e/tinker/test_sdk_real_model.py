@@ -1,4 +1,4 @@
-"""The SDK on the small real model: a loss that falls, and a sampler that says what was learned."""
+"""The SDK on the small real model: the loss falls, and the sampler answers what was learned."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ ADAM = tinker.AdamParams(learning_rate=2e-3)
 
 
 def example(tokenizer: ChatTokenizer, prompt: str, answer: str) -> tinker.Datum:
-    """Return an example that learns the answer alone."""
+    """Return an example that learns only the answer."""
     asked = tokenizer.encode(prompt)
     tokens = [*asked, *tokenizer.encode(answer)]
     return weighted(tokens, [0.0] * (len(asked) - 1) + [1.0] * (len(tokens) - len(asked)))
 
 
 def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
-    """Cross-entropy per token falls below a tenth of a nat, and the greedy answer is the one that was taught."""
+    """Cross-entropy falls below a tenth of a nat per token, and the greedy answer is the learned one."""
     tokenizer = ChatTokenizer(get_model(MODEL))
     data = [example(tokenizer, prompt, answer) for prompt, answer in LESSONS.items()]
     counted = sum(len(tokenizer.encode(answer)) for answer in LESSONS.values())

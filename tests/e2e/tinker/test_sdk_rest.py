@@ -1,4 +1,4 @@
-"""What the real SDK's command line and its client without a session show and change of runs and checkpoints."""
+"""Runs and checkpoints in the real SDK's command line and in its client without a session."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -26,31 +26,31 @@ def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
 
 @pytest.fixture
 def spare(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """A model of a test's own."""
+    """A model for a single test."""
     return new_model(service, stack)
 
 
 def cli(stack: StackState, home: Path, *words: str) -> Any:
-    """Return what `tinker -f json` prints."""
+    """Return the output of `tinker -f json`."""
     done = run_program(['-m', 'tinker.cli', '-f', 'json', *words], stack, home)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
 
 def test_command_line_lists_models(stack: StackState, tmp_path: Path) -> None:
-    """`tinker model list` names the base model."""
+    """`tinker model list` lists the base model."""
     assert stack.base_model in json.dumps(cli(stack, tmp_path, 'model', 'list'))
 
 
 def test_command_line_lists_runs(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
-    """`tinker run list` has the run, and `run info` its base model and rank."""
+    """`tinker run list` lists the run, and `run info` shows its base model and rank."""
     assert model.model_id in json.dumps(cli(stack, tmp_path, 'run', 'list', '--limit', '0'))
     told = json.dumps(cli(stack, tmp_path, 'run', 'info', model.model_id))
     assert stack.base_model in told
 
 
 def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
-    """`tinker checkpoint list` has those of a run, and `checkpoint info` one of them."""
+    """`tinker checkpoint list` lists those of a run, and `checkpoint info` shows one."""
     told = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))
     assert f'tinker://{model.model_id}/weights/first' in told
     assert f'tinker://{model.model_id}/sampler_weights/shown' in told
@@ -58,8 +58,8 @@ def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: Sta
     assert path in json.dumps(cli(stack, tmp_path, 'checkpoint', 'info', path))
 
 
-def test_run_tells_what_it_is(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
-    """A run has its base model, rank, metadata and newest checkpoints, by id and by the path of a checkpoint."""
+def test_run_shows_its_facts(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
+    """A run shows its base model, rank, metadata and newest checkpoints, by id and by checkpoint path."""
     run = rest.get_training_run(model.model_id).result()
     assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (
         model.model_id,
@@ -78,7 +78,7 @@ def test_run_tells_what_it_is(rest: tinker.RestClient, model: tinker.TrainingCli
 
 
 def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
-    """Those of a run, and those of all runs together."""
+    """The checkpoints of a run, and of all runs, are listed with kind and size."""
     own = {item.checkpoint_id: item for item in rest.list_checkpoints(model.model_id).result().checkpoints}
     assert {name: item.checkpoint_type for name, item in own.items()} == {
         'weights/first': 'training',
@@ -89,14 +89,14 @@ def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient
     assert {item.tinker_path for item in own.values()} <= {item.tinker_path for item in every}
 
 
-def test_weights_tell_what_they_fit(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
-    """A path is enough to know base model and rank."""
+def test_weights_have_a_base_model(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
+    """A path is sufficient to look up base model and rank."""
     info = rest.get_weights_info_by_tinker_path(f'tinker://{model.model_id}/weights/first').result()
     assert (info.base_model, info.is_lora, info.lora_rank) == (stack.base_model, True, 8)
 
 
-def test_deleted_checkpoint_is_gone(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """After deleting, it is neither listed nor loaded, and deleting again finds nothing."""
+def test_deleted_checkpoint_is_not_found(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
+    """A deleted checkpoint is neither listed nor loaded, and a second deletion finds nothing."""
     path = spare.save_state('doomed').result().path
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert 'weights/doomed' not in {
@@ -108,8 +108,8 @@ def test_deleted_checkpoint_is_gone(rest: tinker.RestClient, spare: tinker.Train
         rest.delete_checkpoint_from_tinker_path(path).result()
 
 
-def test_checkpoint_expires_when_it_was_told_to(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """A time to live is shown, can be taken back, and deletes what it runs out for."""
+def test_checkpoint_expires_at_its_time(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
+    """A time to live is shown, can be removed, and deletes the checkpoint when it ends."""
     path = spare.save_state('brief', ttl_seconds=3600).result().path
     ends = _checkpoint(rest, spare, 'weights/brief').expires_at
     assert timedelta(minutes=50) < ends - datetime.now(UTC) <= timedelta(hours=1)
@@ -122,8 +122,8 @@ def test_checkpoint_expires_when_it_was_told_to(rest: tinker.RestClient, spare: 
         rest.get_weights_info_by_tinker_path(path).result()
 
 
-def test_published_checkpoint_says_so(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
-    """Publishing and taking back show in the list."""
+def test_published_checkpoint_is_listed_as_public(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
+    """Publishing and unpublishing show in the list."""
     path = f'tinker://{model.model_id}/sampler_weights/shown'
     rest.publish_checkpoint_from_tinker_path(path).result()
     assert _checkpoint(rest, model, 'sampler_weights/shown').public
@@ -134,14 +134,14 @@ def test_published_checkpoint_says_so(rest: tinker.RestClient, model: tinker.Tra
 def test_session_has_its_runs(
     rest: tinker.RestClient, service: tinker.ServiceClient, model: tinker.TrainingClient
 ) -> None:
-    """A session is listed, and tells the runs that were made in it."""
+    """A session is listed with the runs that were created in it."""
     session_id = service.holder.get_session_id()
     assert session_id in rest.list_sessions(limit=100).result().sessions
     assert model.model_id in rest.get_session(session_id).result().training_run_ids
 
 
 def test_absent_runs_are_not_found(rest: tinker.RestClient) -> None:
-    """Runs, checkpoints and sessions that are not there answer alike."""
+    """Missing runs, checkpoints and sessions give the same error."""
     for call in (
         lambda: rest.get_training_run('nobody:train:0'),
         lambda: rest.list_checkpoints('nobody:train:0'),
@@ -152,6 +152,6 @@ def test_absent_runs_are_not_found(rest: tinker.RestClient) -> None:
 
 
 def _checkpoint(rest: tinker.RestClient, model: tinker.TrainingClient, checkpoint_id: str) -> Any:
-    """Return a checkpoint as the list has it; None where it has not."""
+    """Return a checkpoint from the list; None if it is not listed."""
     found = rest.list_checkpoints(model.model_id).result().checkpoints
     return next((item for item in found if item.checkpoint_id == checkpoint_id), None)

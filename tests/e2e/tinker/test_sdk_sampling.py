@@ -1,4 +1,4 @@
-"""The real SDK samples from base models and trained ones, by name and without, and its clients travel."""
+"""The real SDK samples from base models and trained ones, with and without names, also from pickled clients."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ pytestmark = SDK_MARKS
 PROMPT = tokens_of(5, 8)
 EXAMPLES = [tokens_of(seed) for seed in range(3)]
 ENDLESS: list[str] = []
-"""Stops that stop nothing, not even the end of sequence."""
+"""Stop list that ignores even the end of sequence."""
 
 
 def prompt_of(tokens: list[int]) -> tinker.ModelInput:
@@ -37,13 +37,13 @@ def prompt_of(tokens: list[int]) -> tinker.ModelInput:
 
 
 def draw(client: tinker.SamplingClient, count: int = 1, tokens: list[int] | None = None, **options):
-    """Return the answer to a request for a few tokens; `options` are sampling parameters."""
+    """Return the response to a request for a few tokens; `options` are sampling parameters."""
     params = tinker.SamplingParams(**{'max_tokens': 6, 'stop': ENDLESS, **options})
     return client.sample(prompt_of(tokens or PROMPT), count, params).result()
 
 
 def far_model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """Return a model that has left its base behind."""
+    """Return a model that differs clearly from its base model."""
     model = new_model(service, stack)
     train(model, *EXAMPLES, steps=4)
     return model
@@ -51,13 +51,13 @@ def far_model(service: tinker.ServiceClient, stack: StackState) -> tinker.Traini
 
 @pytest.fixture(scope='module')
 def trained(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """A model far from its base, which nobody trains on."""
+    """A trained model that no test changes."""
     return far_model(service, stack)
 
 
 @pytest.fixture
 def training(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """One like it, to be trained on."""
+    """A trained model for tests that train it further."""
     return far_model(service, stack)
 
 
@@ -78,7 +78,7 @@ def base(service: tinker.ServiceClient, stack: StackState) -> tinker.SamplingCli
 def test_sampler_scores_as_the_trainer_does(
     named: tinker.SamplingClient, base: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Log-probabilities of a prompt are those of the trainer's forward pass, and not the base model's."""
+    """Prompt log-probabilities are those of the trainer's forward pass and differ from those of the base model."""
     expected = np.split(scores(trained, *EXAMPLES), len(EXAMPLES))
     for tokens, own in zip(EXAMPLES, expected, strict=True):
         scored = named.compute_logprobs(prompt_of(tokens)).result()
@@ -90,7 +90,7 @@ def test_sampler_scores_as_the_trainer_does(
 def test_drawn_tokens_carry_the_trainer_s_logprobs(
     named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """What a sampler says of its own tokens, the trainer says, too."""
+    """Sampled tokens have the log-probabilities that the trainer computes."""
     sequence = draw(named, seed=3).sequences[0]
     assert len(sequence.tokens) == len(sequence.logprobs) == 6
     assert sequence.stop_reason == 'length'
@@ -98,8 +98,8 @@ def test_drawn_tokens_carry_the_trainer_s_logprobs(
     np.testing.assert_allclose(sequence.logprobs, own, atol=1e-4)
 
 
-def test_weights_without_a_name_stay_as_they_were_saved(training: tinker.TrainingClient) -> None:
-    """A client of a snapshot samples what was saved, whatever is trained on."""
+def test_weights_without_a_name_do_not_change(training: tinker.TrainingClient) -> None:
+    """A snapshot client samples the saved weights after further training."""
     first = training.save_weights_and_get_sampling_client().result()
     before = scores(training, PROMPT)
     train(training, *EXAMPLES)
@@ -110,8 +110,8 @@ def test_weights_without_a_name_stay_as_they_were_saved(training: tinker.Trainin
     np.testing.assert_allclose(second.compute_logprobs(prompt_of(PROMPT)).result()[1:], after, atol=1e-4)
 
 
-def test_clients_in_flight_follow_the_model(training: tinker.TrainingClient) -> None:
-    """Old clients of a model's moving weights sample the newest that were saved for any."""
+def test_inflight_clients_follow_the_model(training: tinker.TrainingClient) -> None:
+    """Older inflight clients of a model sample its newest saved weights."""
     first = training.save_weights_and_get_sampling_client(kind='inflight').result()
     before = scores(training, PROMPT)
     np.testing.assert_allclose(first.compute_logprobs(prompt_of(PROMPT)).result()[1:], before, atol=1e-4)
@@ -122,15 +122,15 @@ def test_clients_in_flight_follow_the_model(training: tinker.TrainingClient) -> 
 
 
 def test_seed_repeats_and_several_samples_differ(named: tinker.SamplingClient) -> None:
-    """A seed gives the same answer again; the samples of one request differ from each other and with the seed."""
+    """A seed is reproducible, and the samples of one request differ from each other."""
     first, again, other = (draw(named, 4, seed=seed) for seed in (3, 3, 4))
     tokens = [[tuple(sequence.tokens) for sequence in answer.sequences] for answer in (first, again, other)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert len(set(tokens[0])) == 4
 
 
-def test_greedy_takes_the_likeliest(named: tinker.SamplingClient) -> None:
-    """Temperature 0, and top-k 1, always draw the token of the highest log-probability."""
+def test_greedy_selects_the_most_likely(named: tinker.SamplingClient) -> None:
+    """Temperature 0 and top-k 1 always select the most likely token."""
     greedy = draw(named, 2, temperature=0.0).sequences
     one = draw(named, top_k=1, seed=1).sequences[0]
     assert greedy[0].tokens == greedy[1].tokens == one.tokens
@@ -142,7 +142,7 @@ def test_greedy_takes_the_likeliest(named: tinker.SamplingClient) -> None:
 
 
 def test_stop_ends_with_itself(named: tinker.SamplingClient, trained: tinker.TrainingClient) -> None:
-    """A stop token and a stop text are the last of the answer, and why it ended."""
+    """A stop token or stop string ends the sequence and is its last part."""
     tokens = draw(named, temperature=0.0).sequences[0].tokens
     index = next(place for place, token in enumerate(tokens) if token not in tokens[:place] and place > 0)
     by_token = draw(named, temperature=0.0, stop=[tokens[index]]).sequences[0]
@@ -157,7 +157,7 @@ def test_stop_ends_with_itself(named: tinker.SamplingClient, trained: tinker.Tra
 
 
 def test_prompt_logprobs_come_with_the_likeliest(named: tinker.SamplingClient) -> None:
-    """Each place of the prompt but the first has its log-probability, and the top k there."""
+    """Each position of the prompt but the first has its log-probability and the top k tokens."""
     params = tinker.SamplingParams(max_tokens=1)
     answer = named.sample(prompt_of(PROMPT), 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result()
     scored = named.compute_logprobs(prompt_of(PROMPT)).result()
@@ -170,15 +170,15 @@ def test_prompt_logprobs_come_with_the_likeliest(named: tinker.SamplingClient) -
         assert values[0] >= own - 1e-5
 
 
-def test_logprobs_are_those_that_tokens_were_drawn_with(named: tinker.SamplingClient) -> None:
-    """Under a temperature they belong to the tempered distribution: cold drawing is surer of what it draws."""
+def test_logprobs_belong_to_the_tempered_distribution(named: tinker.SamplingClient) -> None:
+    """Log-probabilities under a temperature belong to the tempered distribution."""
     cold, plain = (draw(named, temperature=value, seed=1).sequences[0] for value in (0.2, 1.0))
     assert np.mean(cold.logprobs) > np.mean(plain.logprobs)
     assert all(value <= 0 and math.isfinite(value) for value in cold.logprobs)
 
 
-def test_sixty_four_at_once_are_each_its_own(named: tinker.SamplingClient) -> None:
-    """Concurrent requests answer as they do alone."""
+def test_sixty_four_concurrent_requests_are_independent(named: tinker.SamplingClient) -> None:
+    """64 concurrent requests get the responses that they get alone."""
     params = [tinker.SamplingParams(max_tokens=4, stop=ENDLESS, seed=seed) for seed in range(64)]
     futures = [named.sample(prompt_of(tokens_of(seed, 6)), 1, given) for seed, given in enumerate(params)]
     answers = [future.result().sequences[0].tokens for future in futures]
@@ -190,7 +190,7 @@ def test_sixty_four_at_once_are_each_its_own(named: tinker.SamplingClient) -> No
 def test_client_is_pickled_into_another_process(
     named: tinker.SamplingClient, stack: StackState, tmp_path: Path
 ) -> None:
-    """A copy in another process samples the same weights, side by side with the original."""
+    """A pickled client samples the same weights in another process, at the same time as the original."""
     (tmp_path / 'client.pickle').write_bytes(pickle.dumps(named))
     program = (
         'import os, pickle, sys, tinker\n'
@@ -198,7 +198,7 @@ def test_client_is_pickled_into_another_process(
         'prompt = tinker.ModelInput.from_ints([int(word) for word in sys.argv[2:]])\n'
         'params = tinker.SamplingParams(max_tokens=6, stop=[], seed=3)\n'
         'print(client.sample(prompt, 1, params).result().sequences[0].tokens, flush=True)\n'
-        # The SDK leaves threads running, beside which CPython 3.11 may abort while it winds down.
+        # CPython 3.11 may abort at exit while threads of the SDK run.
         'os._exit(0)\n'
     )
     command = ['-c', program, str(tmp_path / 'client.pickle'), *map(str, PROMPT)]
@@ -210,7 +210,7 @@ def test_client_is_pickled_into_another_process(
 def test_sampler_is_known_by_its_handle(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, rest: tinker.RestClient, stack: StackState
 ) -> None:
-    """A client made of a handle samples the same weights, and the API tells their path and base model."""
+    """A client created from a handle samples the same weights, and the API shows their path and base model."""
     key = sdk_address(stack)['api_key']
     again = tinker.SamplingClient.from_sampler_handle(named.get_sampler_handle(), api_key=key)
     assert draw(again, seed=3).sequences[0].tokens == draw(named, seed=3).sequences[0].tokens
@@ -227,7 +227,7 @@ def test_sampler_is_known_by_its_handle(
 def test_wrong_requests_are_refused_at_once(
     service: tinker.ServiceClient, named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Prompts out of the context or the vocabulary, absent weights and those of training raise at once."""
+    """Invalid prompts and missing or unsuitable weights raise at once."""
     with pytest.raises(tinker.BadRequestError):
         draw(named, tokens=[3] * (MAX_POSITIONS - 2))
     with pytest.raises(tinker.BadRequestError):
@@ -245,7 +245,7 @@ def test_wrong_requests_are_refused_at_once(
 def test_session_of_another_client_samples_saved_weights(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, stack: StackState
 ) -> None:
-    """What was saved under a name outlives the session that saved it."""
+    """Weights saved under a name remain after the session that saved them."""
     with service_client(stack) as other:
         path = f'tinker://{trained.model_id}/sampler_weights/steady'
         client = other.create_sampling_client(model_path=path).result()

@@ -1,4 +1,4 @@
-"""The real SDK trains on a tiny model: what it is told, in which order things happen, and errors it can act on."""
+"""The real SDK trains a tiny model: results, order of operations, and errors."""
 
 import grpc
 import numpy as np
@@ -28,19 +28,19 @@ EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 @pytest.fixture
 def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """A fresh model."""
+    """A new model."""
     return new_model(service, stack)
 
 
 def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackState) -> None:
-    """A client without a session learns the base model's name, its context, and what can be done with it."""
+    """A client without a session lists the base model with its context and capabilities."""
     served = rest.get_server_capabilities().result().supported_models
     assert [(item.model_name, item.max_context_length) for item in served] == [(stack.base_model, MAX_POSITIONS)]
     assert (served[0].trainable, served[0].sampleable) == (True, True)
 
 
-def test_model_tells_of_itself(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Its id is that of the session and a number; base model, rank and a tokenizer come with it."""
+def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState) -> None:
+    """The id of a model is that of its session and a number; info has base model, rank and tokenizer."""
     model = new_model(service, stack, rank=4)
     info = model.get_info()
     assert model.model_id.startswith(f'{service.holder.get_session_id()}:train:')
@@ -54,10 +54,10 @@ def test_model_tells_of_itself(service: tinker.ServiceClient, stack: StackState)
     [{'seed': 8}, {'rank': 4}, {'train_mlp': False}, {'train_attn': False}],
     ids=str,
 )
-def test_lora_is_made_as_asked(
+def test_lora_has_the_requested_configuration(
     service: tinker.ServiceClient, stack: StackState, model: tinker.TrainingClient, options: dict[str, int]
 ) -> None:
-    """The same seed trains to the same bits; another seed, rank or choice of layers to others."""
+    """The same seed trains bitwise equally; another seed, rank or choice of layers does not."""
     same, other = new_model(service, stack), new_model(service, stack, **options)
     np.testing.assert_array_equal(scores(same, *EXAMPLES), scores(other, *EXAMPLES))
     for each in (model, same, other):
@@ -67,7 +67,7 @@ def test_lora_is_made_as_asked(
 
 
 def test_loss_is_the_weighted_sum_and_falls(model: tinker.TrainingClient) -> None:
-    """`loss:sum` is that of the returned log-probabilities by the weights, of any sign; steps lower it."""
+    """`loss:sum` is the weighted sum of the returned log-probabilities for weights of any sign, and steps lower it."""
     weights = [[0.5, -0.25, *[1.0] * 10], [0.0] * 12, [2.0] * 12]
     data = [weighted(tokens, given) for tokens, given in zip(EXAMPLES, weights, strict=True)]
     output = model.forward(data, 'cross_entropy').result()
@@ -89,7 +89,7 @@ def test_forward_computes_the_same_and_leaves_no_gradient(model: tinker.Training
 
 
 def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Two passes and one step are one pass over both batches, and a step takes all there was."""
+    """Two passes and one step equal one pass over both batches, and a step clears the gradient."""
     one, two = new_model(service, stack), new_model(service, stack)
     train(one, *EXAMPLES)
     for tokens in EXAMPLES:
@@ -98,8 +98,8 @@ def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: Stack
     np.testing.assert_allclose(scores(one, *EXAMPLES), scores(two, *EXAMPLES), atol=1e-4)
 
 
-def test_everything_may_be_sent_before_anything_is_awaited(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Four pipelined steps with passes between them give the bits of steps that wait."""
+def test_steps_may_be_pipelined(service: tinker.ServiceClient, stack: StackState) -> None:
+    """Four pipelined steps give bitwise the weights of sequential ones."""
     patient, hasty = new_model(service, stack), new_model(service, stack)
     expected = train(patient, *EXAMPLES, steps=4)
     data = [weighted(tokens) for tokens in EXAMPLES]
@@ -108,8 +108,8 @@ def test_everything_may_be_sent_before_anything_is_awaited(service: tinker.Servi
     np.testing.assert_array_equal(scores(patient, *EXAMPLES), scores(hasty, *EXAMPLES))
 
 
-def test_chunks_arrive_in_any_order_and_come_back_in_theirs(model: tinker.TrainingClient) -> None:
-    """A batch too long for one request goes in three, the first of them last; results stand in the batch's order."""
+def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
+    """A long batch is split into three requests that may arrive in any order; results keep the order of the batch."""
     count = 2050
     data = [weighted([3 + index % 200, 5, 7]) for index in range(count)]
     output = model.forward_backward(data, 'cross_entropy').result()
@@ -123,8 +123,8 @@ def test_chunks_arrive_in_any_order_and_come_back_in_theirs(model: tinker.Traini
     assert scores(model, EXAMPLES[0]).shape == (12,)
 
 
-def test_state_goes_on_bit_for_bit(service: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    """With the optimizer a saved model trains on as the one it was saved of; without it, it begins afresh."""
+def test_saved_state_continues_bitwise(service: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
+    """A model loaded with its optimizer trains bitwise like the original; without it, the optimizer starts again."""
     train(model, *EXAMPLES, steps=2)
     path = model.save_state('second').result().path
     assert path == f'tinker://{model.model_id}/weights/second'
@@ -139,8 +139,8 @@ def test_state_goes_on_bit_for_bit(service: tinker.ServiceClient, model: tinker.
     assert heir.get_info().lora_rank == 8
 
 
-def test_saved_name_is_taken_unless_it_may_be_replaced(model: tinker.TrainingClient) -> None:
-    """A name is used once; who asks for it replaces what it names."""
+def test_saved_name_is_replaced_only_on_request(model: tinker.TrainingClient) -> None:
+    """A name can be saved once, unless overwriting is requested."""
     model.save_state('only').result()
     with pytest.raises(tinker.RequestFailedError) as refused:
         model.save_state('only').result()
@@ -172,15 +172,15 @@ def test_requests_that_are_wrong_are_refused_at_once(
 
 
 def test_absent_weights_and_bad_keys_have_their_own_errors(service: tinker.ServiceClient, stack: StackState) -> None:
-    """What is not there is not found, whoever asks; a key that is none is told so."""
+    """Missing weights are not found, and an invalid key is an authentication error."""
     with pytest.raises(tinker.NotFoundError):
         service.create_training_client_from_state('tinker://no-run:train:0/weights/none').result()
     with pytest.raises(tinker.AuthenticationError), rest_client(stack, api_key='tml-' + 'x' * 32) as stranger:
         stranger.get_server_capabilities().result()
 
 
-def test_finished_session_takes_no_more(stack: StackState) -> None:
-    """After the client said that it is done, its models take no operations, from nobody."""
+def test_finished_session_accepts_no_operations(stack: StackState) -> None:
+    """The models of a finished session accept no operations."""
     with service_client(stack) as first:
         model_id = new_model(first, stack).model_id
         session_id = first.holder.get_session_id()
@@ -193,8 +193,8 @@ def test_finished_session_takes_no_more(stack: StackState) -> None:
     assert _session(stack, session_id).state == session_service_pb2.SESSION_STATE_FINISHED
 
 
-def test_client_that_lives_is_heard(service: tinker.ServiceClient, stack: StackState) -> None:
-    """The SDK's heartbeats reach the session, which the native API shows, too."""
+def test_heartbeats_renew_the_session(service: tinker.ServiceClient, stack: StackState) -> None:
+    """The SDK's heartbeats renew the session, which the native API also shows."""
     session_id = service.holder.get_session_id()
     session = _session(stack, session_id)
     while session.heartbeat_time.ToDatetime() <= session.create_time.ToDatetime():

@@ -1,4 +1,4 @@
-"""A Tinker client that sleeps: its session expires, its steps are saved, and it trains on as if it had not slept."""
+"""A Tinker client that is suspended: its session expires, its steps are saved, and it continues unaffected."""
 
 from collections.abc import Iterator
 
@@ -31,8 +31,8 @@ def hasty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState
         yield state
 
 
-def test_a_client_that_slept_trains_on(hasty_stack: StackState) -> None:
-    """What was not saved is a checkpoint that Tinker lists and loads; the model is what an undisturbed one is."""
+def test_suspended_client_continues_training(hasty_stack: StackState) -> None:
+    """Unsaved steps become a checkpoint that Tinker lists and loads, and the model equals an undisturbed one."""
     examples = [tokens_of(1), tokens_of(2)]
     with service_client(hasty_stack) as client, rest_client(hasty_stack) as rest:
         undisturbed = new_model(client, hasty_stack)
@@ -48,7 +48,7 @@ def test_a_client_that_slept_trains_on(hasty_stack: StackState) -> None:
         assert found == losses
         np.testing.assert_array_equal(scores(sleeper, *examples), scores(undisturbed, *examples))
         heir = client.create_training_client_from_state_with_optimizer(path).result()
-        # A second sweep amid a step puts the operation's number behind.
+        # A second sweep during a step would make the operation's number outdated.
         steps = int(path.partition('session-expired-')[2].partition('-')[0])
         assert steps in {1, 2}
         assert train(heir, *examples, steps=1) == losses[steps : steps + 1]

@@ -1,4 +1,4 @@
-"""A gateway over TLS: clients with keys, services with certificates, HTTPS, and each at its own door."""
+"""A gateway over TLS: clients with keys, services with certificates, and HTTPS."""
 
 import asyncio
 import ssl
@@ -71,7 +71,7 @@ async def _list_sessions(address: str, tls: TlsConfig) -> Any:
 
 
 async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
-    """Return why a replica may not join; empty where it may."""
+    """Return the reason why a replica may not join; empty if it may."""
     async with open_forwarding_channel(address, tls=tls) as channel:
         request = fleet.RegisterRequest(replica=replica_of(NOBODY, 'r'))
         call = FleetServiceStub(channel).Register(request, metadata=identity_metadata(token))
@@ -83,7 +83,7 @@ async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
 
 
 async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Path) -> None:
-    """At the public address the connection is encrypted, and the key says who calls; plaintext gets nowhere."""
+    """The public address is encrypted and authenticates by key, and plaintext is refused."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -92,7 +92,7 @@ async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Pat
 
 
 async def test_only_a_sampler_s_certificate_with_the_token_joins(tmp_path: Path, folder: Path) -> None:
-    """The token is not enough at either address, nor is the certificate of another service."""
+    """A sampler joins only with the token and a sampler's certificate."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         public, internal = gateway.server.addresses
         assert await _register(public, _client_of(folder)) == 'PEER_NOT_TRUSTED'
@@ -103,7 +103,7 @@ async def test_only_a_sampler_s_certificate_with_the_token_joins(tmp_path: Path,
 
 
 async def test_internal_address_takes_no_connection_without_a_certificate(tmp_path: Path, folder: Path) -> None:
-    """A client with a good key cannot even connect there."""
+    """A client with a valid key but no certificate cannot connect to the internal address."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         for tls in (_client_of(folder), TlsConfig()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -112,7 +112,7 @@ async def test_internal_address_takes_no_connection_without_a_certificate(tmp_pa
 
 
 async def test_gateway_with_a_public_certificate_alone(tmp_path: Path, folder: Path) -> None:
-    """TLS for clients, plaintext behind: samplers join at the internal address, by the token."""
+    """Samplers join at the internal address with the token if only clients use TLS."""
     public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
     async with _gateway(tmp_path, public_tls=public) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
@@ -121,7 +121,7 @@ async def test_gateway_with_a_public_certificate_alone(tmp_path: Path, folder: P
 
 
 async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path) -> None:
-    """The same certificate, read again when it changes; plaintext gets no answer."""
+    """HTTP is served with the same certificate, which is reloaded when it changes; plaintext gets no response."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         address = gateway.http.address
@@ -140,10 +140,10 @@ async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path)
         assert ssl.DER_cert_to_PEM_cert(renewed) == (folder / 'gateway.crt').read_text()
 
 
-async def test_openai_s_client_believes_a_private_authority(
+async def test_openai_s_client_trusts_a_private_authority(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By SSL_CERT_FILE, as the documentation says: only then it hears from the gateway that there is no sampler."""
+    """OpenAI's client trusts a private authority through SSL_CERT_FILE, as documented."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         url = f'https://{gateway.http.address}/v1'

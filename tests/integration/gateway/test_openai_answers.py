@@ -1,4 +1,4 @@
-"""What OpenAI's own SDK gets from a gateway: completions and chats, whole and streamed, with their counts."""
+"""Responses that OpenAI's SDK gets from a gateway: completions and chats, complete and streamed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,23 +16,23 @@ from services.sampler.domain.adapter import CheckpointFacts
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
-"""Tokens the fake engine makes of it: one a byte, and two around."""
+"""Tokens of the text in the fake engine: one for each byte, and two around them."""
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
-    """A gateway that serves OpenAI's API."""
+    """A gateway that serves the OpenAI API."""
     async with openai_gateway(tmp_path, FakeSamplerEngine()) as found:
         yield found
 
 
 async def read_stream(stream: Any) -> list[Any]:
-    """Return all chunks."""
+    """Return all chunks of a stream."""
     return [chunk async for chunk in stream]
 
 
 def texts_of(chunks: list[Any]) -> dict[int, str]:
-    """Return what completion chunks add up to, by choice."""
+    """Return the joined text of each choice."""
     texts: dict[int, str] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -40,8 +40,8 @@ def texts_of(chunks: list[Any]) -> dict[int, str]:
     return texts
 
 
-async def test_chat_is_answered_with_true_counts(running: OpenAiGateway) -> None:
-    """The message, its end and the number of tokens are what the engine made."""
+async def test_chat_reports_the_counts_of_the_engine(running: OpenAiGateway) -> None:
+    """Message, finish reason and token counts are those of the engine."""
     answer = await running.client().chat.completions.create(
         model='tiny', messages=CHAT, max_completion_tokens=5, seed=3, extra_body={'return_token_ids': True}
     )
@@ -56,8 +56,8 @@ async def test_chat_is_answered_with_true_counts(running: OpenAiGateway) -> None
     assert answer.system_fingerprint
 
 
-async def test_streamed_chat_is_the_whole_one(running: OpenAiGateway) -> None:
-    """Chunks add up to the answer that is not streamed; the last two tell the end and the counts."""
+async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> None:
+    """The chunks of a chat add up to the complete response, and the last two have finish reason and usage."""
     client = running.client()
     asked: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
     whole = await client.chat.completions.create(**asked)
@@ -77,7 +77,7 @@ async def test_streamed_chat_is_the_whole_one(running: OpenAiGateway) -> None:
 
 
 async def test_completions_of_many_prompts_keep_their_places(running: OpenAiGateway) -> None:
-    """Choice `i * n + j` is completion j of prompt i, for text and tokens, streamed or not."""
+    """Choice `i * n + j` is completion j of prompt i, for text and tokens, streamed or complete."""
     client = running.client()
     texts: dict[str, Any] = {'model': 'tiny', 'prompt': ['one', 'two', 'three'], 'n': 2, 'seed': 5, 'max_tokens': 6}
     whole = await client.completions.create(**texts)
@@ -91,8 +91,8 @@ async def test_completions_of_many_prompts_keep_their_places(running: OpenAiGate
     assert whole.usage.completion_tokens == 36
 
 
-async def test_every_name_means_its_weights(running: OpenAiGateway) -> None:
-    """A run is its latest version, `@` picks one, a path a checkpoint; the answer says which drew the tokens."""
+async def test_every_name_resolves_to_its_weights(running: OpenAiGateway) -> None:
+    """A run name is its latest version, `@` selects a version, a path a checkpoint; the response names the weights."""
     facts = CheckpointFacts(path=CHECKPOINT, digest='d' * 64, step_count=7)
     running.source.checkpoints['default', CHECKPOINT] = (facts, lora_weights(0, adapter_id=RUN))
     client = running.client()
@@ -111,7 +111,7 @@ async def test_every_name_means_its_weights(running: OpenAiGateway) -> None:
 
 
 async def test_models_are_the_base_model_and_the_callers_runs(running: OpenAiGateway) -> None:
-    """Each caller sees its own runs beside the base model, and can ask for each name that works."""
+    """Each caller lists the base model and the caller's runs, and can retrieve every name."""
     client = running.client()
     models = {model.id: model async for model in client.models.list()}
     assert set(models) == {'tiny', RUN}
@@ -124,7 +124,7 @@ async def test_models_are_the_base_model_and_the_callers_runs(running: OpenAiGat
 
 
 async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> None:
-    """Each token comes with its text, bytes and log-probability, and as many rivals as were asked for."""
+    """Each token has its text, bytes, log-probability and the requested number of alternatives."""
     client = running.client()
     asked: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 3, 'logprobs': True, 'top_logprobs': 2}
     whole = await client.chat.completions.create(**asked, seed=1)
@@ -141,7 +141,7 @@ async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> No
 
 
 async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway) -> None:
-    """With echo the prompt's tokens come first, the first without a log-probability; offsets count characters."""
+    """An echoed prompt's tokens come first, the first without a log-probability; offsets count characters."""
     answer = await running.client().completions.create(
         model='tiny', prompt='abc', echo=True, logprobs=1, max_tokens=2, seed=1
     )
@@ -161,7 +161,7 @@ async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway
 
 
 async def test_stop_token_ends_with_stop(running: OpenAiGateway) -> None:
-    """A sequence that meets a stop token says so; with ignore_eos and min_tokens the rules are the samplers'."""
+    """A stop token ends a sequence with `stop`; ignore_eos and min_tokens reach the sampler."""
     client = running.client()
     asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'Hello', 'seed': 1, 'max_tokens': 9}
     first = await client.completions.create(**asked, extra_body={'return_token_ids': True})
@@ -173,7 +173,7 @@ async def test_stop_token_ends_with_stop(running: OpenAiGateway) -> None:
 
 
 async def test_blocking_client_streams(running: OpenAiGateway) -> None:
-    """The SDK's blocking client gets the same, whole and streamed."""
+    """The SDK's blocking client gets complete and streamed responses."""
 
     def ask() -> tuple[str, str]:
         with OpenAI(base_url=running.base_url, api_key=ADMIN_KEY, max_retries=0) as client:
@@ -188,7 +188,7 @@ async def test_blocking_client_streams(running: OpenAiGateway) -> None:
 
 
 async def test_two_hundred_streams_at_once_finish(tmp_path: Path) -> None:
-    """Each of 200 streams ends with its own answer and all its tokens."""
+    """200 concurrent streams end with their own text and all tokens."""
     async with openai_gateway(tmp_path, FakeSamplerEngine(max_sequences=32)) as running:
         client = running.client()
 

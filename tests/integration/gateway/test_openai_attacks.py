@@ -1,4 +1,4 @@
-"""Clients that mean no good: odd heads and methods, readers that stop, hundreds that hang up at once."""
+"""Hostile clients: odd heads and methods, readers that stop, and many connections that are reset at once."""
 
 import asyncio
 import contextlib
@@ -20,19 +20,19 @@ from fixtures.running_gateway import ADMIN_KEY
 
 STREAMS = 200
 ENDLESS = 400_000
-"""Tokens of an answer that no test waits for."""
+"""Tokens of a sequence that no test waits for."""
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
-    """A gateway before an engine whose answers may be very long."""
+    """A gateway with an engine whose sequences may be very long."""
     engine = FakeSamplerEngine(context_tokens=ENDLESS + 100, max_sequences=STREAMS)
     async with openai_gateway(tmp_path, engine) as found:
         yield found
 
 
 async def raw(running: OpenAiGateway, head: bytes) -> bytes:
-    """Return the answer to bytes as they are."""
+    """Send bytes, and return the response."""
     host, _, port = running.gateway.http_address.rpartition(':')
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head)
@@ -55,8 +55,8 @@ def head_of(method: str, path: str, *, host: str = 'x', length: int = 0) -> byte
     return '\r\n'.join((*lines, '', '')).encode()
 
 
-async def test_odd_heads_and_methods_are_never_our_fault(running: OpenAiGateway) -> None:
-    """Whatever the host, the path and the method are, the answer is below 500; that to HEAD has no body."""
+async def test_odd_heads_and_methods_are_client_errors(running: OpenAiGateway) -> None:
+    """Unusual hosts, paths and methods give a status below 500, and HEAD gives no body."""
     for host in ('[', '[::1', 'a b', '', '\x7f', 'x' * 1000, '::', '[v1.x]'):
         answer = await raw(running, head_of('GET', '/nowhere', host=host))
         assert answer.startswith(b'HTTP/1.1 4'), (host, answer)
@@ -72,21 +72,21 @@ async def test_odd_heads_and_methods_are_never_our_fault(running: OpenAiGateway)
     assert head.endswith(b'\r\n\r\n')
 
 
-async def test_no_character_reaches_the_catalogue_that_it_cannot_hold(running: OpenAiGateway) -> None:
-    """A model's name with NUL in it is not found, whatever the database thinks of that."""
+async def test_model_name_with_nul_is_not_found(running: OpenAiGateway) -> None:
+    """A model name with NUL is not found, although databases cannot store it."""
     answer = await running.post('/completions', {'model': 'a\0b', 'prompt': 'a'})
     assert (answer.status_code, answer.json()['error']['code']) == (404, 'model_not_found')
 
 
-async def test_name_that_is_half_a_character_is_refused(running: OpenAiGateway) -> None:
-    """A name that no answer can spell, and that comes twice, is 400 like any other."""
+async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway) -> None:
+    """A repeated name with an unpaired surrogate is a 400."""
     answer = await running.post('/completions', content=b'{"\\ud800": 1, "\\ud800": 2}')
     assert (answer.status_code, answer.json()['error']['reason']) == (400, 'INVALID_FIELD')
 
 
 @pytest.mark.timeout(180)
-async def test_slow_readers_cost_little_and_leave_nothing(running: OpenAiGateway) -> None:
-    """Streams that nobody reads hold their samplers back in bounded memory; cut off, all of them are ended."""
+async def test_slow_readers_take_little_memory(running: OpenAiGateway) -> None:
+    """Streams without a reader block their samplers in bounded memory, and all end when they are reset."""
     tasks = len(asyncio.all_tasks())
     before = psutil.Process(os.getpid()).memory_info().rss
     sockets = [_begin_stream(running) for _ in range(STREAMS)]
@@ -97,7 +97,7 @@ async def test_slow_readers_cost_little_and_leave_nothing(running: OpenAiGateway
     grown = psutil.Process(os.getpid()).memory_info().rss - before
     assert grown < STREAMS << 20
     for stream in sockets:
-        # With no time to linger the connection is reset, not closed.
+        # A zero linger time resets the connection instead of closing it.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
         stream.close()
     await running.sampler.wait_for_load(0)
@@ -106,7 +106,7 @@ async def test_slow_readers_cost_little_and_leave_nothing(running: OpenAiGateway
 
 
 def _begin_stream(running: OpenAiGateway) -> Any:
-    """Ask for an endless stream whose answer is not read."""
+    """Start an endless stream and do not read the response."""
     host, _, port = running.gateway.http_address.rpartition(':')
     fields = {'model': 'tiny', 'prompt': 'a', 'max_tokens': ENDLESS, 'ignore_eos': True, 'stream': True, 'logprobs': 5}
     body = json.dumps(fields).encode()

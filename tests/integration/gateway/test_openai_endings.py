@@ -1,4 +1,4 @@
-"""How calls of OpenAI's API end early: clients that leave, readers that stop reading, samplers and gateways that go."""
+"""Calls of the OpenAI API that end early: clients disconnect or stop reading, samplers and gateways stop."""
 
 import asyncio
 import json
@@ -16,15 +16,14 @@ from fixtures.openai_gateway import OpenAiGateway, facts_of, openai_gateway
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 
 ENDLESS = 400_000
-"""Tokens of an answer that no test waits for."""
+"""Tokens of a sequence that no test waits for."""
 HEADERS = {'authorization': f'Bearer {ADMIN_KEY}'}
 
 
 class CountingEngine(FakeSamplerEngine):
-    """Counts the tokens it was asked for."""
+    """Engine that counts the tokens it generates."""
 
     def __init__(self) -> None:
-        """Take very long answers."""
         super().__init__(context_tokens=ENDLESS + 100, max_sequences=8)
         self.drawn = 0
 
@@ -35,18 +34,18 @@ class CountingEngine(FakeSamplerEngine):
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
-    """A gateway before an engine that counts."""
+    """A gateway with a counting engine."""
     async with openai_gateway(tmp_path, CountingEngine()) as found:
         yield found
 
 
 def endless(**fields: Any) -> dict[str, Any]:
-    """Return a request whose answer does not end."""
+    """Return a request whose response does not end."""
     return {'model': 'tiny', 'prompt': 'a', 'max_tokens': ENDLESS, 'ignore_eos': True, **fields}
 
 
 def request_head(length: int) -> bytes:
-    """Return what stands before a body of that many bytes."""
+    """Return the head of a request with a body of that many bytes."""
     lines = (
         'POST /v1/completions HTTP/1.1',
         'host: x',
@@ -57,15 +56,15 @@ def request_head(length: int) -> bytes:
 
 
 async def read_and_abort(running: OpenAiGateway, stream: Any) -> None:
-    """Read a stream to its end, and have its sequences aborted once it has tokens."""
+    """Read a stream to its end, and abort its sequences once it has tokens."""
     async for chunk in stream:
         if chunk.choices[0].delta.content:
             for request_id in running.engine.request_ids:
                 await running.engine.abort(request_id)
 
 
-async def test_leaving_a_stream_ends_its_sampling(running: OpenAiGateway) -> None:
-    """A client that closes its stream frees all its sequences, of every prompt."""
+async def test_closing_a_stream_cancels_its_sampling(running: OpenAiGateway) -> None:
+    """A client that closes its stream cancels the sequences of all prompts."""
     client = running.client()
     for prompt in ('a', ['a', 'b', 'c']):
         stream = await client.completions.create(
@@ -79,16 +78,16 @@ async def test_leaving_a_stream_ends_its_sampling(running: OpenAiGateway) -> Non
         await running.sampler.wait_for_load(0)
 
 
-async def test_leaving_before_the_answer_ends_its_sampling(running: OpenAiGateway) -> None:
-    """A client that hangs up while its whole answer is being made frees its sequences."""
+async def test_disconnect_before_the_response_cancels_its_sampling(running: OpenAiGateway) -> None:
+    """A client that disconnects before the complete response cancels its sequences."""
     asking = asyncio.create_task(running.post('/completions', endless(n=2)))
     await running.sampler.wait_for_load(2)
     asking.cancel()
     await running.sampler.wait_for_load(0)
 
 
-async def test_reader_that_stops_holds_back_its_own_stream_only(running: OpenAiGateway) -> None:
-    """Nothing is drawn ahead of a reader that stopped, while others finish; a stopped reader may go on."""
+async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> None:
+    """A reader that stops blocks the generation of this stream only, and may continue later."""
     host, _, port = running.gateway.http_address.rpartition(':')
     body = json.dumps(endless(stream=True, logprobs=20)).encode()
     head = (
@@ -102,7 +101,7 @@ async def test_reader_that_stops_holds_back_its_own_stream_only(running: OpenAiG
     drawn, others = -1, 0
     client = running.client()
     while drawn != engine.drawn - others:
-        # While the pipes between them fill, the stopped stream goes on a little with every other one.
+        # Until the buffers between them are full, the stopped stream advances a little with every other one.
         drawn = engine.drawn - others
         await client.completions.create(model='tiny', prompt='b', max_tokens=32, extra_body={'ignore_eos': True})
         others += 1 + 32
@@ -115,7 +114,7 @@ async def test_reader_that_stops_holds_back_its_own_stream_only(running: OpenAiG
 
 
 async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> None:
-    """A sampler that is lost for good ends the stream with an error, which the SDK raises, and without [DONE]."""
+    """A lost sampler ends the stream with an error event, without [DONE], and the SDK raises it."""
     stream = await running.client().chat.completions.create(
         model='tiny',
         messages=[{'role': 'user', 'content': 'a'}],
@@ -128,8 +127,8 @@ async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> No
     assert facts_of(raised.value)['reason'] == 'CANCELLED'
 
 
-async def test_bodies_that_never_come_end(running: OpenAiGateway) -> None:
-    """A client that leaves in the middle of its body is no error of ours, and the server goes on."""
+async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGateway) -> None:
+    """A client that disconnects within its body causes no server error."""
     host, _, port = running.gateway.http_address.rpartition(':')
     for _ in range(3):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -140,8 +139,8 @@ async def test_bodies_that_never_come_end(running: OpenAiGateway) -> None:
     assert (await running.post('/completions', endless(max_tokens=2))).status_code == 200
 
 
-async def test_stop_lets_calls_finish_and_tells_the_others(tmp_path: Path) -> None:
-    """While it drains, the server ends what takes too long with an error, and takes nothing new."""
+async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> None:
+    """A draining server refuses new calls and ends those that take too long with an error."""
     async with openai_gateway(tmp_path, CountingEngine()) as running:
         async with httpx.AsyncClient(timeout=60) as client:
             url = f'{running.base_url}/completions'
@@ -161,8 +160,8 @@ async def test_stop_lets_calls_finish_and_tells_the_others(tmp_path: Path) -> No
         await running.sampler.wait_for_load(0)
 
 
-async def test_gateway_without_samplers_says_so(tmp_path: Path) -> None:
-    """Where no sampler is there, calls are 503 with a time to try again, and the server is healthy all the same."""
+async def test_gateway_without_samplers_is_unavailable(tmp_path: Path) -> None:
+    """Calls without a sampler are a 503 with a retry time, and the server stays healthy."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway, httpx.AsyncClient() as client:
         url = f'http://{gateway.http_address}'
         answer = await client.post(f'{url}/v1/completions', json={'model': 'tiny', 'prompt': 'a'}, headers=HEADERS)

@@ -1,4 +1,4 @@
-"""What OpenAI's API at the gateway refuses: by status, by the parameter's name, before anything begins."""
+"""Refusals of the OpenAI API: status, parameter name, and nothing started."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ HELLO: list[Any] = [{'role': 'user', 'content': 'Hi'}]
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
-    """A gateway that serves OpenAI's API and takes small bodies only."""
+    """A gateway that serves the OpenAI API with a small body limit."""
     async with openai_gateway(tmp_path, FakeSamplerEngine(), http_body_bytes=BODY_LIMIT) as found:
         yield found
         assert found.engine.load.running_sequences == 0
@@ -92,7 +92,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_parameters_are_named(running: OpenAiGateway) -> None:
-    """Whatever is wrong, unknown or without effect is a 400 that names the parameter; nothing was sampled."""
+    """A wrong, unknown or ineffective parameter is a 400 that names it, and nothing is sampled."""
     cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
     cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
     wrong: list[Any] = []
@@ -105,7 +105,7 @@ async def test_bad_parameters_are_named(running: OpenAiGateway) -> None:
 
 
 async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> None:
-    """A schema may nest as deep as a message can carry it, no deeper."""
+    """A schema nested deeper than a protobuf message allows is refused."""
     schema: dict[str, Any] = {'type': 'object'}
     for _ in range(13):
         schema = {'type': 'object', 'properties': {'a': schema}}
@@ -114,16 +114,16 @@ async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> Non
     assert (response.status_code, response.json()['error']['param']) == (400, 'response_format.json_schema.schema')
 
 
-async def test_context_is_told_as_openai_does(running: OpenAiGateway) -> None:
-    """More tokens than the model's context are a 400 with OpenAI's own code."""
+async def test_exceeded_context_has_the_code_of_openai(running: OpenAiGateway) -> None:
+    """A prompt that exceeds the context is a 400 with OpenAI's code."""
     with pytest.raises(openai.BadRequestError) as raised:
         await running.client().completions.create(model='tiny', prompt='a' * 600)
     assert raised.value.code == 'context_length_exceeded'
     assert facts_of(raised.value)['metadata']['contextTokens'] == '512'
 
 
-async def test_keys_and_scopes_are_told_apart(running: OpenAiGateway) -> None:
-    """No key and a wrong one are 401, one without the scope 403; each error names the request."""
+async def test_keys_and_scopes_have_different_statuses(running: OpenAiGateway) -> None:
+    """A missing or wrong key is a 401, a missing scope a 403; each error has the request id."""
     trainer = await running.gateway.make_key('alice', scopes=(1,))
     for key, status in (('tml-wrong-key-of-nobody', 401), (trainer.secret, 403)):
         with pytest.raises(openai.APIStatusError) as raised:
@@ -135,8 +135,8 @@ async def test_keys_and_scopes_are_told_apart(running: OpenAiGateway) -> None:
     assert (response.status_code, response.json()['error']['reason']) == (401, 'CREDENTIALS_MISSING')
 
 
-async def test_unknown_models_are_404_and_foreign_ones_look_the_same(running: OpenAiGateway) -> None:
-    """A model that does not exist, another tenant's run, and a version without a number are not found alike."""
+async def test_unknown_models_and_those_of_other_tenants_are_not_found(running: OpenAiGateway) -> None:
+    """A missing model, another tenant's run and a malformed version are not found with equal errors."""
     client = running.client()
     names = ('gpt-9', FOREIGN_RUN, f'{FOREIGN_RUN}@1', f'{RUN}@x', f'{RUN}@0', f'{RUN}@' + '9' * 30)
     names += ('twinkle://ad-2/weights/best', 'twinkle://ad-1', 'twinkle://ad-1/weights/', '@1', 'x' * 5000, 'ad-1@1@1')
@@ -150,8 +150,8 @@ async def test_unknown_models_are_404_and_foreign_ones_look_the_same(running: Op
         await client.models.retrieve(FOREIGN_RUN)
 
 
-async def test_full_queue_is_429_with_a_time(tmp_path: Path) -> None:
-    """A tenant whose queue is full is told when to come back; the error of a stream has its status, too."""
+async def test_full_queue_is_429_with_a_retry_time(tmp_path: Path) -> None:
+    """A full queue is a 429 with a retry time, also for a stream."""
     engine = FakeSamplerEngine(max_sequences=1)
     fleet = FleetConfig(waiting_per_tenant=1)
     async with openai_gateway(tmp_path, engine, queue_length=1, fleet=fleet) as running:
@@ -160,7 +160,7 @@ async def test_full_queue_is_429_with_a_time(tmp_path: Path) -> None:
         asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 2}
         waiting = [asyncio.create_task(client.completions.create(**asked)) for _ in range(2)]
         await running.sampler.wait_for_load(2)
-        # Of these, one waits for its turn at the sampler, and there is no place for the other to wait.
+        # One of these waits for the sampler; the queue has no capacity for the other.
         waiting.append(asyncio.create_task(client.completions.create(**asked)))
         waiting.append(asyncio.create_task(client.completions.create(**asked, stream=True)))
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -174,8 +174,8 @@ async def test_full_queue_is_429_with_a_time(tmp_path: Path) -> None:
         await engine.resume()
 
 
-async def test_version_that_is_not_there_is_503_with_a_time(running: OpenAiGateway) -> None:
-    """A version that nobody published yet is unavailable, and may be asked for again."""
+async def test_unpublished_version_is_503_with_a_retry_time(running: OpenAiGateway) -> None:
+    """A version that is not published yet is a 503 with a retry time."""
     with pytest.raises(openai.APIStatusError) as raised:
         await running.client().completions.create(model=f'{RUN}@3', prompt='a')
     assert raised.value.status_code == 503
@@ -206,7 +206,7 @@ HOSTILE_BODIES: dict[str, bytes] = {
 
 
 async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
-    """Bodies that readers may differ about, or stumble over, are 400; the server goes on."""
+    """Ambiguous or malformed bodies are a 400, and the server keeps serving."""
     answers = {name: await running.post('/completions', content=body) for name, body in HOSTILE_BODIES.items()}
     wrong = {name: answer.text for name, answer in answers.items() if answer.status_code != 400}
     assert wrong == {}
@@ -216,7 +216,7 @@ async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
 
 
 async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None:
-    """A little too large, far too large, and never ending: each is refused, the last while it is being sent."""
+    """Bodies over the limit are a 413, and an endless one is refused while it is sent."""
     for factor in (1, 2, 40):
         response = await running.post('/completions', content=b' ' * (factor * BODY_LIMIT + 1))
         assert (response.status_code, response.json()['error']['reason']) == (413, 'MESSAGE_TOO_LARGE')
@@ -236,21 +236,21 @@ async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None
 
 
 async def test_other_kinds_of_bodies_are_refused(running: OpenAiGateway) -> None:
-    """A form, as a foreign page could send it, and a packed body are refused by name."""
+    """A form and a compressed body are refused with the name of the header."""
     for header, value in (('content-type', 'application/x-www-form-urlencoded'), ('content-encoding', 'gzip')):
         response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a'}, headers={header: value})
         assert (response.status_code, response.json()['error']['param']) == (400, header)
 
 
-async def test_paths_and_methods_that_are_not_there(running: OpenAiGateway) -> None:
-    """Whatever has no route is told so in the same shape."""
+async def test_unknown_paths_and_methods_are_errors(running: OpenAiGateway) -> None:
+    """Unknown paths and methods give an error in the same shape."""
     missing = await running.post('/embeddings', {})
     assert (missing.status_code, missing.json()['error']['code']) == (404, 'unknown_url')
     assert (await running.post('/models', {})).status_code == 405
 
 
 async def test_labels_and_nulls_change_nothing(running: OpenAiGateway) -> None:
-    """Labels of the client's own are taken, nulls are as what is absent."""
+    """Labels are accepted without effect, and null parameters count as absent."""
     asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'seed': 1}
     labelled = {**asked, 'user': 'u', 'metadata': {'a': 'b'}, 'stop': None, 'n': None, 'store': False, 'best_of': 1}
     plain, other = await running.post('/completions', asked), await running.post('/completions', labelled)

@@ -1,4 +1,4 @@
-"""Sessions, keys and accounts over the Tinker API, and what none, a wrong and another tenant's key may see."""
+"""Sessions, keys and accounts over the Tinker API, with valid, missing, wrong and other tenants' keys."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ OWNED: list[tuple[str, str, Any]] = [
     ('GET', 'sessions/SESSION/trace_export', None),
     ('PUT', 'sessions/SESSION/project', {'project_id': ''}),
 ]
-"""Routes for what a tenant owns."""
+"""Routes of items that a tenant owns."""
 OPEN: list[tuple[str, str, Any]] = [
     ('GET', 'training_runs', None),
     ('GET', 'checkpoints', None),
@@ -35,12 +35,12 @@ OPEN: list[tuple[str, str, Any]] = [
     ('GET', 'billing/usage/events', None),
     ('GET', 'billing/usage/checkpoints/current', None),
 ]
-"""Routes that name nothing."""
+"""Routes that name no item."""
 
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice has a checkpoint for training and one to take away."""
+    """Serve the API; Alice has a checkpoint for training and an external one."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         await running.save('out.external', seed=2)
@@ -52,8 +52,8 @@ async def _session(api: TinkerCatalogue, *, key: str = 'alice', **fields: Any) -
 
 
 @pytest.mark.parametrize('key', [None, 'tml-nobody-has-this-key-anywhere', 'x', ''])
-async def test_no_route_serves_a_stranger(api: TinkerCatalogue, key: str | None) -> None:
-    """Without a good key every route answers 401, whatever it names, and nothing is changed."""
+async def test_every_route_requires_a_valid_key(api: TinkerCatalogue, key: str | None) -> None:
+    """Every route responds 401 without a valid key, and nothing changes."""
     session_id = await _session(api)
     for method, path, body in (*OWNED, *OPEN):
         answer = await api.call(method, path.replace('SESSION', session_id), key=key, json=body)
@@ -61,8 +61,8 @@ async def test_no_route_serves_a_stranger(api: TinkerCatalogue, key: str | None)
     assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 2
 
 
-async def test_what_another_tenant_owns_is_like_what_is_not_there(api: TinkerCatalogue) -> None:
-    """Another tenant's run, checkpoint and session give status and words of absent ones, and stay as they are."""
+async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> None:
+    """Another tenant's run, checkpoint and session give the errors of missing ones, and do not change."""
     session_id = await _session(api)
     for method, path, body in OWNED:
         foreign = await api.call(method, path.replace('SESSION', session_id), key='bob', json=body)
@@ -76,8 +76,8 @@ async def test_what_another_tenant_owns_is_like_what_is_not_there(api: TinkerCat
     assert [(item['public'], item['expires_at']) for item in checkpoints] == [(False, None)] * 2
 
 
-async def test_lists_hold_what_is_the_tenants_own(api: TinkerCatalogue) -> None:
-    """Another tenant's lists are empty."""
+async def test_lists_contain_only_items_of_the_tenant(api: TinkerCatalogue) -> None:
+    """Lists do not contain another tenant's items."""
     await _session(api)
     await api.until_listed(2)
     assert (await api.get('training_runs', key='bob'))['training_runs'] == []
@@ -87,7 +87,7 @@ async def test_lists_hold_what_is_the_tenants_own(api: TinkerCatalogue) -> None:
 
 
 async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> None:
-    """A session tells what its client said of it, and the list has the newest first."""
+    """A session shows its runs and labels, and lists begin with the newest session."""
     first = await _session(api, user_metadata={'team': 'a'}, display_name='First try')
     second = await _session(api)
     assert (await api.get('sessions?limit=1&offset=1'))['sessions'] in ([first], [second])
@@ -102,8 +102,8 @@ async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> No
     assert (await api.get(f'sessions/{first}/trace_export'))['status'] == 'failed'
 
 
-async def test_sessions_are_found_by_what_was_said_of_them(api: TinkerCatalogue) -> None:
-    """Name, labels, project and state narrow a search; its cursor goes on where the page before ended."""
+async def test_sessions_are_found_by_their_facts(api: TinkerCatalogue) -> None:
+    """Name, labels, project and status narrow a search, and its cursor continues after the previous page."""
     tries = [
         await _session(api, display_name=f'Try {place}', user_metadata={'place': str(place)}) for place in range(3)
     ]
@@ -134,7 +134,7 @@ async def test_sessions_are_found_by_what_was_said_of_them(api: TinkerCatalogue)
 
 
 async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) -> None:
-    """A session begins in a project or is moved to one, lists are cut down to it, and another tenant's is as absent."""
+    """A session is created in a project or moved to one, lists can be limited to it, and those of others are hidden."""
     await api.gateway.make_project('alice', 'pr-1')
     await api.gateway.make_project('bob', 'pr-2')
     first, moved, other = await _session(api, project_id='pr-1'), await _session(api), await _session(api)
@@ -176,12 +176,12 @@ async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) 
     ],
 )
 async def test_wrong_searches_are_refused(api: TinkerCatalogue, body: Any) -> None:
-    """A search that is malformed is a user's error."""
+    """A malformed search is a client error."""
     assert (await api.call('POST', 'sessions/search', json=body)).status_code == 400
 
 
-async def test_key_shows_itself_and_is_worthless_once_its_owner_logs_out(api: TinkerCatalogue) -> None:
-    """A key tells whose it is; revoking it ends it and no other key."""
+async def test_key_shows_its_tenant_and_can_be_revoked(api: TinkerCatalogue) -> None:
+    """A key shows its tenant, and revoking it affects no other key."""
     shown = await api.get('auth/apikey/me', key='bob')
     assert isinstance(shown['key_id'], int)
     assert shown['details']['org_details'] == {'name': 'bob'}
@@ -191,7 +191,7 @@ async def test_key_shows_itself_and_is_worthless_once_its_owner_logs_out(api: Ti
 
 
 async def test_account_counts_what_is_stored(api: TinkerCatalogue) -> None:
-    """Storage is what the tenant's checkpoints take; nothing was billed and no audit is kept."""
+    """Storage is the size of the tenant's checkpoints; usage and audit lists are empty."""
     listed = await api.until_listed(2)
     (storage,) = (await api.get('billing/usage/checkpoints/current'))['data']
     assert (storage['checkpoint_count'], storage['size_bytes']) == (2, sum(item['size_bytes'] for item in listed))

@@ -1,4 +1,4 @@
-"""Runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service behind it."""
+"""Runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service."""
 
 import io
 import tarfile
@@ -31,7 +31,7 @@ def _files(archive: bytes) -> dict[str, bytes]:
 
 
 async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: TinkerCatalogue) -> None:
-    """A run tells its labels, its rank and its newest weights for training and for sampling."""
+    """A run has its labels, rank and newest weights for training and for sampling."""
     await api.until_listed(3)
     listed = await api.get('training_runs?limit=5&offset=0&access_scope=owned')
     assert listed['cursor'] == {'offset': 0, 'limit': 5, 'total_count': 1}
@@ -46,7 +46,7 @@ async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: Tink
 
 
 async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) -> None:
-    """Each kind has its own space of names; a page begins where it is told to, newest first."""
+    """Each kind of checkpoint has its own names, and pages list the newest first."""
     listed = await api.until_listed(3)
     assert [item['checkpoint_id'] for item in listed] == [
         'external_weights/out',
@@ -59,8 +59,8 @@ async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) 
     assert (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'] == listed
 
 
-async def test_deleted_checkpoint_is_gone_at_once(api: TinkerCatalogue) -> None:
-    """Neither list has it any more, another of that name but of another kind stays, and it cannot be deleted twice."""
+async def test_deleted_checkpoint_disappears_at_once(api: TinkerCatalogue) -> None:
+    """A deleted checkpoint disappears from all lists at once, and one of another kind with its name stays."""
     await api.until_listed(3)
     assert (await api.call('DELETE', BEST)).status_code == 200
     left = ['external_weights/out', 'sampler_weights/best']
@@ -69,8 +69,8 @@ async def test_deleted_checkpoint_is_gone_at_once(api: TinkerCatalogue) -> None:
     assert (await api.call('DELETE', BEST)).status_code == 404
 
 
-async def test_checkpoint_whose_time_is_over_is_deleted(api: TinkerCatalogue) -> None:
-    """A time to live shows in the lists, can be taken back, and when it is over the files are gone, too."""
+async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
+    """A time to live is listed, can be removed, and deletes the files when it ends."""
     await api.until_listed(3)
     assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': HOUR})).status_code == 200
     assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at']
@@ -89,13 +89,13 @@ async def test_checkpoint_whose_time_is_over_is_deleted(api: TinkerCatalogue) ->
     'body', [{'ttl_seconds': 0}, {'ttl_seconds': -1}, {'ttl_seconds': '5'}, {'ttl_seconds': 1e9}, []]
 )
 async def test_wrong_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
-    """Only whole seconds up to ten years are a time to live."""
+    """A time to live must be an integer of seconds up to ten years."""
     assert (await api.call('PUT', f'{BEST}/ttl', json=body)).status_code == 400
     assert all(item['expires_at'] is None for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'])
 
 
-async def test_published_checkpoint_is_read_by_another_tenant_and_not_listed_there(api: TinkerCatalogue) -> None:
-    """Another tenant shows, downloads and copies it while it is public; it may not change it, and loses it."""
+async def test_published_checkpoint_is_readable_but_not_listed_by_others(api: TinkerCatalogue) -> None:
+    """Another tenant can show, download and copy a public checkpoint, but not change or list it."""
     assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
     assert (await api.call('POST', f'{BEST}/publish')).status_code == 200
     assert [item['public'] for item in (await api.get('checkpoints'))['checkpoints'] if item['public']] == [True]
@@ -114,8 +114,8 @@ async def test_published_checkpoint_is_read_by_another_tenant_and_not_listed_the
     assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
 
 
-async def test_copy_goes_into_a_model_of_an_own_session(api: TinkerCatalogue) -> None:
-    """A copy for a session's model has that model's id; another tenant's session is an absent one."""
+async def test_copy_belongs_to_a_model_of_the_session(api: TinkerCatalogue) -> None:
+    """A copy for a session's model has that model's id, and another tenant's session is not found."""
     session_id = (await api.call('POST', 'create_session', json={})).json()['session_id']
     order = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
     answer = await api.call('POST', 'copy_weights', json={**order, 'ttl_seconds': HOUR})
@@ -126,8 +126,8 @@ async def test_copy_goes_into_a_model_of_an_own_session(api: TinkerCatalogue) ->
     assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
 
 
-async def test_archive_is_a_peft_folder_and_goes_on_where_it_was_cut(api: TinkerCatalogue) -> None:
-    """The link needs no key; its bytes are a tar archive, and a part asked for by range is that part."""
+async def test_archive_is_a_peft_folder_and_supports_ranges(api: TinkerCatalogue) -> None:
+    """A link needs no key and serves a tar archive, or the requested range of it."""
     link = await api.call('GET', f'{BEST}/archive')
     assert link.status_code == 302
     url = link.headers['location']
@@ -148,7 +148,7 @@ async def test_archive_is_a_peft_folder_and_goes_on_where_it_was_cut(api: Tinker
 
 
 async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) -> None:
-    """Each link gives the file as it is in the archive; other kinds of weights have none."""
+    """External weights have a link for each file of their archive, and other kinds have no such links."""
     found = await api.get(f'{RUN_PATH}/checkpoints/external_weights/out/external_weights_urls')
     archive = await api.call('GET', f'{RUN_PATH}/checkpoints/external_weights/out/archive')
     whole = _files((await api.http.get(archive.headers['location'])).content)
@@ -156,8 +156,8 @@ async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) 
     assert (await api.call('GET', f'{BEST}/external_weights_urls')).status_code == 400
 
 
-async def test_link_ends_and_cannot_be_changed(api: TinkerCatalogue) -> None:
-    """A link is worth nothing after its hour, with another signature, or with other facts under its signature."""
+async def test_link_expires_and_cannot_be_changed(api: TinkerCatalogue) -> None:
+    """A link is refused after its hour, with another signature, and with changed facts."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     head, token, name = url.rsplit('/', 2)
     body, _, signature = token.rpartition('.')
@@ -177,21 +177,21 @@ async def test_link_ends_and_cannot_be_changed(api: TinkerCatalogue) -> None:
     assert (await api.http.get(url)).status_code == 401
 
 
-async def test_link_of_a_deleted_checkpoint_leads_nowhere(api: TinkerCatalogue) -> None:
-    """What is gone is gone for links as well."""
+async def test_link_to_a_deleted_checkpoint_is_not_found(api: TinkerCatalogue) -> None:
+    """A link to a deleted checkpoint is not found."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     await api.call('DELETE', BEST)
     assert (await api.http.get(url)).status_code == 404
 
 
 @pytest.mark.parametrize('host', ['evil.example/x?', 'a b', '<script>', ''])
-async def test_link_is_not_made_for_a_host_that_is_none(api: TinkerCatalogue, host: str) -> None:
-    """A Host header that would lead elsewhere than to a host is refused."""
+async def test_link_needs_a_valid_host_header(api: TinkerCatalogue, host: str) -> None:
+    """A Host header that is not a host is refused, so links cannot point elsewhere."""
     assert (await api.call('GET', f'{BEST}/archive', headers={'host': host})).status_code == 400
 
 
-async def test_weights_without_a_name_of_theirs_are_refused(api: TinkerCatalogue) -> None:
-    """Names that lead elsewhere, are of another kind or far too long find nothing and change nothing."""
+async def test_invalid_names_of_weights_are_refused(api: TinkerCatalogue) -> None:
+    """Invalid names of weights are refused and change nothing."""
     names = ['..', '.', '%2e%2e', '..%2f..', 'a%2fb', 'ü', 'a b', 'best.sampler', 'x' * 5000, '%00', "'--", '*']
     for name in names:
         for method, end in (('DELETE', ''), ('POST', '/publish'), ('GET', '/archive')):
@@ -210,6 +210,6 @@ async def test_weights_without_a_name_of_theirs_are_refused(api: TinkerCatalogue
     ['limit=0', 'limit=1001', 'limit=x', 'offset=-1', 'offset=99999999999999999999', 'limit=', 'access_scope=all'],
 )
 async def test_lists_refuse_wrong_queries(api: TinkerCatalogue, query: str) -> None:
-    """A number out of bounds, or none, is told as such by every list."""
+    """Every list refuses an offset or limit that is not a number within bounds."""
     for path in ('training_runs', 'checkpoints', 'sessions'):
         assert (await api.call('GET', f'{path}?{query}')).status_code == 400

@@ -1,4 +1,4 @@
-"""The command line of the Tinker SDK, unmodified, against the gateway and a real checkpoint service."""
+"""The unmodified command line of the Tinker SDK with a gateway and a real checkpoint service."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PATH = f'tinker://{RUN}/weights/best'
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice's run has a checkpoint, and the catalogue knows it."""
+    """Serve the API; Alice's run has a checkpoint in the catalogue."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         await running.until_listed(1)
@@ -45,7 +45,7 @@ async def _tinker(api: TinkerCatalogue, home: Path, *words: str, key: str = 'ali
     output, complaints = await process.communicate()
     assert process.returncode is not None
     # A thread of the SDK that holds a stream at interpreter shutdown makes Python abort after all output was written,
-    # with a message about the shutdown or with none.
+    # sometimes with a message about the shutdown.
     is_complete = process.returncode == -signal.SIGABRT and (not complaints or b'at interpreter shutdown' in complaints)
     assert is_complete or process.returncode >= 0, complaints.decode()
     return 0 if is_complete else process.returncode, output.decode()
@@ -57,8 +57,8 @@ async def _told(api: TinkerCatalogue, home: Path, *words: str, **fields: Any) ->
     return json.loads(output) if output.strip() else None
 
 
-async def test_command_line_publishes_and_gives_an_end(api: TinkerCatalogue, tmp_path: Path) -> None:
-    """What publish and set-ttl did is in the list."""
+async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalogue, tmp_path: Path) -> None:
+    """The list shows the effect of publish and set-ttl."""
     await _told(api, tmp_path, 'checkpoint', 'publish', PATH)
     await _told(api, tmp_path, 'checkpoint', 'set-ttl', PATH, '--ttl', '3600')
     (changed,) = (await _told(api, tmp_path, 'checkpoint', 'list'))['checkpoints']
@@ -67,10 +67,10 @@ async def test_command_line_publishes_and_gives_an_end(api: TinkerCatalogue, tmp
     assert changed['expires_at']
 
 
-async def test_command_line_deletes_what_is_the_tenants_alone(api: TinkerCatalogue, tmp_path: Path) -> None:
-    """Another tenant's key lists no run and deletes nothing; the owner's does."""
+async def test_command_line_deletes_only_checkpoints_of_the_tenant(api: TinkerCatalogue, tmp_path: Path) -> None:
+    """The owner's key deletes a checkpoint; another tenant's key neither lists nor deletes it."""
     assert (await _told(api, tmp_path, 'run', 'list', key='bob'))['runs'] == []
-    # The command tells of what it could not delete, and its status is that of one that did.
+    # The command reports the checkpoint that it could not delete, and still exits with success.
     await _tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH, key='bob')
     await api.until_listed(1)
     assert (await _tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH))[0] == 0

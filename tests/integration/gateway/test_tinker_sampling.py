@@ -1,4 +1,4 @@
-"""The real Tinker SDK samples through a real gateway, over HTTP, from a real sampler service with a tiny model."""
+"""The real Tinker SDK sampling over HTTP through a gateway from a sampler service with a tiny model."""
 
 import asyncio
 import pickle
@@ -23,7 +23,7 @@ from fixtures.tiny_oracle import TinyOracle
 
 pytestmark = [
     pytest.mark.timeout(120),
-    # The SDK leaves connections behind where a process ends, as its own documentation has it.
+    # The SDK leaves connections open at the end of a process, as its documentation states.
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 PROMPT = [1, 40, 41, 42]
@@ -31,18 +31,18 @@ PROMPT = [1, 40, 41, 42]
 
 @dataclass
 class Served:
-    """Where the API is."""
+    """Address of a served API."""
 
     url: str
 
     def client(self) -> tinker.ServiceClient:
-        """Return the SDK's client; it blocks, so make and use it in a thread."""
+        """Return the SDK's client; it blocks, so create and use it in a thread."""
         return tinker.ServiceClient(base_url=self.url, api_key=ADMIN_KEY)
 
 
 @pytest.fixture
 async def served(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    """A gateway and a sampler on the torch engine, with a window of 128 tokens."""
+    """A gateway and a sampler on the torch engine, with a context of 128 tokens."""
     monkeypatch.setenv('TINKER_TELEMETRY', '0')
     engine = make_torch_engine(tiny_llama_dir, max_sequences=64, max_batch_tokens=512)
     upstream = Upstream()
@@ -65,7 +65,7 @@ async def served(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.Monke
 
 
 def sampled(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: Any) -> types.SampleResponse:
-    """Return what the SDK makes of a request."""
+    """Return the SDK's result of a request."""
     names = ('max_tokens', 'seed', 'stop', 'temperature', 'top_k')
     given: dict[str, Any] = {name: fields.pop(name) for name in names if name in fields}
     prompt = types.ModelInput.from_ints(fields.pop('tokens', PROMPT))
@@ -74,7 +74,7 @@ def sampled(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: An
 
 
 async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
-    """Seeds repeat and sequences differ, stops are kept, scores have their shapes."""
+    """Seeds are reproducible, sequences differ, stops apply, and scores have their shapes."""
 
     def run() -> None:
         with served.client() as service:
@@ -116,7 +116,7 @@ async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
 
 
 async def test_sdk_scores_as_the_model_does(served: Served, tiny_llama_dir: Path) -> None:
-    """`compute_logprobs` gives the log-probabilities of a plain forward pass, whatever the sampling."""
+    """`compute_logprobs` returns the log-probabilities of a plain forward pass, regardless of sampling parameters."""
 
     def run() -> tuple[list[float | None], types.SampledSequence]:
         with served.client() as service:
@@ -131,8 +131,8 @@ async def test_sdk_scores_as_the_model_does(served: Served, tiny_llama_dir: Path
     np.testing.assert_allclose(np.array(hot.logprobs, 'f4'), expected[-5:], atol=1e-4)
 
 
-async def test_copies_of_a_client_do_not_get_in_each_others_way(served: Served) -> None:
-    """A client that was pickled twice samples in both places, and in another process."""
+async def test_copies_of_a_client_sample_independently(served: Served) -> None:
+    """Pickled copies of a client sample independently, also in another process."""
 
     def run() -> None:
         with served.client() as service:
@@ -142,8 +142,8 @@ async def test_copies_of_a_client_do_not_get_in_each_others_way(served: Served) 
             copies = [pickle.loads(data) for _ in range(2)]
             for copy in copies:
                 assert sampled(copy, max_tokens=4, seed=1).sequences[0].tokens == expected
-            # The SDK leaves threads running, beside which CPython 3.11 may abort while it winds down: what is asked
-            # here is whether the answer comes, so the process ends with it.
+            # CPython 3.11 may abort at exit while threads of the SDK run; the test only
+            # needs the result, so the process exits right after it.
             code = (
                 'import os, pickle, sys; from tinker import types; client = pickle.load(sys.stdin.buffer);'
                 f'prompt = types.ModelInput.from_ints({PROMPT});'
@@ -161,8 +161,8 @@ async def test_copies_of_a_client_do_not_get_in_each_others_way(served: Served) 
     await asyncio.to_thread(run)
 
 
-async def test_many_samples_at_once_all_come(served: Served) -> None:
-    """128 requests of one client are answered, each with its own."""
+async def test_many_concurrent_samples_all_finish(served: Served) -> None:
+    """128 concurrent requests of one client each get their own response."""
 
     async def run() -> list[types.SampleResponse]:
         with served.client() as service:
@@ -175,8 +175,8 @@ async def test_many_samples_at_once_all_come(served: Served) -> None:
     assert [len(answer.sequences[0].tokens) for answer in answers] == [4] * 128
 
 
-async def test_what_does_not_fit_is_the_users_fault(served: Served) -> None:
-    """Too long, of a model or weights that are not there, or for training: each is refused at once."""
+async def test_unsuitable_requests_are_user_errors(served: Served) -> None:
+    """Prompts that are too long and missing or unsuitable weights are refused at once."""
 
     def run() -> None:
         with served.client() as service:
@@ -194,7 +194,7 @@ async def test_what_does_not_fit_is_the_users_fault(served: Served) -> None:
 
 
 async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
-    """SDK 0.16.1, in a process of its own, samples and scores."""
+    """SDK 0.16.1 in a separate process samples and scores."""
     code = (
         'import os, tinker; from tinker import types;'
         f'client = tinker.ServiceClient(base_url={served.url!r}, api_key={ADMIN_KEY!r})'
@@ -204,7 +204,7 @@ async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
         'answer = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
         'assert [len(s.tokens) == len(s.logprobs) for s in answer.sequences] == [True, True];'
         'print(answer.prompt_logprobs, answer.topk_prompt_logprobs, flush=True);'
-        # As above: the answer is what is asked for.
+        # As above, only the result matters.
         'os._exit(0)'
     )
     sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'

@@ -1,4 +1,4 @@
-"""The Tinker API over HTTP, on the real model service with a tiny model: it trains, saves and loads."""
+"""The Tinker API over HTTP with the real model service and a tiny model: it trains, saves and loads."""
 
 import math
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 
 @dataclass
 class Client:
-    """A client that counts its operations, as the SDK does."""
+    """Client that counts its operations, as the SDK does."""
 
     http: httpx.AsyncClient
     gateway: RunningGateway
@@ -33,7 +33,7 @@ class Client:
         return await self.http.post(f'/api/v1/{path}', headers=fields.get('headers', {}), **given)
 
     async def outcome(self, answer: httpx.Response, **fields: Any) -> httpx.Response:
-        """Return what came of a future."""
+        """Return the outcome of a future."""
         assert answer.status_code == 200, answer.text
         done = await self.post('retrieve_future', {'request_id': answer.json()['request_id']}, **fields)
         assert done.status_code == 200, done.text
@@ -46,7 +46,7 @@ class Client:
         return (await self.outcome(answer)).json()
 
     async def make_model(self, number: int = 0, **lora: Any) -> None:
-        """Begin a session and make a model."""
+        """Create a session and a model."""
         session_id = (await self.post('create_session', {'sdk_version': '0.38.0'})).json()['session_id']
         body = {'session_id': session_id, 'model_seq_id': number, 'base_model': self.base_model, 'lora_config': lora}
         done = (await self.outcome(await self.post('create_model', body))).json()
@@ -80,7 +80,7 @@ class Client:
 
 @pytest.fixture
 async def client(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of a gateway before a model service and a checkpoint service."""
+    """A client of a gateway with a model service and a checkpoint service."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (
@@ -104,7 +104,7 @@ ADAM = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps
 
 
 async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
-    """Cross-entropy is minus the weighted sum of the log-probabilities that come back."""
+    """Cross-entropy is minus the weighted sum of the returned log-probabilities, and it falls."""
     await client.make_model(rank=4, seed=1)
     weights = np.array([0, 1, 2, -0.5, 1, 1, 1], '<f4')
     logps, metrics = await client.train(weights=weights, forward_only=True)
@@ -117,7 +117,7 @@ async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
 
 
 async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
-    """With r = exp(lp - q): importance sampling is -sum r A, PPO takes the lesser of clipped and plain."""
+    """Importance sampling is -sum r A with r = exp(lp - q), and PPO the lesser of clipped and plain."""
     await client.make_model(rank=4, seed=1)
     logps, _ = await client.train(forward_only=True)
     q, advantages = logps - np.linspace(-0.4, 0.4, len(logps), dtype='<f4'), np.array([1, -1, 2, 0, 1, -2, 1], '<f4')
@@ -129,8 +129,8 @@ async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
     assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-3)
 
 
-async def test_training_goes_on_from_saved_weights(client: Client) -> None:
-    """A model made of a checkpoint with its optimizer takes the very steps that the first one takes."""
+async def test_training_continues_from_saved_weights(client: Client) -> None:
+    """A model created from a checkpoint with its optimizer takes the same steps as the original."""
     await client.make_model(rank=4, seed=1)
     for _ in range(2):
         await client.train(weights=ONES)
@@ -155,7 +155,7 @@ async def test_training_goes_on_from_saved_weights(client: Client) -> None:
 
 
 async def test_seed_decides_the_first_weights(client: Client) -> None:
-    """Two models of one seed take the same step; of another seed they do not."""
+    """Models with one seed take the same first step, and with another seed a different one."""
     outcomes: list[np.ndarray] = []
     for seed in (1, 1, 2):
         await client.make_model(rank=4, seed=seed)
@@ -166,8 +166,8 @@ async def test_seed_decides_the_first_weights(client: Client) -> None:
     assert not np.array_equal(outcomes[0], outcomes[2])
 
 
-async def test_refused_operation_costs_its_place_and_nothing_else(client: Client) -> None:
-    """What only the trainer can refuse fails as the user's fault; the next operations run."""
+async def test_refused_operation_only_uses_its_position(client: Client) -> None:
+    """An operation that the trainer refuses fails as a user error, and the next operations run."""
     await client.make_model(rank=4, seed=1)
     await client.train(weights=ONES)
     assert 'error' not in await client.run('save_weights', path='x', ttl_seconds=3600)
@@ -178,8 +178,8 @@ async def test_refused_operation_costs_its_place_and_nothing_else(client: Client
     assert (await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'] > 0
 
 
-async def test_several_targets_a_place_are_weighed_together(client: Client) -> None:
-    """With all weight on the first of two targets it is plain cross-entropy; each target has its log-probability."""
+async def test_several_targets_for_a_position_are_weighted(client: Client) -> None:
+    """Two targets with all weight on the first give plain cross-entropy, and each has a log-probability."""
     await client.make_model(rank=4, seed=1)
     single, metrics = await client.train(weights=ONES, forward_only=True)
     targets = np.stack([np.array(TOKENS[1:]), np.full(len(ONES), 7)], axis=1).astype('<i8')
@@ -191,8 +191,8 @@ async def test_several_targets_a_place_are_weighed_together(client: Client) -> N
     assert math.isclose(mixed['loss:sum'], -0.5 * float(halves.sum()), rel_tol=1e-5)
 
 
-async def test_groups_of_layers_are_trained_alone(client: Client) -> None:
-    """Attention alone, the feed-forward layers alone, and both, are models of different sizes."""
+async def test_groups_of_layers_are_trained_separately(client: Client) -> None:
+    """Attention layers, feed-forward layers, and both give adapters of different sizes."""
     sizes: list[float] = []
     for switches in ({'train_mlp': False}, {'train_attn': False}, {}):
         await client.make_model(rank=4, seed=1, **switches)

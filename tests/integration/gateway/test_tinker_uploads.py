@@ -1,4 +1,4 @@
-"""Adapters that come in over HTTP, copies that are asked for again, and archives that are replaced under a reader."""
+"""Uploads of adapters over HTTP, repeated copies, and archives that are replaced during a download."""
 
 import asyncio
 import gzip
@@ -29,7 +29,7 @@ TENSORS = unpack_state(STATE.manifest, STATE.data)
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve, with a checkpoint of Alice's."""
+    """Serve the API; Alice has a checkpoint."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         yield running
@@ -56,7 +56,7 @@ async def put(
 
 
 async def files_of(api: TinkerCatalogue, tinker_path: str, folder: Path) -> Path:
-    """Return a folder with what a path leads to."""
+    """Return a folder with the files of a checkpoint."""
     run_id, kind, name = tinker_path.removeprefix('tinker://').split('/')
     link = await api.call('GET', f'training_runs/{run_id}/checkpoints/{kind}/{name}/archive')
     data = (await api.http.get(link.headers['location'])).content
@@ -69,7 +69,7 @@ async def files_of(api: TinkerCatalogue, tinker_path: str, folder: Path) -> Path
 async def test_an_archive_becomes_a_checkpoint(
     api: TinkerCatalogue, archive: bytes, tmp_path: Path, *, is_packed: bool
 ) -> None:
-    """Bit for bit, whether it is compressed or not; the same body again is the same checkpoint."""
+    """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint, and repeating it returns the same."""
     data = gzip.compress(archive) if is_packed else archive
     made = await put(api, data)
     assert made.status_code == 201
@@ -81,13 +81,13 @@ async def test_an_archive_becomes_a_checkpoint(
 
 
 async def test_weights_for_sampling_have_a_path_of_that_kind(api: TinkerCatalogue, archive: bytes) -> None:
-    """The kind is the client's choice."""
+    """The client chooses the kind of uploaded weights."""
     made = await put(api, archive, query='base_model=org/tiny&kind=sampler_weights')
     assert made.json()['tinker_path'].endswith('/sampler_weights/mine')
 
 
-async def test_an_upload_goes_on_part_by_part(api: TinkerCatalogue, archive: bytes) -> None:
-    """Each answer says what has come; a part that leaves a gap, or is asked about only, changes nothing."""
+async def test_upload_continues_part_by_part(api: TinkerCatalogue, archive: bytes) -> None:
+    """Each response reports the received bytes; a part after a gap, or a status request, changes nothing."""
     size, place = len(archive), 0
     for end in (700, 701, 5000):
         headers = {'content-range': f'bytes {place}-{end - 1}/{size}'}
@@ -101,8 +101,8 @@ async def test_an_upload_goes_on_part_by_part(api: TinkerCatalogue, archive: byt
     assert last.status_code == 201
 
 
-async def test_an_upload_that_is_cut_keeps_what_came(api: TinkerCatalogue, archive: bytes, tmp_path: Path) -> None:
-    """A client that leaves in the middle finds the beginning there."""
+async def test_interrupted_upload_keeps_its_bytes(api: TinkerCatalogue, archive: bytes, tmp_path: Path) -> None:
+    """A client that disconnects within a part can resume the upload."""
     host, _, port = api.gateway.http_address.rpartition(':')
     _, writer = await asyncio.open_connection(host, int(port))
     head = (
@@ -137,17 +137,17 @@ async def test_an_upload_that_is_cut_keeps_what_came(api: TinkerCatalogue, archi
         ('base_model=org/tiny', b'x', {'content-encoding': 'gzip'}),
     ],
 )
-async def test_what_is_no_upload_is_refused(
+async def test_malformed_upload_is_refused(
     api: TinkerCatalogue, query: str, data: bytes, headers: dict[str, str]
 ) -> None:
-    """With a sentence; nothing is made of it."""
+    """A malformed upload is refused with a detail and creates nothing."""
     answer = await put(api, data, query=query, headers=headers)
     assert answer.status_code == 400, answer.text
     assert answer.json()['detail']
 
 
-async def test_a_copy_that_is_asked_for_again_is_the_same(api: TinkerCatalogue) -> None:
-    """By the client's key, for one tenant; without a key each is another."""
+async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
+    """A copy with the same idempotency key of a tenant is the same copy; without a key each is new."""
     order = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'p'}
 
     async def copy(**headers: str) -> str:
@@ -161,8 +161,8 @@ async def test_a_copy_that_is_asked_for_again_is_the_same(api: TinkerCatalogue) 
     assert len(others | keyed) == 4
 
 
-async def test_an_archive_that_is_replaced_has_another_tag(api: TinkerCatalogue) -> None:
-    """A client that goes on with an older one gets the new one whole."""
+async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
+    """A client that resumes a replaced archive gets the complete new one."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     before = await api.http.get(url)
     await api.call('DELETE', BEST)
@@ -176,7 +176,7 @@ async def test_an_archive_that_is_replaced_has_another_tag(api: TinkerCatalogue)
 
 
 async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerCatalogue) -> None:
-    """The right one, or none, is taken."""
+    """An upload may name the base model of its weights or none, but no other."""
     made = await api.call('POST', 'create_session', json={'sdk_version': '0.38.0'})
     await api.save('best.sampler')
     path = f'tinker://{RUN}/sampler_weights/best'
@@ -187,7 +187,7 @@ async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerC
 
 
 async def test_labels_of_a_save_are_kept_and_shown(api: TinkerCatalogue) -> None:
-    """From the request of a save to the lists; there its owner finds them."""
+    """Labels of a save request are stored and listed."""
     body = {'model_id': RUN, 'seq_id': 1, 'path': 'noted', 'user_metadata': {'note': 'the good one'}}
     _, operation = save_of(read_model(SaveBody, body), WeightsKind.TRAINING)
     save = verb_from_proto(operation, 'operation', vocabulary_size=10)

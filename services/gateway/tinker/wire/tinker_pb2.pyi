@@ -3,9 +3,9 @@
 isort:skip_file
 Bodies that Tinker's clients send and read as `application/x-protobuf`, SDK 0.22 to 0.38.
 
-Written from the numbers and types seen on the wire: these are somebody else's, so this file follows them and not
-the laws of `protos/`. The package's name is our own, which the wire does not carry: in a process that holds a
-Tinker SDK, too, both sets of messages can live.
+The messages belong to another project, so this file follows the field numbers and types on the wire and not the
+rules of `protos/`. The package name is ours: the wire does not carry it, and both sets of messages can be loaded in a
+process that also imports a Tinker SDK.
 
 All arrays are bytes: little-endian, C order, no padding.
 """
@@ -33,7 +33,7 @@ class _DType:
 class _DTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DType.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DTYPE_UNSPECIFIED: _DType.ValueType  # 0
-    """Not told."""
+    """Unknown."""
     DTYPE_FLOAT32: _DType.ValueType  # 1
     """IEEE 754 single precision."""
     DTYPE_INT64: _DType.ValueType  # 2
@@ -47,7 +47,7 @@ class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
     """Element type of an array."""
 
 DTYPE_UNSPECIFIED: DType.ValueType  # 0
-"""Not told."""
+"""Unknown."""
 DTYPE_FLOAT32: DType.ValueType  # 1
 """IEEE 754 single precision."""
 DTYPE_INT64: DType.ValueType  # 2
@@ -65,22 +65,22 @@ class _StopReason:
 class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     STOP_REASON_STOP: _StopReason.ValueType  # 0
-    """At a stop."""
+    """A stop string, a stop token, or the end-of-sequence token."""
     STOP_REASON_LENGTH: _StopReason.ValueType  # 1
-    """It was long enough."""
+    """The maximum number of tokens."""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
-    """Why a sequence ended."""
+    """Reason for the end of a sequence."""
 
 STOP_REASON_STOP: StopReason.ValueType  # 0
-"""At a stop."""
+"""A stop string, a stop token, or the end-of-sequence token."""
 STOP_REASON_LENGTH: StopReason.ValueType  # 1
-"""It was long enough."""
+"""The maximum number of tokens."""
 Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 
 @_typing.final
 class SparseCsr(_message.Message):
-    """The non-zero elements of a matrix, row by row."""
+    """Sparse matrix in compressed sparse row form."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -88,11 +88,11 @@ class SparseCsr(_message.Message):
     CROW_INDICES_FIELD_NUMBER: _builtins.int
     COL_INDICES_FIELD_NUMBER: _builtins.int
     values: _builtins.bytes
-    """The elements, of the tensor's type."""
+    """Non-zero elements, of the tensor's type."""
     crow_indices: _builtins.bytes
-    """int64, one more than rows: where each row begins among the elements."""
+    """int64 [rows + 1]: index of the first element of each row."""
     col_indices: _builtins.bytes
-    """int64: the column of each element."""
+    """int64: column of each element."""
     def __init__(
         self,
         *,
@@ -110,7 +110,7 @@ Global___SparseCsr: _TypeAlias = SparseCsr  # noqa: Y015
 
 @_typing.final
 class Tensor(_message.Message):
-    """An array."""
+    """Array."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -119,16 +119,16 @@ class Tensor(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     dense: _builtins.bytes
-    """All elements."""
+    """All elements, in C order."""
     dtype: Global___DType.ValueType
     """Element type."""
     @_builtins.property
     def sparse_csr(self) -> Global___SparseCsr:
-        """Those that are not zero."""
+        """Only the non-zero elements."""
 
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Size of each dimension. Empty: one dimension, as long as there are elements."""
+        """Size of each dimension; empty for one dimension with all elements."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class EncodedText(_message.Message):
-    """Tokens."""
+    """Token ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,7 +172,7 @@ Global___EncodedText: _TypeAlias = EncodedText  # noqa: Y015
 
 @_typing.final
 class ImageDimensions(_message.Message):
-    """How large a picture is to be taken."""
+    """Size to which an image is scaled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -198,7 +198,7 @@ Global___ImageDimensions: _TypeAlias = ImageDimensions  # noqa: Y015
 
 @_typing.final
 class Image(_message.Message):
-    """A picture."""
+    """Image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,14 +207,14 @@ class Image(_message.Message):
     EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
     OVERRIDE_DIMENSIONS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The file."""
+    """Contents of the file."""
     format: _builtins.str
     """"png" or "jpeg"."""
     expected_tokens: _builtins.int
-    """Tokens it should make."""
+    """Expected number of tokens."""
     @_builtins.property
     def override_dimensions(self) -> Global___ImageDimensions:
-        """Its size, if not its own."""
+        """Size that replaces the size of the image."""
 
     def __init__(
         self,
@@ -241,13 +241,13 @@ Global___Image: _TypeAlias = Image  # noqa: Y015
 
 @_typing.final
 class Dmel(_message.Message):
-    """Sound."""
+    """Audio."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DMEL_FIELD_NUMBER: _builtins.int
     dmel: _builtins.bytes
-    """A serialised container."""
+    """Serialized container."""
     def __init__(
         self,
         *,
@@ -263,7 +263,7 @@ Global___Dmel: _TypeAlias = Dmel  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """A piece of a model's input."""
+    """Part of a model input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -276,11 +276,11 @@ class Chunk(_message.Message):
 
     @_builtins.property
     def image(self) -> Global___Image:
-        """A picture."""
+        """Image."""
 
     @_builtins.property
     def dmel(self) -> Global___Dmel:
-        """Sound."""
+        """Audio."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class PromptProvenanceSpan(_message.Message):
-    """A stretch of an earlier request's prompt."""
+    """Range of the prompt of an earlier request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -309,11 +309,11 @@ class PromptProvenanceSpan(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
-    """Whose."""
+    """Id of the sequence."""
     offset: _builtins.int
-    """Where it begins there."""
+    """Index of the first token."""
     length: _builtins.int
-    """How long it is."""
+    """Number of tokens."""
     def __init__(
         self,
         *,
@@ -331,7 +331,7 @@ Global___PromptProvenanceSpan: _TypeAlias = PromptProvenanceSpan  # noqa: Y015
 
 @_typing.final
 class SampledProvenanceSpan(_message.Message):
-    """A stretch of a sampled sequence."""
+    """Range of a sampled sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,11 +339,11 @@ class SampledProvenanceSpan(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
-    """Whose."""
+    """Id of the sequence."""
     offset: _builtins.int
-    """Where it begins there."""
+    """Index of the first token."""
     length: _builtins.int
-    """How long it is."""
+    """Number of tokens."""
     def __init__(
         self,
         *,
@@ -361,7 +361,7 @@ Global___SampledProvenanceSpan: _TypeAlias = SampledProvenanceSpan  # noqa: Y015
 
 @_typing.final
 class ProvenanceSpan(_message.Message):
-    """Where tokens are from."""
+    """Origin of tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -369,11 +369,11 @@ class ProvenanceSpan(_message.Message):
     SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prompt_tokens(self) -> Global___PromptProvenanceSpan:
-        """A prompt."""
+        """Tokens of a prompt."""
 
     @_builtins.property
     def sampled_tokens(self) -> Global___SampledProvenanceSpan:
-        """A sample."""
+        """Sampled tokens."""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ Global___ProvenanceSpan: _TypeAlias = ProvenanceSpan  # noqa: Y015
 
 @_typing.final
 class Datum(_message.Message):
-    """One example."""
+    """Training example."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -424,19 +424,19 @@ class Datum(_message.Message):
     LOSS_FN_INPUT_SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model_input(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
-        """The input, in order."""
+        """Parts of the input, in order."""
 
     @_builtins.property
     def loss_fn_inputs(self) -> _containers.MessageMap[_builtins.str, Global___Tensor]:
-        """What the loss reads, by name."""
+        """Inputs of the loss, by name."""
 
     @_builtins.property
     def model_input_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]:
-        """Where the input is from."""
+        """Origins of the input."""
 
     @_builtins.property
     def loss_fn_input_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]:
-        """Where the targets are from."""
+        """Origins of the targets."""
 
     def __init__(
         self,
@@ -456,16 +456,16 @@ Global___Datum: _TypeAlias = Datum  # noqa: Y015
 
 @_typing.final
 class LossConfigValue(_message.Message):
-    """An argument of a loss."""
+    """Option of a loss."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     number: _builtins.float
-    """A number."""
+    """Number."""
     text: _builtins.str
-    """A text."""
+    """Text."""
     def __init__(
         self,
         *,
@@ -484,7 +484,7 @@ Global___LossConfigValue: _TypeAlias = LossConfigValue  # noqa: Y015
 
 @_typing.final
 class ForwardBackwardRequest(_message.Message):
-    """Asks for a forward and a backward pass."""
+    """Request for a forward and backward pass."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -537,24 +537,24 @@ class ForwardBackwardRequest(_message.Message):
     FORWARD_ONLY_FIELD_NUMBER: _builtins.int
     LOSS_FN_CONFIG_V2_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
-    """The model."""
+    """Id of the model."""
     seq_id: _builtins.int
-    """Its place among the model's operations, from 1."""
+    """Position among the model's operations, from 1."""
     loss_fn: _builtins.str
-    """The loss, by name."""
+    """Name of the loss."""
     forward_only: _builtins.bool
-    """No gradient."""
+    """Whether to skip the backward pass."""
     @_builtins.property
     def data(self) -> _containers.RepeatedCompositeFieldContainer[Global___Datum]:
-        """The examples."""
+        """Examples."""
 
     @_builtins.property
     def loss_fn_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Its numbers, as old servers read them."""
+        """Numeric options of the loss, for older servers."""
 
     @_builtins.property
     def loss_fn_config_v2(self) -> _containers.MessageMap[_builtins.str, Global___LossConfigValue]:
-        """Its arguments; goes before `loss_fn_config` if there are any."""
+        """Options of the loss; replaces `loss_fn_config` if not empty."""
 
     def __init__(
         self,
@@ -577,7 +577,7 @@ Global___ForwardBackwardRequest: _TypeAlias = ForwardBackwardRequest  # noqa: Y0
 
 @_typing.final
 class BatchedTensor(_message.Message):
-    """One field of several examples, one after the other."""
+    """One field of several examples, concatenated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -586,14 +586,14 @@ class BatchedTensor(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     TRAILING_SHAPE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The elements."""
+    """Elements of all examples."""
     offsets: _builtins.bytes
-    """int64, one more than examples: the byte at which each begins."""
+    """int64 [examples + 1]: byte offset of each example."""
     dtype: Global___DType.ValueType
     """Element type."""
     @_builtins.property
     def trailing_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Dimensions after the first, the same for all."""
+        """Dimensions after the first, equal for all examples."""
 
     def __init__(
         self,
@@ -613,7 +613,7 @@ Global___BatchedTensor: _TypeAlias = BatchedTensor  # noqa: Y015
 
 @_typing.final
 class ArrayRecord(_message.Message):
-    """The fields of several examples."""
+    """Fields of several examples."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -642,12 +642,12 @@ class ArrayRecord(_message.Message):
     FIELDS_FIELD_NUMBER: _builtins.int
     NUM_DATUMS_FIELD_NUMBER: _builtins.int
     type_tag: _builtins.str
-    """Not read by any client."""
+    """Ignored by clients."""
     num_datums: _builtins.int
-    """How many examples."""
+    """Number of examples."""
     @_builtins.property
     def fields(self) -> _containers.MessageMap[_builtins.str, Global___BatchedTensor]:
-        """By name."""
+        """Fields by name."""
 
     def __init__(
         self,
@@ -666,7 +666,7 @@ Global___ArrayRecord: _TypeAlias = ArrayRecord  # noqa: Y015
 
 @_typing.final
 class ForwardBackwardOutput(_message.Message):
-    """What comes of a forward and a backward pass."""
+    """Result of a forward and backward pass."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -694,14 +694,14 @@ class ForwardBackwardOutput(_message.Message):
     LOSS_FN_OUTPUTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     loss_fn_output_type: _builtins.str
-    """What a client calls the outputs."""
+    """Type of the outputs in the client."""
     @_builtins.property
     def loss_fn_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArrayRecord]:
-        """Of all examples, in order."""
+        """Outputs of all examples, in order."""
 
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Numbers, by "name:reduction"."""
+        """Metrics by "name:reduction"."""
 
     def __init__(
         self,
@@ -720,7 +720,7 @@ Global___ForwardBackwardOutput: _TypeAlias = ForwardBackwardOutput  # noqa: Y015
 
 @_typing.final
 class TopkLogprobs(_message.Message):
-    """The likeliest tokens at each place."""
+    """Most likely tokens at each position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -733,9 +733,9 @@ class TopkLogprobs(_message.Message):
     logprobs: _builtins.bytes
     """float32 [length, k]."""
     k: _builtins.int
-    """Columns."""
+    """Number of tokens at each position."""
     length: _builtins.int
-    """Rows."""
+    """Number of positions."""
     def __init__(
         self,
         *,
@@ -754,7 +754,7 @@ Global___TopkLogprobs: _TypeAlias = TopkLogprobs  # noqa: Y015
 
 @_typing.final
 class SampledSequence(_message.Message):
-    """A sampled sequence."""
+    """Sampled sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -763,14 +763,14 @@ class SampledSequence(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOPK_SAMPLED_LOGPROBS_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
-    """Why it ended."""
+    """Reason for the end of the sequence."""
     tokens: _builtins.bytes
     """int32."""
     logprobs: _builtins.bytes
-    """float32, one a token."""
+    """float32, one for each token."""
     @_builtins.property
     def topk_sampled_logprobs(self) -> Global___TopkLogprobs:
-        """Beside each token."""
+        """Most likely tokens at each position."""
 
     def __init__(
         self,
@@ -797,7 +797,7 @@ Global___SampledSequence: _TypeAlias = SampledSequence  # noqa: Y015
 
 @_typing.final
 class PromptAltTokens(_message.Message):
-    """Other tokens at each place of a prompt."""
+    """Alternative tokens at each position of a prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -827,7 +827,7 @@ Global___PromptAltTokens: _TypeAlias = PromptAltTokens  # noqa: Y015
 
 @_typing.final
 class SampleResponse(_message.Message):
-    """What comes of sampling."""
+    """Result of sampling."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -838,24 +838,24 @@ class SampleResponse(_message.Message):
     TARGET_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_ALT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_logprobs: _builtins.bytes
-    """float32, one a token of the prompt; not a number where there is none."""
+    """float32, one for each token of the prompt; NaN for tokens without a score."""
     prompt_cache_hit_tokens: _builtins.int
-    """Tokens of the prompt that were not computed anew."""
+    """Tokens of the prompt that were found in the prefix cache."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledSequence]:
-        """In the order of the request's ids."""
+        """Sequences, in the order of the ids in the acknowledgement."""
 
     @_builtins.property
     def topk_prompt_logprobs(self) -> Global___TopkLogprobs:
-        """At each place of the prompt."""
+        """Most likely tokens at each position of the prompt."""
 
     @_builtins.property
     def target_prompt_logprobs(self) -> Global___Tensor:
-        """In the layout in which they were asked for."""
+        """Scores of requested tokens, in the layout of the request."""
 
     @_builtins.property
     def prompt_alt_tokens(self) -> Global___PromptAltTokens:
-        """As asked for."""
+        """Requested alternative tokens."""
 
     def __init__(
         self,

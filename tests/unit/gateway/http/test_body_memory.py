@@ -1,4 +1,4 @@
-"""Bytes of HTTP bodies in memory: counted before they are read, refused where there is no room, and given back."""
+"""Memory of HTTP bodies: reserved before they are read, refused when exhausted, and released."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import zstandard
 from fixtures.tinker_api import TinkerApi, tinker_api
 from services.gateway.http.body import ClientGone, Pace, read_bytes
 from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
-from services.gateway.tinker.errors import TinkerErrors
+from services.gateway.tinker.routes import TinkerErrors
 from services.kit.byte_gate import ByteGate
 from services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
 
@@ -22,25 +22,25 @@ PROTOBUF = {'content-type': 'application/x-protobuf'}
 
 @pytest.fixture
 def gates() -> MemoryGates:
-    """Room for one body of a MiB of each tenant."""
+    """Gates with memory for one body of a MiB of each tenant."""
     bodies = ByteGate(tenant_bytes=MIB * 5 // 4, total_bytes=8 * MIB, wait_seconds=0)
     return MemoryGates(bodies=bodies, work=ByteGate(tenant_bytes=64 * MIB, total_bytes=256 * MIB, wait_seconds=0))
 
 
 @pytest.fixture
 async def api(gates: MemoryGates) -> AsyncIterator[TinkerApi]:
-    """The API, with little memory."""
+    """The Tinker API with little memory."""
     async with tinker_api(memory=gates) as running:
         yield running
 
 
 async def nothing(call: HttpCall) -> Any:
-    """Serve nothing."""
+    """Fail, as the route is never served."""
     raise AssertionError(call)
 
 
 def call_of(pieces: AsyncIterator[bytes], *, length: int | None = None, memory: CallMemory | None = None) -> HttpCall:
-    """Return a call whose body comes in pieces."""
+    """Return a call whose body arrives in chunks."""
 
     async def receive() -> dict[str, Any]:
         try:
@@ -57,20 +57,20 @@ def call_of(pieces: AsyncIterator[bytes], *, length: int | None = None, memory: 
 
 
 async def endless(size: int) -> AsyncIterator[bytes]:
-    """Yield pieces for ever."""
+    """Yield chunks forever."""
     while True:
         await asyncio.sleep(0)
         yield bytes(size)
 
 
 async def some(count: int, size: int) -> AsyncIterator[bytes]:
-    """Yield a few pieces."""
+    """Yield a few chunks."""
     for _ in range(count):
         yield bytes(size)
 
 
-async def test_body_that_finds_no_room_is_refused_for_now_and_served_later(api: TinkerApi, gates: MemoryGates) -> None:
-    """It is 429 with a time to try again, whether its length is announced or not; small ones and others go on."""
+async def test_body_without_free_memory_is_refused_with_a_retry_time(api: TinkerApi, gates: MemoryGates) -> None:
+    """A body without free memory is a 429 with a retry time; small bodies and other tenants are served."""
     model_id = await api.model()
     await gates.bodies.take('alice', MIB)
     for headers in ({}, {'transfer-encoding': 'chunked'}):
@@ -87,8 +87,8 @@ async def test_body_that_finds_no_room_is_refused_for_now_and_served_later(api: 
     assert gates.bodies.held_bytes == gates.work.held_bytes == 0
 
 
-async def test_all_kinds_of_ends_give_memory_back(api: TinkerApi, gates: MemoryGates) -> None:
-    """Answers, refusals, bodies that are cut off and bombs."""
+async def test_every_ending_releases_memory(api: TinkerApi, gates: MemoryGates) -> None:
+    """Responses, refusals, truncated bodies and decompression bombs all release their memory."""
     model_id = await api.model()
     bomb = zstandard.compress(bytes(32 * MIB))
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(32 * MIB))
@@ -101,8 +101,8 @@ async def test_all_kinds_of_ends_give_memory_back(api: TinkerApi, gates: MemoryG
     assert gates.bodies.held_bytes == gates.work.held_bytes == 0
 
 
-async def test_body_of_many_containers_is_served_alone(api: TinkerApi, gates: MemoryGates) -> None:
-    """Its values take many times its bytes: while others take so much, it is refused for now."""
+async def test_body_of_many_containers_reserves_more_than_its_bytes(api: TinkerApi, gates: MemoryGates) -> None:
+    """A body with many containers reserves much more memory than its bytes, and is refused when that is not free."""
     body = json.dumps({'request_id': 'x', 'more': [[]] * 10_000}).encode()
     assert json_work_bytes(body) > 15 * len(body)
     other = gates.work.hold('alice')
@@ -112,8 +112,8 @@ async def test_body_of_many_containers_is_served_alone(api: TinkerApi, gates: Me
     assert (await api.post('retrieve_future', content=body)).status_code == 404
 
 
-async def test_announced_body_is_counted_before_it_is_read() -> None:
-    """Not a byte of it has come, and another one finds no room."""
+async def test_announced_body_reserves_memory_before_it_is_read() -> None:
+    """An announced body reserves its memory before any byte has arrived."""
     gates = MemoryGates(
         bodies=ByteGate(tenant_bytes=2 * MIB, total_bytes=8 * MIB, wait_seconds=0),
         work=ByteGate(tenant_bytes=MIB, total_bytes=MIB, wait_seconds=0),
@@ -130,8 +130,8 @@ async def test_announced_body_is_counted_before_it_is_read() -> None:
     assert len(await read_bytes(call_of(some(16, 64 * KIB), length=MIB, memory=second), limit_bytes=MIB)) == MIB
 
 
-async def test_body_without_end_or_pace_is_cut_off() -> None:
-    """One that is too long after twice its limit; one that trickles when its grace is over; a good one is not."""
+async def test_endless_or_slow_body_is_refused() -> None:
+    """A body is refused at twice its limit, or when it arrives too slowly after the grace period."""
     with pytest.raises(MessageTooLarge):
         await read_bytes(call_of(endless(KIB)), limit_bytes=16 * KIB)
     pace = Pace(grace_seconds=0.05, slowest_bytes=1 << 20)
@@ -140,8 +140,8 @@ async def test_body_without_end_or_pace_is_cut_off() -> None:
     assert len(await read_bytes(call_of(some(64, MIB // 64)), limit_bytes=MIB, pace=pace)) == MIB
 
 
-async def test_client_that_leaves_is_no_body() -> None:
-    """Its connection ended in the middle."""
+async def test_disconnect_within_the_body_raises() -> None:
+    """A connection that ends within the body raises ClientGone."""
 
     async def gone() -> dict[str, Any]:
         return {'type': 'http.disconnect'}
@@ -153,8 +153,8 @@ async def test_client_that_leaves_is_no_body() -> None:
 
 
 @pytest.mark.parametrize('size', [0, 1, (1 << 18) - 100, (1 << 18) + 1, 3 << 18])
-async def test_long_answers_are_written_piece_by_piece(size: int) -> None:
-    """Whole, in order, no piece larger than a client has to read before the next one is made."""
+async def test_long_responses_are_written_in_chunks(size: int) -> None:
+    """A long response is written in order in chunks of bounded size."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

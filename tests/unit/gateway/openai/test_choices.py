@@ -1,4 +1,4 @@
-"""What samplers tell, as OpenAI's answers: texts, usage, log-probabilities, in memory that is bounded."""
+"""Sampler events as OpenAI responses: texts, usage and log-probabilities, in bounded memory."""
 
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from services.gateway.openai.answers import MAX_LOGPROBS, AnswerWriter, CompletionFormat
-from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken
-from services.gateway.openai.names import ResolvedModel, TokenText, TokenTexts
+from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken, TokenText, TokenTexts
+from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest, completion_request
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
@@ -21,10 +21,9 @@ CALLER = Caller(tenant_id='alice')
 
 
 class Letters:
-    """Samplers that know what tokens stand for: letters."""
+    """Samplers whose tokens are letters."""
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
-        """Describe them."""
         del caller
         token_ids = np.frombuffer(request.token_ids.data, '<i4')
         return wire.DescribeTokensResponse(
@@ -32,15 +31,15 @@ class Letters:
         )
 
 
-def asked_for(**fields: Any) -> GenerationRequest:
-    """Return a checked request."""
+def request_for(**fields: Any) -> GenerationRequest:
+    """Return a validated request."""
     return completion_request({'model': 'm', 'prompt': 'abc', **fields})
 
 
-def reader_for(asked: GenerationRequest) -> ChoiceReader:
-    """Return a reader of the answer to it."""
+def reader_for(request: GenerationRequest) -> ChoiceReader:
+    """Return a reader of the response to a request."""
     samplers: Any = Letters()
-    return ChoiceReader(asked, 'm', CALLER, TokenTexts(samplers))
+    return ChoiceReader(request, 'm', CALLER, TokenTexts(samplers))
 
 
 def ints(values: Iterable[int]) -> tensor_pb2.Tensor:
@@ -54,26 +53,26 @@ def floats(values: Iterable[float]) -> tensor_pb2.Tensor:
 
 
 def prompt_of(token_ids: Iterable[int], **fields: Any) -> wire.SampleResponse:
-    """Return the first event."""
+    """Return the event of a prompt."""
     return wire.SampleResponse(prompt=sampling_pb2.PromptInfo(token_ids=ints(token_ids), **fields))
 
 
 def delta_of(index: int, token_ids: list[int], text: str) -> wire.SampleResponse:
-    """Return new tokens."""
+    """Return an event with new tokens."""
     logprobs = floats(-0.5 for _ in token_ids)
     delta = sampling_pb2.TokenDelta(sequence_index=index, token_ids=ints(token_ids), logprobs=logprobs, text=text)
     return wire.SampleResponse(delta=delta)
 
 
 def end_of(index: int, reason: Any, text: str = '') -> wire.SampleResponse:
-    """Return an end."""
+    """Return the event that ends a sequence."""
     end = sampling_pb2.SequenceFinished(sequence_index=index, stop_reason=reason, text=text)
     return wire.SampleResponse(finished=end)
 
 
-async def answer_to(asked: GenerationRequest, events: list[tuple[int, wire.SampleResponse]]) -> dict[str, Any]:
-    """Return the whole answer that events of samplers make."""
-    reader = reader_for(asked)
+async def response_to(request: GenerationRequest, events: list[tuple[int, wire.SampleResponse]]) -> dict[str, Any]:
+    """Return the complete response built from sampler events."""
+    reader = reader_for(request)
 
     async def pieces() -> AsyncGenerator[ChoiceDelta, None]:
         for placed in events:
@@ -81,13 +80,13 @@ async def answer_to(asked: GenerationRequest, events: list[tuple[int, wire.Sampl
                 yield piece
 
     writer = AnswerWriter(
-        asked, ResolvedModel(base_model='m'), form=CompletionFormat(asked), usage=reader.usage, created=1
+        request, ResolvedModel(base_model='m'), form=CompletionFormat(request), usage=reader.usage, created=1
     )
     return await writer.complete(pieces())
 
 
 async def test_usage_counts_each_prompt_once_and_every_token() -> None:
-    """A prompt counts once however many choices it has; tokens count that a stop string hides."""
+    """Usage counts a prompt once for all its choices, and includes tokens hidden by a stop string."""
     stop, length = sampling_pb2.STOP_REASON_STOP, sampling_pb2.STOP_REASON_LENGTH
     events = [
         (0, prompt_of([1, 2, 3], cached_token_count=2)),
@@ -101,7 +100,7 @@ async def test_usage_counts_each_prompt_once_and_every_token() -> None:
         (1, end_of(1, length)),
         (0, end_of(0, stop, text='!')),
     ]
-    answer = await answer_to(asked_for(prompt=['abc', 'd'], n=2), events)
+    answer = await response_to(request_for(prompt=['abc', 'd'], n=2), events)
     assert answer['usage'] == {
         'prompt_tokens': 4,
         'completion_tokens': 5,
@@ -114,16 +113,16 @@ async def test_usage_counts_each_prompt_once_and_every_token() -> None:
 
 
 async def test_sequence_that_was_aborted_is_an_error() -> None:
-    """OpenAI's API has no word for it: the call ends as cancelled, not as if all were well."""
+    """An aborted sequence ends the call as cancelled."""
     events = [(0, prompt_of([1])), (0, end_of(0, sampling_pb2.STOP_REASON_ABORT))]
     with pytest.raises(Cancelled):
-        await answer_to(asked_for(), events)
+        await response_to(request_for(), events)
 
 
 async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
-    """However many choices begin with a prompt, its score is held once, and each goes on behind it."""
-    asked = asked_for(n=100, echo=True, logprobs=0)
-    reader = reader_for(asked)
+    """All choices of an echoed prompt share one list of scores, and their offsets continue after it."""
+    request = request_for(n=100, echo=True, logprobs=0)
+    reader = reader_for(request)
     prompt = prompt_of([0, 1, 2], logprobs=floats([float('nan'), -1.0, -2.0]))
     pieces = await reader.read((0, prompt))
     assert len(pieces) == 100
@@ -134,11 +133,11 @@ async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
         assert [token.text_offset for token in piece.scored] == [3]
 
 
-async def test_whole_answer_has_bounded_logprobs() -> None:
-    """An answer that would hold too many of them is given up while it is read; nothing more is read."""
+async def test_complete_response_has_bounded_logprobs() -> None:
+    """A response with too many log-probabilities is refused while it is read, without reading further."""
     name = TokenText(b'a', is_special=False)
     scored = [ScoredToken(name, -1.0, [(name, -1.0)] * 19, 0)] * 100
-    asked = asked_for(logprobs=19)
+    request = request_for(logprobs=19)
     read = 0
 
     async def pieces() -> AsyncGenerator[ChoiceDelta, None]:
@@ -148,7 +147,11 @@ async def test_whole_answer_has_bounded_logprobs() -> None:
             yield ChoiceDelta(index=0, text='a' * 100, token_ids=[1] * 100, scored=scored)
 
     writer = AnswerWriter(
-        asked, ResolvedModel(base_model='m'), form=CompletionFormat(asked), usage=reader_for(asked).usage, created=1
+        request,
+        ResolvedModel(base_model='m'),
+        form=CompletionFormat(request),
+        usage=reader_for(request).usage,
+        created=1,
     )
     with pytest.raises(InvalidField) as caught:
         await writer.complete(pieces())

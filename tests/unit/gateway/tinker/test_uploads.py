@@ -1,9 +1,9 @@
-"""Bodies of uploads: how long they may take, and what is told of one that ends early."""
+"""Pace of upload bodies, and the errors of uploads that end early."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,15 +29,14 @@ CHECKPOINT = Checkpoint(
 )
 
 
-class Shelf:
-    """Takes uploads, whole ones only."""
+class FakeCheckpoints:
+    """Checkpoint service that accepts complete uploads only."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self.held_bytes = 0
 
     async def upload(self, order: UploadRequest, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        """Return a checkpoint of all the bytes."""
+        """Upload bytes."""
         assert offset == 0
         async for piece in pieces:
             self.held_bytes += len(piece)
@@ -47,26 +46,25 @@ class Shelf:
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock is put forward."""
+    """Event loop whose clock can be advanced."""
 
     passed_seconds = 0.0
 
     def time(self) -> float:
-        """Return what its clock shows."""
+        """Return the time including the advances."""
         return super().time() + self.passed_seconds
 
 
 class Sender:
-    """A client that sends a piece every so many seconds of its event loop's clock."""
+    """Client that sends a chunk after a fixed time on the clock of its event loop."""
 
     def __init__(self, *, piece_bytes: int, seconds: float) -> None:
-        """Send pieces of that size."""
         self._piece = bytes(piece_bytes)
         self._seconds = seconds
         self.left = 100
-        """Pieces to send."""
+        """Number of chunks to send."""
         self.leaves_at = 0
-        """With so many left it leaves; 0: it does not."""
+        """Number of unsent chunks at which the client disconnects; 0 for never."""
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message."""
@@ -80,7 +78,7 @@ class Sender:
         return {'type': 'http.request', 'body': self._piece, 'more_body': self.left > 0}
 
     def call(self, routes: UploadRoutes) -> HttpCall:
-        """Return its call."""
+        """Return the call of the client."""
 
         async def send(message: Any) -> None:
             raise AssertionError(message)
@@ -90,39 +88,39 @@ class Sender:
         return HttpCall(routes.routes()[0], scope, self.receive, send, headers, 'rq-1')
 
 
-def upload(sender: Sender, shelf: Shelf) -> JsonResponse:
-    """Return what a client is answered."""
+def upload(sender: Sender, checkpoints: FakeCheckpoints) -> JsonResponse:
+    """Upload bytes."""
 
     async def answer_of(call: HttpCall) -> Any:
         return await call.route.serve(call)
 
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        answer = runner.run(answer_of(sender.call(UploadRoutes(shelf))))
+        answer = runner.run(answer_of(sender.call(UploadRoutes(cast(Any, checkpoints)))))
     assert isinstance(answer, JsonResponse)
     return answer
 
 
 def test_an_upload_may_take_hours() -> None:
-    """As long as its bytes come at the least rate that there is."""
-    shelf = Shelf()
+    """An upload may take hours if its bytes arrive at the minimum rate."""
+    checkpoints = FakeCheckpoints()
     sender = Sender(piece_bytes=4 << 20, seconds=120)
-    assert (upload(sender, shelf)).status == 201
-    assert shelf.held_bytes == 100 * (4 << 20)
+    assert (upload(sender, checkpoints)).status == 201
+    assert checkpoints.held_bytes == 100 * (4 << 20)
 
 
-def test_an_upload_that_trickles_is_told_so() -> None:
-    """What came is kept, and the client hears why it was cut."""
-    shelf = Shelf()
+def test_slow_upload_is_ended_and_its_bytes_kept() -> None:
+    """An upload that is too slow ends with DeadlinePassed, and the received bytes are kept."""
+    checkpoints = FakeCheckpoints()
     with pytest.raises(DeadlinePassed):
-        upload(Sender(piece_bytes=1000, seconds=4), shelf)
-    assert 0 < shelf.held_bytes < 100_000
+        upload(Sender(piece_bytes=1000, seconds=4), checkpoints)
+    assert 0 < checkpoints.held_bytes < 100_000
 
 
-def test_a_client_that_leaves_is_told_nothing() -> None:
-    """What came is kept."""
-    shelf = Shelf()
+def test_disconnected_upload_keeps_its_bytes() -> None:
+    """The bytes received before a client disconnects are kept."""
+    checkpoints = FakeCheckpoints()
     sender = Sender(piece_bytes=1000, seconds=0)
     sender.leaves_at = 50
     with pytest.raises(ClientGone):
-        upload(sender, shelf)
-    assert shelf.held_bytes == 50_000
+        upload(sender, checkpoints)
+    assert checkpoints.held_bytes == 50_000

@@ -1,4 +1,4 @@
-"""The Tinker API under bodies that no client sends: always an answer of the client's fault, and nothing changes."""
+"""The Tinker API under bodies that no client sends: each is a client error, and nothing is submitted."""
 
 import json
 from collections.abc import AsyncIterator
@@ -58,13 +58,13 @@ MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture
 async def api() -> AsyncIterator[TinkerApi]:
-    """The API, for two tenants."""
+    """The API for two tenants."""
     async with tinker_api() as running:
         yield running
 
 
 def check(answer: Any) -> None:
-    """Hold an answer to be one that a client can tell its user, and no fault of the server's."""
+    """Assert that a response is not a server error and has a detail that a client can show."""
     assert answer.status_code < 500, answer.text
     assert answer.status_code not in {408, 409, 429}
     if answer.status_code >= 400:
@@ -74,10 +74,8 @@ def check(answer: Any) -> None:
 @MANY
 @example(route='weights_info', body={'tinker_path': []})
 @given(route=st.sampled_from(ROUTES), body=BODIES)
-async def test_bodies_of_known_names_and_wrong_values_are_the_clients_fault(
-    api: TinkerApi, route: str, body: dict[str, Any]
-) -> None:
-    """Whatever stands where, nothing reaches the trainer."""
+async def test_wrong_values_of_known_fields_are_client_errors(api: TinkerApi, route: str, body: dict[str, Any]) -> None:
+    """Known fields with arbitrary values never submit a request to the trainer."""
     check(await api.post(route, content=json.dumps(body)))
     assert (api.trainer.created, api.trainer.operations, api.store.futures) == ([], [], {})
 
@@ -89,10 +87,10 @@ async def test_bodies_of_known_names_and_wrong_values_are_the_clients_fault(
     kind=st.sampled_from(['application/json', 'application/x-protobuf', 'text/plain', '']),
     encoding=st.sampled_from(['identity', 'zstd']),
 )
-async def test_bytes_of_no_form_are_the_clients_fault(
+async def test_malformed_bytes_are_client_errors(
     api: TinkerApi, route: str, data: bytes, kind: str, encoding: str
 ) -> None:
-    """JSON, protobuf or zstd in name only."""
+    """Bytes that are declared as JSON, protobuf or zstd and are not are client errors."""
     headers = {'content-type': kind, 'content-encoding': encoding}
     check(await api.post(route, content=data, headers=headers))
     assert api.store.futures == {}
@@ -101,7 +99,7 @@ async def test_bytes_of_no_form_are_the_clients_fault(
 @MANY
 @given(data=st.data())
 async def test_broken_batches_of_a_model_are_refused(api: TinkerApi, data: st.DataObject) -> None:
-    """A request cut off or changed anywhere is refused, or is another batch; nothing else happens."""
+    """A truncated or altered request is refused, or is another valid batch."""
     model_id = next((future.lane for future in api.store.futures.values()), None) or await api.model()
     good = wire.ForwardBackwardRequest(model_id=model_id, seq_id=1, loss_fn='cross_entropy')
     datum = good.data.add()
@@ -118,7 +116,7 @@ async def test_broken_batches_of_a_model_are_refused(api: TinkerApi, data: st.Da
 
 @pytest.mark.parametrize('route', ['forward_backward', 'create_model', 'telemetry'])
 async def test_deep_json_is_refused(api: TinkerApi, route: str) -> None:
-    """Neither the parser nor the reader falls over."""
+    """Deeply nested or ambiguous JSON is refused with a detail."""
     for body in ('[' * 30_000, '{"a":' * 10_000 + '1' + '}' * 10_000, '{"a": 1e999}', '{"a": NaN}', '{"a":1,"a":2}'):
         answer = await api.post(route, content=body)
         assert answer.status_code == 400
@@ -126,7 +124,7 @@ async def test_deep_json_is_refused(api: TinkerApi, route: str) -> None:
 
 
 async def test_bodies_that_are_too_long_are_refused(api: TinkerApi) -> None:
-    """Sent or unfolded, with one status."""
+    """Bodies over the limit are a 413, sent or decompressed."""
     headers = {'content-type': 'application/x-protobuf'}
     assert (await api.post('forward_backward', content=bytes(BODY_BYTES + 1), headers=headers)).status_code == 413
     bomb = zstandard.compress(bytes(64 * BODY_BYTES))
@@ -138,7 +136,7 @@ async def test_bodies_that_are_too_long_are_refused(api: TinkerApi) -> None:
 
 
 async def test_bodies_of_very_many_parts_are_refused(api: TinkerApi) -> None:
-    """Two bytes each, and hundreds in memory: examples, chunks of a prompt, and inputs of a loss."""
+    """Requests with very many examples, chunks or inputs are refused, as each takes much more memory than bytes."""
     many, few = wire.ForwardBackwardRequest(), wire.ForwardBackwardRequest()
     many.data.extend([wire.Datum()] * 20_000)
     few.data.add().model_input.extend([wire.Chunk()] * 20_000)

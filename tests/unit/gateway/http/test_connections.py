@@ -1,4 +1,4 @@
-"""Connections over HTTP: a bounded number, and none for clients that only hold one."""
+"""Bounded connections: a limited number, and none that a client only keeps open."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ LARGE = 1 << 26
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with as many bytes as the path asks for."""
+    """Respond with as many bytes as the path requests."""
     del receive
     size = LARGE if scope['path'] == '/large' else 2
     head = [(b'content-length', str(size).encode())]
@@ -27,10 +27,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Server:
-    """Where it listens, and who is connected."""
+    """Server with its port and connections."""
 
     def __init__(self, port: int, state: ServerState) -> None:
-        """Hold them."""
         self.port = port
         self.state = state
 
@@ -58,20 +57,20 @@ async def serving(**bounds: Any) -> AsyncIterator[Server]:
             connection.transport.abort()
 
 
-async def is_cut(reader: asyncio.StreamReader) -> bool:
-    """Wait for the end of a connection; return whether nothing came before it."""
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Wait for the end of a connection; return whether it ended without any data."""
     try:
         return not await reader.read()
     except ConnectionError:
         return True
 
 
-async def test_one_connection_too_many_is_cut_and_the_others_are_served() -> None:
-    """When one of them has gone there is a place again."""
+async def test_connection_over_the_limit_is_closed() -> None:
+    """A connection over the limit is closed; after another one ends, a new connection is served."""
     async with serving(limit=2, head_seconds=60) as server:
         (first, to_first), (_, second) = await server.connect(), await server.connect()
         third, to_third = await server.connect()
-        assert await is_cut(third)
+        assert await is_closed(third)
         to_third.close()
         to_first.write(GET)
         assert (await first.readline()).startswith(b'HTTP/1.1 200')
@@ -84,25 +83,25 @@ async def test_one_connection_too_many_is_cut_and_the_others_are_served() -> Non
             writer.close()
 
 
-async def test_connection_without_a_whole_head_is_cut() -> None:
-    """At the first request and at a later one, whether the client says nothing or drips."""
+async def test_connection_without_a_complete_head_is_closed() -> None:
+    """A connection without a complete request head is closed, for the first request and for later ones."""
     async with serving(head_seconds=0.05) as server:
         silent, to_silent = await server.connect()
-        assert await is_cut(silent)
+        assert await is_closed(silent)
         dripping, to_dripping = await server.connect()
         to_dripping.write(GET[:10])
-        assert await is_cut(dripping)
+        assert await is_closed(dripping)
         later, to_later = await server.connect()
         to_later.write(GET)
         await later.readuntil(b'ok')
         to_later.write(GET[:10])
-        assert await is_cut(later)
+        assert await is_closed(later)
         for writer in (to_silent, to_dripping, to_later):
             writer.close()
 
 
-async def test_client_that_reads_nothing_is_cut() -> None:
-    """Nobody waits for it for ever; one that reads gets all."""
+async def test_connection_of_a_client_that_does_not_read_is_closed() -> None:
+    """A connection whose client does not read is closed; a client that reads gets the complete response."""
     async with serving(unread_seconds=0.2) as server:
         reader, writer = await server.connect()
         writer.write(GET.replace(b'/ ', b'/large '))

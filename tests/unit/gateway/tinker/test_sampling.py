@@ -1,4 +1,4 @@
-"""The Tinker API's sampling over samplers that are a recorder: what reaches them, and what clients are told."""
+"""Sampling over the Tinker API with recording samplers: the native requests, and the responses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,8 +15,8 @@ from fixtures.fake_sampling import TOKENS, FakeSampling
 from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
 from services.gateway.errors import NoReplica
 from services.gateway.futures.rules import Bounds
+from services.gateway.tinker.results import sample_to_json, sample_to_proto
 from services.gateway.tinker.sampling_request import sample_request
-from services.gateway.tinker.sampling_results import sample_to_json, sample_to_proto
 from services.gateway.tinker.wire import tinker_pb2
 from services.kit.errors import InvalidField
 from services.kit.rpc.tensors import tensor_to_proto
@@ -28,13 +28,13 @@ WANTED = {'accept': 'application/x-protobuf'}
 
 @pytest.fixture
 def sampling() -> FakeSampling:
-    """The samplers."""
+    """The recording samplers."""
     return FakeSampling()
 
 
 @pytest.fixture
 async def api(sampling: FakeSampling) -> AsyncIterator[TinkerApi]:
-    """The API, for two tenants."""
+    """The API for two tenants."""
     async with tinker_api(sampling=sampling) as running:
         yield running
 
@@ -48,22 +48,22 @@ def body(handle: str = '', seq_id: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 async def handle_of(api: TinkerApi, **weights: Any) -> str:
-    """Begin a session and a sampling session of it."""
+    """Create a session and a sampling session in it."""
     wish = {'session_id': await api.session(), 'sampling_session_seq_id': 0, **(weights or {'base_model': 'tiny'})}
     answer = await api.post('create_sampling_session', wish)
     assert answer.status_code == 200, answer.text
     return answer.json()['sampling_session_id']
 
 
-async def ends(api: TinkerApi, handle: str, **fields: Any) -> httpx.Response:
-    """Ask for the ends of requests."""
+async def completions_of(api: TinkerApi, handle: str, **fields: Any) -> httpx.Response:
+    """Request completions."""
     clone = fields.pop('clone', 0)
     target = {'type': 'sampling_session', 'sampling_session_id': handle, 'cloned_sampler_id': clone}
     return await api.post('retrieve_futures', {'target': target, 'prev_cursor': 0, **fields})
 
 
 async def test_request_is_acknowledged_and_its_repeat_is_the_same(api: TinkerApi, sampling: FakeSampling) -> None:
-    """Each sequence has an id; the same number with other content is refused, and nothing is sampled twice."""
+    """A repeated request returns the same ids and is sampled once; other content under its number is refused."""
     handle = await handle_of(api)
     first = (await api.post('asample', body(handle, num_samples=3))).json()
     assert len(set(first['sample_sequence_ids'])) == 3
@@ -73,8 +73,8 @@ async def test_request_is_acknowledged_and_its_repeat_is_the_same(api: TinkerApi
     assert [(tenant, request.base_model) for tenant, request in sampling.requests] == [('alice', 'tiny')]
 
 
-async def test_answer_is_what_the_sdk_reads(api: TinkerApi) -> None:
-    """Protobuf where it is wanted, JSON for older clients."""
+async def test_response_is_protobuf_or_json(api: TinkerApi) -> None:
+    """The response is protobuf if the client accepts it, and JSON otherwise."""
     asked = await api.post('asample', body(await handle_of(api), prompt_logprobs=True, prompt_logprobs_last_n=1))
     response = deserialize_sample_response((await api.outcome(asked, headers=WANTED)).content)
     assert (response.sequences[0].tokens, response.sequences[0].stop_reason) == (TOKENS, 'stop')
@@ -87,7 +87,7 @@ async def test_answer_is_what_the_sdk_reads(api: TinkerApi) -> None:
 
 
 async def test_published_weights_are_sampled_exactly_or_at_least(api: TinkerApi, sampling: FakeSampling) -> None:
-    """A snapshot is the version that its save published, an inflight one is that or a newer one."""
+    """A snapshot samples exactly the published version, an inflight session that version or a newer one."""
     model = await api.model()
     for place, kind in enumerate(('snapshot', 'inflight')):
         save = {'model_id': model, 'seq_id': place + 1, 'kind': kind, 'sampling_session_seq_id': place}
@@ -100,7 +100,7 @@ async def test_published_weights_are_sampled_exactly_or_at_least(api: TinkerApi,
 
 
 async def test_saved_weights_are_sampled_by_their_path(api: TinkerApi, sampling: FakeSampling) -> None:
-    """With a session or without; weights for training, and those that are not there, are refused."""
+    """Weights saved for sampling can be sampled by path; training weights and missing ones are refused."""
     model = await api.model()
     path = await api.outcome(await api.post('save_weights_for_sampler', {'model_id': model, 'seq_id': 1, 'path': 'a'}))
     path = path.json()['path']
@@ -119,29 +119,31 @@ async def test_saved_weights_are_sampled_by_their_path(api: TinkerApi, sampling:
     assert statuses == [400, 404, 400]
 
 
-async def test_ends_are_told_once_to_the_copy_that_asked(api: TinkerApi, sampling: FakeSampling) -> None:
-    """One waits for an end, a cursor leaves those behind that were told, and other copies hear nothing."""
+async def test_completions_are_reported_once_to_the_right_clone(api: TinkerApi, sampling: FakeSampling) -> None:
+    """Completions are reported once after each cursor, and only to the clone that submitted the request."""
     handle = await handle_of(api)
     copy = (await api.post('join_sampling_session', {'sampling_session_id': handle})).json()['client_counter']
     sampling.gate.clear()
     ids = [(await api.post('asample', body(handle, seq))).json()['request_id'] for seq in (0, copy * 10**9)]
-    waiting = asyncio.create_task(ends(api, handle))
+    waiting = asyncio.create_task(completions_of(api, handle))
     sampling.gate.set()
     told = (await waiting).json()
     assert told['completions'] == [{'state': 'finished', 'request_id': ids[0]}]
-    again = (await ends(api, handle, prev_cursor=told['cursor'], timeout=0)).json()
+    again = (await completions_of(api, handle, prev_cursor=told['cursor'], timeout=0)).json()
     assert again == {'completions': [], 'cursor': told['cursor']}
-    assert (await ends(api, handle, clone=copy)).json()['completions'] == [{'state': 'finished', 'request_id': ids[1]}]
-    # A cursor that was given nowhere: nothing is lost.
-    assert (await ends(api, handle, prev_cursor=99, timeout=0)).json() == told
-    # One that nobody gives leads nowhere.
+    assert (await completions_of(api, handle, clone=copy)).json()['completions'] == [
+        {'state': 'finished', 'request_id': ids[1]}
+    ]
+    # An unknown cursor loses no completion.
+    assert (await completions_of(api, handle, prev_cursor=99, timeout=0)).json() == told
+    # A cursor in the far future returns nothing.
     beyond = (1 << 63) - 1
-    lost = await ends(api, handle, prev_cursor=beyond, timeout=0)
+    lost = await completions_of(api, handle, prev_cursor=beyond, timeout=0)
     assert lost.json() == {'completions': [], 'cursor': beyond}
 
 
-async def test_what_passes_is_waited_for_and_what_does_not_is_told(api: TinkerApi, sampling: FakeSampling) -> None:
-    """Without a sampler a request waits; one that a sampler refuses fails as its client's fault."""
+async def test_transient_failures_are_retried_and_others_reported(api: TinkerApi, sampling: FakeSampling) -> None:
+    """A request waits for a sampler; a request that a sampler refuses fails as a user error."""
     handle = await handle_of(api)
     sampling.failures = [NoReplica('sampler', 'tiny')] * 3
     await api.outcome(await api.post('asample', body(handle)))
@@ -149,14 +151,14 @@ async def test_what_passes_is_waited_for_and_what_does_not_is_told(api: TinkerAp
     sampling.failures = [InvalidField('params.seed', 'is odd')]
     failed = await api.post('asample', body(handle, 1))
     assert (await api.outcome(failed)).json()['category'] == 'user'
-    states = {item['state'] for item in (await ends(api, handle, timeout=0)).json()['completions']}
+    states = {item['state'] for item in (await completions_of(api, handle, timeout=0)).json()['completions']}
     assert states == {'finished', 'failed'}
     sampling.stop_reason = sampling_pb2.STOP_REASON_ABORT
     assert (await api.outcome(await api.post('asample', body(handle, 2)))).json()['category'] == 'server'
 
 
 async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: FakeSampling) -> None:
-    """The call to the sampler is cut off, and the future fails."""
+    """Cancelling a future cancels the call to the sampler and fails the future."""
     handle = await handle_of(api)
     sampling.gate.clear()
     asked = await api.post('asample', body(handle))
@@ -167,7 +169,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
 
 
 async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
-    """429 says that the same request may come again, and then it is taken."""
+    """A full queue is a 429, and the same request is accepted later."""
     sampling.gate.clear()
     async with tinker_api(sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
         handle = await handle_of(api)
@@ -178,8 +180,8 @@ async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
         await api.outcome(await api.post('asample', body(handle, 1)))
 
 
-async def test_what_is_not_ones_own_is_not_there(api: TinkerApi) -> None:
-    """A foreign sampling session answers as an absent one; a finished session takes no more."""
+async def test_sampling_sessions_of_other_tenants_are_not_found(api: TinkerApi) -> None:
+    """Another tenant's sampling session is a 404, and a finished session accepts no requests."""
     handle = await handle_of(api)
     for name in (handle, 'nobody:sample:0'):
         key = {'key': 'tml-bob'}
@@ -217,10 +219,10 @@ async def test_what_is_not_ones_own_is_not_there(api: TinkerApi) -> None:
         {'seq_id': -1},
     ],
 )
-async def test_wrong_request_is_refused_with_words(
+async def test_wrong_request_is_refused_with_a_detail(
     api: TinkerApi, sampling: FakeSampling, wrong: dict[str, Any]
 ) -> None:
-    """400 at once, with a body, and no sampler hears of it."""
+    """A wrong request is a 400 with a detail, and does not reach a sampler."""
     answer = await api.post('asample', {**body(await handle_of(api), params=wrong.pop('params', {})), **wrong})
     assert (answer.status_code, bool(answer.json()['detail'])) == (400, True)
     assert sampling.requests == []
@@ -237,7 +239,7 @@ async def test_wrong_request_is_refused_with_words(
     ],
 )
 def test_stops_mean_what_tinker_means(stop: Any, expected: tuple[Any, ...]) -> None:
-    """Nothing leaves the end of sequence, an empty list takes even that."""
+    """Stops may be a string, strings or tokens; an empty list ignores even the end of sequence."""
     params = sample_request(body('h', params={'stop': stop})).request.params
     assert (tuple(params.stop_strings), tuple(params.stop_token_ids), params.is_eos_ignored) == expected
     assert (params.temperature, params.top_k, params.top_p, params.HasField('max_tokens')) == (1.0, -1, 1.0, False)
@@ -249,8 +251,8 @@ def test_stops_mean_what_tinker_means(stop: Any, expected: tuple[Any, ...]) -> N
     count=st.integers(1, 4),
     last=st.integers(0, 5),
 )
-def test_sdk_reads_every_answer(lengths: list[int], prompt_length: int, count: int, last: int) -> None:
-    """Tokens, log-probabilities and most likely tokens come back; what was not scored is empty, in JSON, too."""
+def test_sdk_reads_every_response(lengths: list[int], prompt_length: int, count: int, last: int) -> None:
+    """The SDK reads tokens, log-probabilities and most likely tokens; positions without a score are empty."""
     draw = np.random.default_rng(prompt_length)
     answer = native.SampleBatchResponse()
     for length in lengths:

@@ -1,4 +1,4 @@
-"""The Tinker API's routes over a trainer that records: what reaches it, and what clients are told."""
+"""Routes of the Tinker API over a recording trainer: the native requests, and the responses."""
 
 import math
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from services.kit.rpc.json_values import dict_from_struct
 
 @pytest.fixture
 async def api() -> AsyncIterator[TinkerApi]:
-    """The API, for two tenants."""
+    """The API for two tenants."""
     async with tinker_api() as running:
         yield running
 
@@ -35,7 +35,7 @@ def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> wire.
 
 
 def batch(model_id: str, *datums: wire.Datum, seq_id: int = 1, loss_fn: str = 'cross_entropy', **fields: Any) -> bytes:
-    """Return a request."""
+    """Return a serialized request."""
     request = wire.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, data=datums, loss_fn=loss_fn, **fields)
     return request.SerializeToString()
 
@@ -45,15 +45,15 @@ WANTED = {'accept': 'application/x-protobuf'}
 
 
 async def test_configuration_names_only_what_is_served(api: TinkerApi) -> None:
-    """Flags of what is not there are false, those of old clients are there."""
+    """Flags of features that are not served are false, and the flags of old clients are present."""
     config = (await api.post('client/config', {'sdk_version': '0.38.0'})).json()
     assert {'proto_compress_fwdbwd', 'proto_write_fwdbwd', 'fwd_via_fwdbwd'} <= {key for key in config if config[key]}
     assert not {'custom_loss_server_side', 'pjwt_auth_enabled'} & {key for key in config if config[key]}
     assert (await api.post('client/dynamic_config', {})).json()['refresh_interval_sec'] == 300
 
 
-async def test_capabilities_put_trainer_and_sampler_together(api: TinkerApi) -> None:
-    """A base model is told once, with the shorter of its contexts."""
+async def test_capabilities_combine_trainer_and_sampler(api: TinkerApi) -> None:
+    """A base model is listed once, with the shorter context of trainer and sampler."""
     models = (await api.get('get_server_capabilities')).json()['supported_models']
     assert [(model['model_name'], model['trainable'], model['sampleable']) for model in models] == [
         ('other', False, True),
@@ -68,30 +68,30 @@ async def test_capabilities_put_trainer_and_sampler_together(api: TinkerApi) -> 
 
 
 @pytest.mark.parametrize('is_unembed_trained', [False, True])
-async def test_a_session_begins_with_what_has_no_effect_here(*, is_unembed_trained: bool) -> None:
-    """`train_unembed`, which clients always send, where the output head is not trained."""
+async def test_new_session_warns_about_options_without_effect(*, is_unembed_trained: bool) -> None:
+    """A new session warns about `train_unembed` if the output head is not trained."""
     async with tinker_api(is_unembed_trained=is_unembed_trained) as api:
         answer = (await api.post('create_session', {'sdk_version': '0.38.0'})).json()
     assert ('train_unembed' in answer.get('info_message', '')) is not is_unembed_trained
 
 
-async def test_a_path_that_nobody_serves_is_told_as_clients_read_it(api: TinkerApi) -> None:
-    """With a detail, which Tinker's show."""
+async def test_unknown_path_has_a_detail(api: TinkerApi) -> None:
+    """An unknown path is a 404 with a detail."""
     answer = await api.post('no_such_thing', {})
     assert answer.status_code == 404
     assert answer.json()['detail']
 
 
 @pytest.mark.parametrize('key', ['', 'tml-eve', 'sk-alice'])
-async def test_who_is_not_known_is_told_nothing(api: TinkerApi, key: str) -> None:
-    """Every route answers 401 with a body."""
+async def test_unknown_key_is_refused_by_every_route(api: TinkerApi, key: str) -> None:
+    """Every route responds 401 with a detail to an unknown key."""
     for path in ('client/config', 'create_session', 'retrieve_future', 'forward_backward', 'telemetry'):
         answer = await api.post(path, key=key)
         assert (answer.status_code, bool(answer.json()['detail'])) == (401, True)
 
 
-async def test_session_lives_until_it_is_finished(api: TinkerApi) -> None:
-    """A heartbeat keeps it; after the end it is 410, and work in it is refused."""
+async def test_session_accepts_work_until_it_is_finished(api: TinkerApi) -> None:
+    """A heartbeat renews a session; once finished, heartbeats and new models are a 410."""
     session_id = await api.session()
     assert (await api.post('session_heartbeat', {'session_id': session_id})).status_code == 200
     assert (await api.post('session_heartbeat', {'session_id': session_id}, key='tml-bob')).status_code == 404
@@ -104,7 +104,7 @@ async def test_session_lives_until_it_is_finished(api: TinkerApi) -> None:
 
 
 async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> None:
-    """Rank, seed and groups of layers reach the trainer; the id is made of session and number."""
+    """Rank, seed and layer groups reach the trainer, under an id made of session and number."""
     session_id = await api.session()
     lora = {'rank': 16, 'seed': 7, 'train_unembed': False, 'train_mlp': True, 'train_attn': False}
     body = {
@@ -144,8 +144,8 @@ async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> Non
         ({'session_id': None}, 'session_id'),
     ],
 )
-async def test_model_that_cannot_be_is_refused_by_name(api: TinkerApi, change: dict[str, Any], named: str) -> None:
-    """A wrong field is 400 with its name, and nothing is made."""
+async def test_wrong_field_of_a_new_model_is_named(api: TinkerApi, change: dict[str, Any], named: str) -> None:
+    """A wrong field of a new model is a 400 that names it, and nothing is submitted."""
     body = {'session_id': await api.session(), 'model_seq_id': 0, 'base_model': 'tiny', **change}
     answer = await api.post('create_model', body)
     assert answer.status_code == 400
@@ -154,7 +154,7 @@ async def test_model_that_cannot_be_is_refused_by_name(api: TinkerApi, change: d
 
 
 async def test_batch_reaches_the_trainer_and_comes_back(api: TinkerApi) -> None:
-    """Tokens, labels and weights arrive; log-probabilities come back with bounds and sums of metrics."""
+    """Tokens, labels and weights reach the trainer; log-probabilities come back with offsets and summed metrics."""
     model_id = await api.model()
     one = datum([1, 2, 3], [2, 3, 4], weights=[0, 1, -2.5])
     two = datum([5, 6], [6, 7], weights=[1, 1])
@@ -174,8 +174,8 @@ async def test_batch_reaches_the_trainer_and_comes_back(api: TinkerApi) -> None:
     assert operation.forward_backward.loss.name == 'cross_entropy'
 
 
-async def test_several_targets_a_place_keep_their_shape(api: TinkerApi) -> None:
-    """Sparse targets [N, K] become candidates; their log-probabilities come back as [N, K]."""
+async def test_several_targets_for_a_position_keep_their_shape(api: TinkerApi) -> None:
+    """Sparse targets [N, K] become candidates, and their log-probabilities are [N, K]."""
     model_id = await api.model()
     message = datum([1, 2], [0, 0])
     rows, columns = np.array([0, 2, 3], '<i8').tobytes(), np.array([0, 1, 0], '<i8').tobytes()
@@ -194,7 +194,7 @@ async def test_several_targets_a_place_keep_their_shape(api: TinkerApi) -> None:
 
 
 async def test_compressed_batch_is_read(api: TinkerApi) -> None:
-    """A zstd body is the same request."""
+    """A zstd body is decompressed and accepted."""
     model_id = await api.model()
     body = zstandard.compress(batch(model_id, datum([1, 2], [2, 3])))
     headers = {**PROTOBUF, 'content-encoding': 'zstd'}
@@ -202,7 +202,7 @@ async def test_compressed_batch_is_read(api: TinkerApi) -> None:
 
 
 async def test_old_client_speaks_json_both_ways(api: TinkerApi) -> None:
-    """SDKs up to 0.24 send lists and read lists, at forward and at forward_backward."""
+    """SDKs up to 0.24 send and read JSON lists for forward and forward_backward."""
     model_id = await api.model()
     example = {
         'model_input': {'chunks': [{'tokens': [1], 'type': 'encoded_text'}, {'tokens': [2, 3]}]},
@@ -225,7 +225,7 @@ async def test_old_client_speaks_json_both_ways(api: TinkerApi) -> None:
 
 
 async def test_operations_run_in_order_whatever_order_they_come_in(api: TinkerApi) -> None:
-    """Chunks arrive as 2, 3, 1 and run as 1, 2, 3."""
+    """Operations that arrive as 2, 3, 1 run as 1, 2, 3."""
     model_id = await api.model()
     posted = {
         seq: await api.post(
@@ -240,7 +240,7 @@ async def test_operations_run_in_order_whatever_order_they_come_in(api: TinkerAp
 
 
 async def test_repeat_is_the_same_future_and_another_content_is_refused(api: TinkerApi) -> None:
-    """The same place with the same request is acknowledged alike; with another one it is 400."""
+    """A repeated operation returns the same future; other content at the same position is a 400."""
     model_id = await api.model()
     first = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
     again = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
@@ -252,7 +252,7 @@ async def test_repeat_is_the_same_future_and_another_content_is_refused(api: Tin
 
 
 async def test_step_takes_its_own_arguments(api: TinkerApi) -> None:
-    """Rate, betas, eps, decay and clip reach the trainer; without a clip nothing is limited."""
+    """Rate, betas, eps, decay and clipping reach the trainer; 0 disables clipping."""
     model_id = await api.model()
     adam = {'learning_rate': 0.25, 'beta1': 0.5, 'beta2': 0.75, 'eps': 1e-8, 'weight_decay': 0.125}
     for seq, limit in ((1, 0.0), (2, 3.5)):
@@ -265,7 +265,7 @@ async def test_step_takes_its_own_arguments(api: TinkerApi) -> None:
 
 
 async def test_weights_are_saved_under_names_of_their_kind(api: TinkerApi) -> None:
-    """Paths say what weights are for; only those for training have the optimizer."""
+    """Paths state the kind of weights, and only training weights include the optimizer."""
     model_id = await api.model()
     rows = (('save_weights', 'weights'), ('save_weights_for_sampler', 'sampler_weights'))
     for seq, (route, kind) in enumerate((*rows, ('save_weights_external', 'external_weights')), 1):
@@ -282,7 +282,7 @@ async def test_weights_are_saved_under_names_of_their_kind(api: TinkerApi) -> No
 
 @pytest.mark.parametrize('kind', ['snapshot', 'inflight'])
 async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, kind: str) -> None:
-    """A snapshot's version is pinned, and the session is told under the id that the client counted."""
+    """A snapshot's version is pinned, and the sampling session has the id that the client counted."""
     model_id = await api.model()
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': kind}
     posted = await api.post('save_weights_for_sampler', body)
@@ -293,8 +293,8 @@ async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, 
     assert (handle.future_id, handle.is_inflight) == (posted.json()['request_id'], kind == 'inflight')
 
 
-async def test_a_save_that_is_sent_again_keeps_its_first_sampling_session(api: TinkerApi) -> None:
-    """The SDK counts on when its answer was lost; what else differs is another request, which has no room."""
+async def test_resent_save_keeps_its_first_sampling_session(api: TinkerApi) -> None:
+    """A resent save keeps its first sampling session; other content at the position is refused."""
     model_id = await api.model()
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': 'snapshot'}
     first, again = [
@@ -310,7 +310,7 @@ async def test_a_save_that_is_sent_again_keeps_its_first_sampling_session(api: T
 
 
 async def test_model_begins_from_saved_weights(api: TinkerApi) -> None:
-    """Both ways to load: a model made of weights, and weights loaded into a model."""
+    """A model can be created from saved weights, and saved weights can be loaded into a model."""
     source = await api.model()
     await api.outcome(await api.post('save_weights', {'model_id': source, 'seq_id': 1, 'path': 'mid'}))
     path = f'tinker://{source}/weights/mid'
@@ -329,15 +329,15 @@ async def test_model_begins_from_saved_weights(api: TinkerApi) -> None:
     assert (await api.post('load_weights', {**absent, 'path': path}, key='tml-bob')).status_code == 404
 
 
-async def test_unloaded_model_is_gone(api: TinkerApi) -> None:
-    """Old clients give models up."""
+async def test_unloaded_model_is_deleted(api: TinkerApi) -> None:
+    """An unloaded model is deleted at the trainer."""
     model_id = await api.model()
     assert (await api.outcome(await api.post('unload_model', {'model_id': model_id}))).json()['model_id'] == model_id
     assert api.trainer.deleted == [model_id]
 
 
-async def test_failed_future_tells_whose_fault_it_is(api: TinkerApi) -> None:
-    """A failure is 200 with a category; a field is told by Tinker's name."""
+async def test_failed_future_has_a_category(api: TinkerApi) -> None:
+    """A failed future is a 200 with a category, and names fields as Tinker does."""
     model_id = await api.model()
     field = 'operation.forward_backward.batch.features[2].labels'
     api.trainer.failures[f'{model_id}:1'] = InvalidField(field, 'is too large')
@@ -346,8 +346,8 @@ async def test_failed_future_tells_whose_fault_it_is(api: TinkerApi) -> None:
     assert (answer['category'], answer['error']) == ('user', 'data[2].target_tokens: is too large')
 
 
-async def test_others_futures_are_as_absent_ones(api: TinkerApi) -> None:
-    """Neither a foreign nor an unknown id leads anywhere, to ask or to cancel."""
+async def test_futures_of_other_tenants_are_not_found(api: TinkerApi) -> None:
+    """Another tenant's future and an unknown one are both a 404."""
     model_id = await api.model()
     posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1})
     foreign = await api.outcome(posted, key='tml-bob')
@@ -357,16 +357,16 @@ async def test_others_futures_are_as_absent_ones(api: TinkerApi) -> None:
     assert (await api.post('optim_step', {'model_id': model_id, 'seq_id': 2}, key='tml-bob')).status_code == 404
 
 
-async def test_custom_loss_is_left_to_the_client(api: TinkerApi) -> None:
-    """Neither a graph nor the loss of one is taken."""
+async def test_custom_loss_is_refused(api: TinkerApi) -> None:
+    """Custom losses and their graphs are refused."""
     model_id = await api.model()
     assert (await api.post('create_custom_loss', {'name': 'x', 'graph': {}})).status_code == 400
     body = batch(model_id, datum([1], [1]), loss_fn='custom')
     assert (await api.post('forward_backward', content=body, headers=PROTOBUF)).status_code == 400
 
 
-async def test_refused_operation_uses_up_its_place(api: TinkerApi) -> None:
-    """The client counts on after a 400: what it sends next runs, and the trainer never saw the refused one."""
+async def test_refused_operation_uses_its_position(api: TinkerApi) -> None:
+    """A refused operation uses its position, so the next operation runs."""
     model_id = await api.model()
     bad = batch(model_id, datum([1], [VOCABULARY]), seq_id=1)
     assert (await api.post('forward_backward', content=bad, headers=PROTOBUF)).status_code == 400
@@ -378,8 +378,8 @@ async def test_refused_operation_uses_up_its_place(api: TinkerApi) -> None:
     assert len(api.trainer.operations) == 1
 
 
-async def test_refused_operation_takes_no_place_of_others(api: TinkerApi) -> None:
-    """Neither a stranger nor an old number changes a lane."""
+async def test_refusal_without_a_lane_uses_no_position(api: TinkerApi) -> None:
+    """Another tenant's request or an invalid number uses no position in a lane."""
     model_id = await api.model()
     before = set(api.store.futures)
     for key, seq_id in (('tml-bob', 1), ('tml-alice', 0), ('tml-alice', -1), ('tml-alice', 'x'), ('tml-alice', None)):

@@ -1,4 +1,4 @@
-"""What the Tinker API reads and writes: arrays, batches, losses, names, errors, compressed bodies."""
+"""Conversions of the Tinker API: arrays, batches, losses, paths, errors and compressed bodies."""
 
 import math
 from contextlib import suppress
@@ -15,12 +15,12 @@ from services.gateway.http.body import parse_object
 from services.gateway.http.validation import read_model
 from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_from_json, array_from_proto, array_to_json
 from services.gateway.tinker.bodies import decompressed
-from services.gateway.tinker.errors import TinkerErrors, category_of, field_of, text_of
-from services.gateway.tinker.losses import LOSSES, loss_config, rule_of
+from services.gateway.tinker.datums import LOSSES, loss_config, rule_of
 from services.gateway.tinker.models import CreateModelBody, native_lora_config
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
+from services.gateway.tinker.results import metrics_of, output_to_json, output_to_proto
+from services.gateway.tinker.routes import TinkerErrors, category_of, field_of, text_of
 from services.gateway.tinker.training import parse_message, request_from_json, request_from_proto
-from services.gateway.tinker.training_results import metrics_of, output_to_json, output_to_proto
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import (
     Code,
@@ -50,7 +50,7 @@ def tensor_of(array: np.ndarray) -> wire.Tensor:
 
 
 def sparse_of(array: np.ndarray) -> wire.Tensor:
-    """Return a matrix as clients send one that has few elements."""
+    """Return a matrix as clients send a sparse one."""
     tensor = wire.Tensor(dtype=TYPES[array.dtype.kind], shape=array.shape)
     rows, columns = np.nonzero(array)
     starts = np.searchsorted(rows, np.arange(array.shape[0] + 1))
@@ -62,7 +62,7 @@ def sparse_of(array: np.ndarray) -> wire.Tensor:
 
 @given(array=FLOATS | INTEGERS)
 def test_array_survives_both_encodings(array: np.ndarray) -> None:
-    """Bytes and lists lead to the same array, of the same type and shape."""
+    """Bytes and JSON lists give the same array, with the same type and shape."""
     for read in (
         array_from_proto(tensor_of(array), 'x', ElementBudget()),
         array_from_json(array_to_json(array), 'x', ElementBudget()),
@@ -72,13 +72,13 @@ def test_array_survives_both_encodings(array: np.ndarray) -> None:
 
 
 @given(array=(FLOATS | INTEGERS).filter(lambda array: array.ndim == 2))
-def test_sparse_matrix_is_the_dense_one(array: np.ndarray) -> None:
-    """What is not listed is 0."""
+def test_sparse_matrix_expands_to_the_dense_one(array: np.ndarray) -> None:
+    """A sparse matrix expands with zeros for missing elements."""
     np.testing.assert_array_equal(array_from_proto(sparse_of(array), 'x', ElementBudget()), array)
 
 
 def test_narrow_types_are_widened() -> None:
-    """int32 becomes int64, bfloat16 float32."""
+    """An int32 array becomes int64, and bfloat16 becomes float32."""
     integers = wire.Tensor(dense=np.array([-1, 2], '<i4').tobytes(), dtype=wire.DTYPE_INT32)
     halves = wire.Tensor(dense=np.array([0x3F80, 0xC000], '<u2').tobytes(), dtype=wire.DTYPE_BFLOAT16)
     assert array_from_proto(integers, 'x', ElementBudget()).tolist() == [-1, 2]
@@ -113,28 +113,28 @@ def test_narrow_types_are_widened() -> None:
         ),
     ],
 )
-def test_tensor_that_does_not_fit_itself_is_refused(tensor: wire.Tensor) -> None:
-    """Nothing is allocated for what is claimed only."""
+def test_inconsistent_tensor_is_refused(tensor: wire.Tensor) -> None:
+    """A tensor with inconsistent type, shape or bytes is refused before memory is allocated."""
     with pytest.raises(InvalidField):
         array_from_proto(tensor, 'data[0].loss_fn_inputs.weights', ElementBudget())
 
 
-def test_sparse_arrays_share_one_room() -> None:
-    """Many small claims are as large as one."""
+def test_sparse_arrays_share_one_budget() -> None:
+    """All sparse arrays of a request share one budget of elements."""
     rows = MAX_ELEMENTS // 2
     tensor = wire.Tensor(
         sparse_csr=wire.SparseCsr(crow_indices=bytes(8 * (rows + 1))), dtype=wire.DTYPE_FLOAT32, shape=[rows, 1]
     )
-    room = ElementBudget()
-    array_from_proto(tensor, 'x', room)
-    array_from_proto(tensor, 'x', room)
+    budget = ElementBudget()
+    array_from_proto(tensor, 'x', budget)
+    array_from_proto(tensor, 'x', budget)
     with pytest.raises(InvalidField):
-        array_from_proto(tensor, 'x', room)
+        array_from_proto(tensor, 'x', budget)
 
 
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_a_request_or_are_refused(data: bytes) -> None:
-    """Nothing else is raised, whatever comes."""
+    """Random bytes are a valid request, or raise InvalidField or MessageTooLarge."""
     for read in (
         lambda: request_from_proto(parse_message(data)),
         lambda: request_from_json(parse_object(data), is_forward_only=False),
@@ -145,8 +145,8 @@ def test_random_bytes_are_a_request_or_are_refused(data: bytes) -> None:
 
 
 @given(data=st.binary(max_size=3000), limit=st.integers(0, 3000))
-def test_compressed_body_is_itself_or_too_long(data: bytes, limit: int) -> None:
-    """With and without its length in its head; a frame that is cut off is refused."""
+def test_compressed_body_is_restored_or_too_long(data: bytes, limit: int) -> None:
+    """A compressed body is restored with or without a declared length, and a truncated one is refused."""
     frame = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     for body in (zstandard.compress(data), frame.compress(data) + frame.flush()):
         if len(data) > limit:
@@ -159,7 +159,7 @@ def test_compressed_body_is_itself_or_too_long(data: bytes, limit: int) -> None:
 
 
 def test_compressed_bomb_is_refused() -> None:
-    """A gibibyte in a few kilobytes is not unfolded."""
+    """A decompression bomb is refused without being expanded."""
     frame = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(1 << 22)
     body = b''.join([*(frame.compress(zeros) for _ in range(64)), frame.flush()])
@@ -168,8 +168,8 @@ def test_compressed_bomb_is_refused() -> None:
         decompressed(body, limit_bytes=1 << 20)
 
 
-def test_outputs_of_different_widths_are_records_of_their_own() -> None:
-    """The order is kept, and offsets are bytes."""
+def test_outputs_of_different_widths_are_separate_records() -> None:
+    """Outputs with different trailing dimensions are separate records in order, with offsets in bytes."""
     result = operation_result_pb2.ForwardResult(loss=2.0, label_count=7)
     shapes = [(2,), (1,), (2, 3), (1,)]
     for shape in shapes:
@@ -184,7 +184,7 @@ def test_outputs_of_different_widths_are_records_of_their_own() -> None:
 
 
 def test_metrics_have_one_reduction_each() -> None:
-    """Whatever a loss reports, clients can put parts together; only JSON leaves out what it cannot tell."""
+    """Every metric name has one reduction, and JSON omits numbers that are not finite."""
     result = operation_result_pb2.ForwardResult(loss=1.0)
     result.metrics.update({'kl:sum': 2.0, 'ratio': 0.5, 'a:b:c': 1.0, 'bad': float('nan')})
     assert math.isnan(metrics_of(result)['bad:mean'])
@@ -193,7 +193,7 @@ def test_metrics_have_one_reduction_each() -> None:
 
 
 def test_every_loss_is_known_to_the_trainer() -> None:
-    """The names that clients send are the trainer's own."""
+    """Every supported loss name is a loss of the trainer."""
     assert set(LOSSES) <= set(NATIVE_LOSSES.names)
 
 
@@ -207,14 +207,14 @@ def test_every_loss_is_known_to_the_trainer() -> None:
         ('cross_entropy', {'x': 1.0}),
     ],
 )
-def test_unknown_argument_of_a_loss_is_refused(name: str, config: dict[str, float | str]) -> None:
-    """By its name."""
+def test_invalid_option_of_a_loss_is_refused(name: str, config: dict[str, float | str]) -> None:
+    """An unknown or invalid option of a loss is refused."""
     with pytest.raises(InvalidField):
         loss_config(name, config, is_wide=False)
 
 
-def test_only_cross_entropy_takes_several_targets() -> None:
-    """All others are about one token a place."""
+def test_only_cross_entropy_accepts_several_targets() -> None:
+    """Only cross-entropy accepts several targets for each position."""
     assert loss_config('cross_entropy', {}, is_wide=True).name == 'cross_entropy'
     with pytest.raises(InvalidField):
         loss_config('ppo', {}, is_wide=True)
@@ -223,8 +223,8 @@ def test_only_cross_entropy_takes_several_targets() -> None:
 
 
 @given(name=st.from_regex(r'[A-Za-z0-9._-]{1,40}', fullmatch=True), kind=st.sampled_from(WeightsKind))
-def test_path_survives_the_way_to_ours_and_back(name: str, kind: WeightsKind) -> None:
-    """No two paths of Tinker's have one of ours."""
+def test_path_survives_a_round_trip(name: str, kind: WeightsKind) -> None:
+    """A Tinker path survives conversion to our form and back, so no two paths are equal in our form."""
     path = WeightsPath('ses-1:train:0', kind, name)
     try:
         parse_name(name, 'path')
@@ -241,8 +241,8 @@ def test_path_survives_the_way_to_ours_and_back(name: str, kind: WeightsKind) ->
      'tinker://../weights/x', 'tinker://a/weights/..%2f', 'tinker://a/weights/x y', 'tinker://a/weights/ü',
      'tinker://a/weights/' + 'x' * 120, 'tinker://a/weights/x.sampler'],
 )  # fmt: skip
-def test_text_that_is_no_path_is_refused(text: str) -> None:
-    """Three parts, a known kind, plain names."""
+def test_invalid_path_is_refused(text: str) -> None:
+    """A path needs three parts, a known kind and a valid name."""
     with pytest.raises(InvalidField):
         parse_path(text, 'path')
 
@@ -261,13 +261,13 @@ def test_text_that_is_no_path_is_refused(text: str) -> None:
     ],
 )
 def test_errors_have_status_and_category(error: DomainError, status: int, category: str) -> None:
-    """What stays wrong is told so that a client does not try again."""
+    """Errors map to a status that tells clients whether to retry, and to a category."""
     assert (TinkerErrors().status_of(error), category_of(error)) == (status, category)
     assert TinkerErrors().body_of(error, request_id='rq')['detail'] == text_of(error) != ''
 
 
-def test_no_lasting_error_is_tried_again() -> None:
-    """409 is never told, and 408, 429 and above 499 only where trying again can help."""
+def test_permanent_errors_are_not_retried() -> None:
+    """Only errors that a retry can resolve get a status on which the SDK retries."""
     helps = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.DATA_LOSS}
     for error_class in all_error_classes():
         error = error_class.__new__(error_class)
@@ -277,13 +277,13 @@ def test_no_lasting_error_is_tried_again() -> None:
         assert TinkerErrors().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
 
 
-def test_missing_place_is_the_users_fault() -> None:
-    """A gap in the numbers is not told as the server's."""
+def test_missing_position_is_not_a_server_error() -> None:
+    """A missing position is a failed precondition and not a server error."""
     assert PositionMissing.code is Code.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(
-    ('native', 'told'),
+    ('native', 'expected'),
     [
         ('operation.forward_backward.batch.features[3].old_logps', 'data[3].logprobs'),
         ('operation.forward_only.loss.options.beta', 'loss_fn.options.beta'),
@@ -293,9 +293,9 @@ def test_missing_place_is_the_users_fault() -> None:
         ('somewhere.else', 'somewhere.else'),
     ],
 )
-def test_fields_are_told_by_tinkers_names(native: str, told: str) -> None:
-    """A client knows nothing of ours."""
-    assert field_of(native) == told
+def test_errors_use_tinkers_field_names(native: str, expected: str) -> None:
+    """Errors name the fields of Tinker's requests instead of native fields."""
+    assert field_of(native) == expected
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_fields_are_told_by_tinkers_names(native: str, told: str) -> None:
 def test_switches_choose_groups_of_layers(
     lora: dict[str, bool], *, is_unembed_trained: bool, groups: list[str]
 ) -> None:
-    """The output head is one where the operator says so."""
+    """The train switches select groups of layers; the output head also needs the option of the operator."""
     body = {'session_id': 's', 'model_seq_id': 0, 'base_model': 'tiny', 'lora_config': lora}
     given = read_model(CreateModelBody, body)
     config = native_lora_config(given.lora_config, is_unembed_trained=is_unembed_trained)

@@ -1,4 +1,4 @@
-"""Bodies that strangers send to OpenAI's API: read with one meaning only, or refused by the parameter's name."""
+"""Request bodies of the OpenAI API: each is read unambiguously, or refused with the name of the parameter."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ STRANGE: list[Any] = [
     None, True, False, 0, -1, 1.5, 10**400, -(10**400), 2**63, '', 'a', '\0', '\U0001f642', [], [[]], {}, {'a': {}},
     [None], [True], [-1], [2**31], [''], [{}], {'type': None}, {'': ''},
 ]  # fmt: skip
-"""Values that a parameter may be given."""
+"""Values given to every parameter."""
 COMPLETION_PARAMS = (
     'model', 'prompt', 'n', 'max_tokens', 'temperature', 'top_p', 'top_k', 'min_p', 'seed', 'stop', 'stop_token_ids',
     'logprobs', 'echo', 'best_of', 'stream', 'stream_options', 'response_format', 'metadata', 'user', 'suffix', 'x',
@@ -28,22 +28,22 @@ COMPLETION_PARAMS = (
 CHAT_PARAMS = ('messages', 'max_completion_tokens', 'top_logprobs', 'chat_template_kwargs', 'tools', 'service_tier')
 
 
-def told(error: InvalidField) -> dict[str, Any]:
-    """Return what the client reads; it has to be JSON."""
+def error_body(error: InvalidField) -> dict[str, Any]:
+    """Return the error that the client reads, which must be valid JSON."""
     return json.loads(json_bytes(OpenAiErrors().body_of(error, request_id='rq-1')))['error']
 
 
 def refusal_of(read: Callable[[], Any]) -> dict[str, Any] | None:
-    """Return how `read` refuses; None where it does not."""
+    """Return the error that `read` raises; None if it succeeds."""
     try:
         read()
     except InvalidField as error:
-        return told(error)
+        return error_body(error)
     return None
 
 
-def test_every_parameter_takes_or_refuses_every_value() -> None:
-    """Whatever a parameter is given, the answer is a good request or an error that names the parameter."""
+def test_every_parameter_accepts_or_refuses_every_value() -> None:
+    """Every value of every parameter gives a valid request, or an error that names the parameter."""
     for name, value in itertools.product((*COMPLETION_PARAMS, *CHAT_PARAMS), STRANGE):
         completion, chat = {'model': 'm', 'prompt': 'a', name: value}, {'model': 'm', 'messages': [HELLO], name: value}
         for read, body in ((completion_request, completion), (chat_request, chat)):
@@ -52,8 +52,8 @@ def test_every_parameter_takes_or_refuses_every_value() -> None:
                 assert refusal['param'].partition('.')[0].partition('[')[0] == name, (name, value)
 
 
-def test_messages_of_any_shape_are_taken_or_refused() -> None:
-    """Random messages are good, or refused by a name that begins with `messages`."""
+def test_messages_of_any_shape_are_accepted_or_refused() -> None:
+    """Random messages are valid, or refused with a field name that begins with `messages`."""
     generator = random.Random(0)
     names = ('role', 'content', 'tool_calls', 'tool_call_id', 'reasoning_content', 'name', 'refusal')
     roles = ('user', 'assistant', 'tool', 'system')
@@ -68,7 +68,7 @@ def test_messages_of_any_shape_are_taken_or_refused() -> None:
 
 @pytest.mark.parametrize('depth', [25, 400, 900])
 def test_arguments_that_are_nested_too_deep_are_refused(depth: int) -> None:
-    """A tool call's arguments become a message, whose readers stop at a hundred levels."""
+    """Arguments of a tool call nested deeper than protobuf parsers accept are refused."""
     arguments = '{"a":' * depth + '1' + '}' * depth
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
     with pytest.raises(InvalidField) as caught:
@@ -76,17 +76,17 @@ def test_arguments_that_are_nested_too_deep_are_refused(depth: int) -> None:
     assert caught.value.field == 'messages[0].tool_calls[0].function.arguments'
 
 
-def test_arguments_that_are_nested_as_deep_as_allowed_arrive() -> None:
-    """What is taken can be read by whoever gets the message."""
+def test_arguments_of_the_maximum_depth_are_accepted() -> None:
+    """Arguments of the maximum depth survive serialization and parsing."""
     arguments = '{"a":' * 24 + '1' + '}' * 24
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
-    asked = chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
-    (prompt,) = asked.prompts
+    request = chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
+    (prompt,) = request.prompts
     assert type(prompt).FromString(prompt.SerializeToString()) == prompt
 
 
 def test_schema_that_is_too_long_is_refused() -> None:
-    """Each prompt is sampled with its own copy of the schema, so it is bounded by itself."""
+    """A schema is limited in size, as each prompt is sampled with a copy of it."""
     schema = {'type': 'object', 'description': 'x' * 70_000}
     form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': schema}}
     with pytest.raises(InvalidField) as caught:
@@ -94,16 +94,16 @@ def test_schema_that_is_too_long_is_refused() -> None:
     assert caught.value.field == 'response_format.json_schema.schema'
 
 
-def test_name_that_is_half_a_character_can_be_told() -> None:
-    """A name that comes twice is named in the error, whatever it is made of."""
+def test_name_with_an_unpaired_surrogate_is_encodable() -> None:
+    """A repeated name with an unpaired surrogate can be encoded in the error response."""
     with pytest.raises(InvalidField) as caught:
         parse_object(b'{"\\ud800": 1, "\\ud800": 2}')
-    assert told(caught.value)['reason'] == 'INVALID_FIELD'
+    assert error_body(caught.value)['reason'] == 'INVALID_FIELD'
 
 
 @pytest.mark.parametrize('text', ['a\nb\r\nc', 'a\u2028b\u2029c\u0085d', '\x0b\x0c\x1c\x1d\x1e', '\U0001f642ä\0'])
 def test_event_is_one_line_to_every_reader(text: str) -> None:
-    """Readers that split at any of Unicode's line ends see one line of data, and the text arrives."""
+    """A server-sent event is one line even for readers that split at Unicode's line ends, and the text is unchanged."""
     event = event_bytes({'text': text}).decode()
     assert event.endswith('\n\n')
     (line, empty) = event.splitlines()
@@ -111,7 +111,7 @@ def test_event_is_one_line_to_every_reader(text: str) -> None:
 
 
 def test_random_bytes_are_refused_or_read() -> None:
-    """Bytes that are no JSON object are refused, never anything else."""
+    """Bytes that are not a JSON object raise InvalidField and no other error."""
     generator = random.Random(1)
     for _ in range(2000):
         data = bytes(generator.choices(b'{}[]":,\\u0123456789abcdefNaI-+.e \xff\x00', k=generator.randrange(40)))

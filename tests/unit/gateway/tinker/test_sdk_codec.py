@@ -9,8 +9,8 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
+from services.gateway.tinker.results import output_to_proto
 from services.gateway.tinker.training import parse_message, request_from_proto
-from services.gateway.tinker.training_results import output_to_proto
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.model.v1 import operation_result_pb2
 
@@ -20,7 +20,7 @@ NUMBERS = st.floats(-1e4, 1e4, width=32)
 
 @st.composite
 def datums(draw: st.DrawFn) -> tinker.Datum:
-    """An example with targets, weights and a mask; its input may be cut into several chunks."""
+    """Draw an example with targets and weights, whose input may be split into several chunks."""
     tokens = draw(TOKENS)
     cut = draw(st.integers(0, len(tokens)))
     chunks = [tinker.EncodedTextChunk(tokens=part) for part in (tokens[:cut], tokens[cut:]) if part]
@@ -35,8 +35,8 @@ def datums(draw: st.DrawFn) -> tinker.Datum:
 
 
 @given(data=st.lists(datums(), min_size=1, max_size=4), beta=NUMBERS)
-def test_request_of_the_sdk_is_read_as_it_was_meant(data: list[tinker.Datum], beta: float) -> None:
-    """Tokens, arrays and arguments of the loss."""
+def test_request_of_the_sdk_is_converted(data: list[tinker.Datum], beta: float) -> None:
+    """A request of the SDK keeps its tokens, arrays and loss options."""
     given_input = ForwardBackwardInput(data=data, loss_fn='dro', loss_fn_config={'beta': beta})
     request = ForwardBackwardRequest(forward_backward_input=given_input, model_id='ses:train:0', seq_id=3)
     read = request_from_proto(parse_message(forward_backward_request_to_proto(request).SerializeToString()))
@@ -48,8 +48,8 @@ def test_request_of_the_sdk_is_read_as_it_was_meant(data: list[tinker.Datum], be
 
 
 @given(shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=6))
-def test_outcome_is_read_by_the_sdk_as_it_is(shapes: list[tuple[int, int]]) -> None:
-    """Arrays of any lengths and widths come out in their order, as do the metrics."""
+def test_sdk_reads_the_output(shapes: list[tuple[int, int]]) -> None:
+    """The SDK reads arrays of any shape in order, and the metrics."""
     result = operation_result_pb2.ForwardResult(loss=-2.5, label_count=7)
     arrays = [
         np.random.default_rng(place).normal(size=(length, width) if width else length).astype(np.float32)

@@ -1,24 +1,24 @@
-"""Answers to many prompts as one stream: what is left behind when its reader leaves."""
+"""Responses to several prompts, merged into one stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from services.gateway.openai.samplers import sample_all
+from services.gateway.openai.models import sample_all
 from services.kit.caller import Caller
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 class SilentSamplers:
-    """Samplers that never answer."""
+    """Samplers that never respond."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.open_count = 0
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
-        """Wait for ever."""
+        """Wait forever."""
         del caller, request
         self.open_count += 1
         self.asked.set()
@@ -29,8 +29,8 @@ class SilentSamplers:
             self.open_count -= 1
 
 
-async def test_reader_that_leaves_takes_all_tasks_along() -> None:
-    """No prompt goes on, and nothing waits for news that nobody will hear."""
+async def test_cancelled_reader_leaves_no_task() -> None:
+    """When the reader of a merged stream is cancelled, sampling of all prompts is cancelled and no task remains."""
     samplers: Any = SilentSamplers()
     before = asyncio.all_tasks()
 
@@ -38,7 +38,7 @@ async def test_reader_that_leaves_takes_all_tasks_along() -> None:
         requests = [wire.SampleRequest(), wire.SampleRequest()]
         async with aclosing(sample_all(samplers, Caller(tenant_id='alice'), requests)) as answers:
             async for _ in answers:
-                raise AssertionError('nothing was to come')
+                raise AssertionError('no response was expected')
 
     reading = asyncio.create_task(read())
     await samplers.asked.wait()
