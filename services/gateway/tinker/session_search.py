@@ -1,9 +1,7 @@
 """Search over the sessions of a tenant."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
@@ -29,42 +27,85 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Conditions of a search; a session must meet them all."""
+def _parse_time(value: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError('must be a time from the previous page') from error
 
-    session_id: str = ''
-    display_name: str = ''
+
+def _text_set(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or not {str}.issuperset(map(type, cast('list[Any]', value))):
+        raise ValueError('must be a list of strings')
+    return frozenset(cast('list[str]', value))
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=1024)]
+_TextSet = Annotated[frozenset[str], PlainValidator(_text_set)]
+
+
+class SearchOwner(TinkerModel):
+    """Owners whose sessions are searched."""
+
+    type: Literal['own', 'accessible', 'user'] = 'own'
+    owner_urns: _TextSet | None = None
+
+    @field_validator('owner_urns', mode='before')
+    @classmethod
+    def _ignore(cls, urns: Any, info: ValidationInfo) -> Any:
+        """Ignore the list unless the search is for users."""
+        return urns if info.data.get('type') == 'user' else None
+
+
+class SearchStatus(TinkerModel):
+    """Accepted status of a session."""
+
+    type: Literal['active', 'cancelled', 'failed', 'client_finished']
+    reasons: _TextSet | None = None
+    """Accepted ways to finish; None accepts all."""
+
+    def matches(self, session: Session) -> bool:
+        """Return whether a session has this status."""
+        return _status_kind(session) == self.type and (self.reasons is None or _finish_kind(session) in self.reasons)
+
+
+class SearchCursor(TinkerModel):
+    """Last session of the previous page."""
+
+    last_created_at: Annotated[datetime, PlainValidator(_parse_time)]
+    last_session_id: _Text
+
+
+class SearchBody(TinkerModel):
+    """Body of `sessions/search`: conditions, all of which a session must meet."""
+
+    owner: SearchOwner = SearchOwner()
+    session_id: _Text | None = None
+    display_name: _Text | None = None
     """Words of the name; if an id is given too, a session with either matches."""
-    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    project_ids: frozenset[str] | None = None
-    statuses: tuple[tuple[str, frozenset[str] | None], ...] | None = None
-    """Kinds of status, each with the accepted ways to finish; None accepts all."""
-    owners: frozenset[str] | None = None
-    limit: int = 50
-    after: Cursor | None = None
+    user_metadata: TextLabels = Field(default_factory=dict[str, str])
+    project_ids: _TextSet | None = None
+    statuses: Annotated[list[SearchStatus], Field(fail_fast=True)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: SearchCursor | None = None
 
     def matches(self, session: Session) -> bool:
         """Return whether a session meets the conditions."""
-        labels = session.user_metadata
+        labels, owners = session.user_metadata, self.owner.owner_urns
         return (
             self._matches_name(session)
             and all(labels.get(name) == value for name, value in self.user_metadata.items())
             and (self.project_ids is None or session.project_id in self.project_ids)
-            and (self.owners is None or session.tenant_id in self.owners)
-            and (self.statuses is None or any(_has_status(session, *status) for status in self.statuses))
+            and (owners is None or session.tenant_id in owners)
+            and (self.statuses is None or any(status.matches(session) for status in self.statuses))
         )
 
     def _matches_name(self, session: Session) -> bool:
         if not self.session_id and not self.display_name:
             return True
         name = own_label(session, 'display_name').casefold()
-        words = self.display_name.casefold().split()
+        words = (self.display_name or '').casefold().split()
         return session.session_id == self.session_id or (bool(words) and all(word in name for word in words))
-
-
-def _has_status(session: Session, kind: str, reasons: frozenset[str] | None) -> bool:
-    return _status_kind(session) == kind and (reasons is None or _finish_kind(session) in reasons)
 
 
 class SessionSearch:
@@ -76,10 +117,12 @@ class SessionSearch:
         self._store = store
         self._sessions = sessions
 
-    async def __call__(self, search: Search) -> dict[str, Any]:
+    async def __call__(self, search: SearchBody) -> dict[str, Any]:
         """Return one page of matching sessions."""
         found: list[Session] = []
-        after, read, is_end = search.after, 0, False
+        cursor = search.cursor
+        after = Cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None
+        read, is_end = 0, False
         while len(found) < search.limit and read < MOST_READ and not is_end:
             page = Page(size=_PAGE_SIZE, after=after)
             listed = await self._store.list_newest(current_caller().tenant_id, page)
@@ -93,7 +136,7 @@ class SessionSearch:
         documents = [_session_to_json(session, stored=await self._stored(session)) for session in found]
         return {'sessions': documents, 'next_cursor': None if is_end or after is None else _cursor_to_json(after)}
 
-    async def _still_matches(self, search: Search, session: Session) -> bool:
+    async def _still_matches(self, search: SearchBody, session: Session) -> bool:
         """Check the current status: the session may have expired since its status was stored."""
         if search.statuses is None or _status_kind(session) != 'active':
             return True
@@ -146,73 +189,3 @@ def _status(session: Session) -> dict[str, Any] | None:
 
 def _cursor_to_json(cursor: Cursor) -> dict[str, Any]:
     return {'last_created_at': time_to_json(cursor.create_time), 'last_session_id': cursor.item_id}
-
-
-def _parse_time(value: Any) -> datetime:
-    try:
-        return datetime.fromisoformat(value).astimezone(UTC)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError('must be a time from the previous page') from error
-
-
-_Text = Annotated[str, Field(min_length=1, max_length=1024)]
-_Texts = Annotated[list[str], Field(fail_fast=True)]
-
-
-class SearchOwner(TinkerModel):
-    """Owners whose sessions are searched."""
-
-    type: Literal['own', 'accessible', 'user'] = 'own'
-    owner_urns: _Texts | None = None
-
-    @field_validator('owner_urns', mode='before')
-    @classmethod
-    def _ignore(cls, urns: Any, info: ValidationInfo) -> Any:
-        """Ignore the list unless the search is for users."""
-        return urns if info.data.get('type') == 'user' else None
-
-
-class SearchStatus(TinkerModel):
-    """Accepted status of a session."""
-
-    type: Literal['active', 'cancelled', 'failed', 'client_finished']
-    reasons: _Texts | None = None
-
-
-class SearchCursor(TinkerModel):
-    """Last session of the previous page."""
-
-    last_created_at: Annotated[datetime, PlainValidator(_parse_time)]
-    last_session_id: _Text
-
-
-class SearchBody(TinkerModel):
-    """Body of `sessions/search`."""
-
-    owner: SearchOwner = SearchOwner()
-    session_id: _Text | None = None
-    display_name: _Text | None = None
-    user_metadata: TextLabels = Field(default_factory=dict[str, str])
-    project_ids: _Texts | None = None
-    statuses: Annotated[list[SearchStatus], Field(fail_fast=True)] | None = None
-    limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: SearchCursor | None = None
-
-    def search(self) -> Search:
-        """Return the conditions."""
-        return Search(
-            session_id=self.session_id or '',
-            display_name=self.display_name or '',
-            user_metadata=self.user_metadata,
-            project_ids=_set(self.project_ids),
-            statuses=None
-            if self.statuses is None
-            else tuple((status.type, _set(status.reasons)) for status in self.statuses),
-            owners=_set(self.owner.owner_urns),
-            limit=self.limit,
-            after=Cursor(self.cursor.last_created_at, self.cursor.last_session_id) if self.cursor else None,
-        )
-
-
-def _set(texts: list[str] | None) -> frozenset[str] | None:
-    return None if texts is None else frozenset(texts)

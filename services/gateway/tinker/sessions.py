@@ -166,7 +166,7 @@ class SessionListRoutes:
         return JsonResponse(document)
 
     async def _search(self, call: HttpCall) -> Response:
-        return JsonResponse(await self._search_sessions((await read_body(call, SearchBody)).search()))
+        return JsonResponse(await self._search_sessions(await read_body(call, SearchBody)))
 
     async def _assign(self, call: HttpCall) -> Response:
         given = await read_body(call, ProjectBody)
