@@ -1,4 +1,4 @@
-"""The examples that need a running stack, against a tiny model."""
+"""Examples that need a running stack, on a tiny model."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def run(example: str, stack: StackState, *arguments: str, api_key: str = '') -> 
 
 
 def test_tenants_train_side_by_side(tiny_stack: StackState) -> None:
-    """Every tenant takes its steps and learns, and each step has its receipt."""
+    """Every tenant of the example learns, and each step has a receipt."""
     lines = run('many_tenants', tiny_stack).splitlines()
     for tenant in ('amber', 'basil', 'coral'):
         losses = [float(line.split()[4]) for line in lines if line.startswith(tenant)]
@@ -34,7 +34,7 @@ def test_tenants_train_side_by_side(tiny_stack: StackState) -> None:
 
 
 def test_custom_loss_falls(tiny_stack: StackState, tenant_key: str) -> None:
-    """A loss that is computed by the program is learned from, and undone."""
+    """A loss that the program computes falls, and undo reverts steps."""
     lines = run('custom_loss', tiny_stack, api_key=tenant_key).splitlines()
     losses = [float(line.split()[3].rstrip(',')) for line in lines if line.startswith('step')]
     assert losses[-1] < losses[0]
@@ -42,7 +42,7 @@ def test_custom_loss_falls(tiny_stack: StackState, tenant_key: str) -> None:
 
 
 def test_chat_streams_its_answer_and_its_counts(tiny_stack: StackState, tenant_key: str) -> None:
-    """OpenAI's own SDK gets an answer of the base model, and is told which version gave it and what it took."""
+    """The OpenAI SDK receives an answer of the base model with its version and token counts."""
     arguments = (f'http://{tiny_stack.http_address}/v1', tiny_stack.base_model, 'Why?')
     lines = run('openai_chat', tiny_stack, *arguments, api_key=tenant_key).splitlines()
     assert "'version': 0" in lines[-2]

@@ -1,4 +1,4 @@
-"""The five services as processes on the small real model: traces, agreement, peft, tenants, survival."""
+"""The five services on the small real model: agreement, peft, traces and tenants."""
 
 import itertools
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """The stack, stopped at the end."""
+    """Running stack with the small real model."""
     state = start_stack(StackOptions(state_dir=tmp_path_factory.mktemp('stack')), report=lambda *_: None)
     try:
         yield state
@@ -40,7 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 @pytest.fixture
 def client(stack: StackState) -> Iterator[TwinkleClient]:
-    """A client with the stack's own key."""
+    """Client with the stack's administrator key."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         yield client
 
@@ -63,7 +63,7 @@ def _trained_model(client: TwinkleClient, name: str, *, steps: int = 2) -> Multi
 
 
 def test_trainer_and_sampler_agree_on_logprobs(client: TwinkleClient) -> None:
-    """The same tokens at the same version have the same log-probabilities on both sides."""
+    """Trainer and sampler give the same log-probabilities for the same tokens and version."""
     model = _trained_model(client, 'agree')
     version = model.publish_version()
     feature = _feature(7)
@@ -76,7 +76,7 @@ def test_trainer_and_sampler_agree_on_logprobs(client: TwinkleClient) -> None:
 
 
 def test_saved_folder_gives_the_same_logprobs_in_plain_peft(client: TwinkleClient) -> None:
-    """What is saved is what was trained, to any other tool."""
+    """Plain peft computes the same log-probabilities from the saved folder."""
     model = _trained_model(client, 'saved')
     checkpoint = client.get_checkpoint(model.save('for-peft'))
     feature = _feature(8)
@@ -88,7 +88,7 @@ def test_saved_folder_gives_the_same_logprobs_in_plain_peft(client: TwinkleClien
 
 
 def test_training_resumes_from_a_checkpoint_as_if_it_had_not_stopped(client: TwinkleClient) -> None:
-    """Weights, optimizer and counters come back: the next step gives the very same loss."""
+    """A resumed run has the weights, optimizer and counters of the saved one: the next step has the same loss."""
     model = _trained_model(client, 'first')
     path = model.save('halfway', save_optimizer=True)
     heir = MultiLoraTransformersModel(MODEL, client=client)
@@ -104,7 +104,7 @@ def test_training_resumes_from_a_checkpoint_as_if_it_had_not_stopped(client: Twi
 
 
 def test_one_trace_shows_every_service_with_parents_right(stack: StackState, client: TwinkleClient) -> None:
-    """Client, gateway, model, checkpoint and sampler spans hang together in one tree."""
+    """Spans of client, gateway, model, checkpoint and sampler form one tree."""
     with tracing_to(stack.state_dir / 'traces'):
         tracer = trace.get_tracer('test')
         with tracer.start_as_current_span('a training step') as root:
@@ -122,7 +122,7 @@ def test_one_trace_shows_every_service_with_parents_right(stack: StackState, cli
 
 
 def _spans_once_complete(stack: StackState, trace_id: str) -> list[SpanRecord]:
-    """Read until every service has written its spans, each of them within its own interval of batching."""
+    """Read spans until every service has written its batch."""
     services = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     spans: list[SpanRecord] = []
     for _ in itertools.repeat(None, 2000):
@@ -136,7 +136,7 @@ def _spans_once_complete(stack: StackState, trace_id: str) -> list[SpanRecord]:
 
 
 def test_another_tenant_finds_nothing(stack: StackState, client: TwinkleClient) -> None:
-    """Adapter, checkpoint, version and run of one tenant are absent for the other, and lists are empty."""
+    """One tenant's adapters, checkpoints, versions and runs do not exist for another tenant."""
     model = _trained_model(client, 'private', steps=0)
     adapter_id = model.adapter_id('private')
     path = model.save('private')
@@ -162,7 +162,7 @@ def test_another_tenant_finds_nothing(stack: StackState, client: TwinkleClient) 
 
 
 def test_greedy_answer_of_base_is_sensible_and_repeatable(client: TwinkleClient) -> None:
-    """The model that is served is a real one."""
+    """The base model gives the same sensible greedy answer twice."""
     question = {'messages': [{'role': 'user', 'content': 'What is the capital of France?'}]}
     sampler = Sampler(MODEL, client=client)
     answers = {sampler.sample(question, {'max_tokens': 16, 'temperature': 0.0}).sequences[0].decoded for _ in range(2)}
@@ -171,7 +171,7 @@ def test_greedy_answer_of_base_is_sensible_and_repeatable(client: TwinkleClient)
 
 
 def test_download_is_the_saved_folder(client: TwinkleClient, tmp_path: Path) -> None:
-    """The archive holds what stands on the service's disk."""
+    """A downloaded archive contains the files on the service's disk."""
     model = _trained_model(client, 'downloaded', steps=1)
     path = model.save('down')
     folder = client.download_checkpoint(path, tmp_path / 'down')

@@ -101,7 +101,7 @@ def stack(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope='module')
 def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
-    """What each flow entered, without what an idle stack enters."""
+    """Code that each flow entered, without the code that an idle stack enters."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client, service_client(stack) as service:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         model.add_adapter_to_model('flow', LoraConfig(r=4, seed=1))

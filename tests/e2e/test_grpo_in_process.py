@@ -1,4 +1,4 @@
-"""The loop of reinforcement learning in one process, as the example has it, with both engines."""
+"""The in-process reinforcement-learning example with both engines."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(model: Path, *options: str) -> list[dict[str, float]]:
-    """Return the example's figures, step by step."""
+    """Return the figures that the example prints for each step."""
     command = [sys.executable, '-m', 'examples.grpo_in_process', '--model', str(model), '--learning-rate', '1e-2']
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -25,7 +25,7 @@ def run(model: Path, *options: str) -> list[dict[str, float]]:
 
 
 def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
-    """Each sync is one version, what it samples has ratio 1, and the model learns to like letters."""
+    """Each sync makes one version, samples have ratio 1, and the reward rises."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '12')
     assert [step['version'] for step in steps] == list(range(1, 13))
     assert all(abs(step['ratio'] - 1) < 1e-5 and step['difference'] < 1e-5 for step in steps)
@@ -34,7 +34,7 @@ def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_vllm_samples_on_policy_after_every_sync(tmp_path: Path) -> None:
-    """The same loop with vLLM, whose log-probabilities agree within 1e-4 at every version."""
+    """The log-probabilities of vLLM agree within 1e-4 at every version."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '4', '--engine', 'vllm')
     assert [step['version'] for step in steps] == [1, 2, 3, 4]
     assert all(abs(step['ratio'] - 1) < 1e-4 and step['difference'] < 1e-4 for step in steps)

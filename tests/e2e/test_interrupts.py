@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(180)
     ],
 )
 def test_interrupt_stops_every_process(command: list[str], sign: str, number: signal.Signals, tmp_path: Path) -> None:
-    """After a signal no service is running, and no stack is recorded as running."""
+    """A signal stops all services, and no stack is recorded as running."""
     model = build_tiny_model(tmp_path / 'model')
     arguments = [sys.executable, '-u', '-m', *command, '--model', str(model), '--state-dir', str(tmp_path / 'state')]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,4 +1,4 @@
-"""Components of a user's own: ten lines each, and run as their examples say."""
+"""Custom components of ten lines each, run as their examples describe."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ COMPONENTS = ('advantage', 'loss', 'metric', 'preprocessor', 'reward', 'template
 
 
 def run(name: str) -> dict[str, str]:
-    """Return what an example prints: the rest of each line by its first word or two."""
+    """Return the lines that an example prints, keyed by the text before the first colon."""
     done = subprocess.run(
         [sys.executable, '-m', f'examples.own_components.{name}'],
         cwd=ROOT,
@@ -31,7 +31,7 @@ def run(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize('name', COMPONENTS)
 def test_a_component_takes_ten_lines(name: str) -> None:
-    """Docstrings and empty lines aside, the one class of each file has at most ten lines."""
+    """The class in each example has at most ten lines without docstrings and empty lines."""
     text = (FOLDER / f'{name}.py').read_text()
     (made,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     prose = {
@@ -45,7 +45,7 @@ def test_a_component_takes_ten_lines(name: str) -> None:
 
 
 def test_own_loss_is_learned_from() -> None:
-    """As class, object and name it falls; a higher focus counts less from the first step on."""
+    """The custom loss falls when given as class, object or name, and a higher focus lowers it from the first step."""
     losses = {way: [float(number) for number in re.findall(r'[\d.]+', line)] for way, line in run('loss').items()}
     assert set(losses) == {'class', 'object', 'name'}
     assert all(last < first for first, last in losses.values())
@@ -53,7 +53,7 @@ def test_own_loss_is_learned_from() -> None:
 
 
 def test_own_metric_reports() -> None:
-    """Perplexity falls from round to round, in training and in evaluation."""
+    """The custom perplexity metric falls from round to round, in training and in evaluation."""
     rounds = [[float(number) for number in re.findall(r'[\d.]+', line)] for line in run('metric').values()]
     assert len(rounds) == 3
     for values in zip(*rounds, strict=True):
@@ -61,24 +61,24 @@ def test_own_metric_reports() -> None:
 
 
 def test_own_reward_scores() -> None:
-    """A brief answer earns most; a dearer word leaves nothing of a long one."""
+    """The custom reward prefers short answers, and a higher price per word removes the reward of long ones."""
     scores = run('reward')
     assert scores == {'class': '[1.0, 0.0, 0.0]', 'object': '[1.0, 0.5, 0.0]', 'name': '[1.0, 0.5, 0.0]'}
 
 
 def test_own_advantage_compares() -> None:
-    """One lucky completion does not move the baseline of its group."""
+    """The custom advantage uses a baseline that one lucky completion does not move."""
     expected = str([0.0, 0.0, 0.0, 1.0, -0.25, -0.25, 0.25, 0.25])
     assert run('advantage') == {'class': expected, 'object': expected, 'name': expected}
 
 
 def test_own_preprocessor_maps() -> None:
-    """Rows become chats, however it is given."""
+    """The custom preprocessor turns rows into chats when given as class, object or name."""
     assert set(run('preprocessor').values()) == {str(['What is "cat" in French?', 'chat'])}
 
 
 def test_own_template_encodes() -> None:
-    """What it writes into a chat is in the tokens; what is learned stays what the assistant says."""
+    """The custom template's text is tokenised, and only the assistant's words are learned."""
     for line in run('template').values():
         encoded, learned = line.split(', of which is learned ')
         assert '[1] Hello?' in encoded

@@ -1,4 +1,4 @@
-"""The quick start, as a newcomer runs it: a real model learns its name through five processes."""
+"""The quick start as a new user runs it: a real model learns its name through five processes."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope='module')
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one run measured."""
+    """Facts that one run measured."""
     folder = tmp_path_factory.mktemp('quickstart')
     command = [sys.executable, '-m', 'examples.quickstart', '--state-dir', str(folder / 'state')]
     result = subprocess.run(
@@ -28,18 +28,18 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_model_learns_its_name(facts: dict[str, Any]) -> None:
-    """Before training no answer has the name; after it, every question about the name has it."""
+    """No answer contains the name before training, and every answer about the name contains it afterwards."""
     assert not any('Twinkle' in answer for answer in facts['before'])
     assert all('Twinkle' in answer for answer in facts['after'])
     assert facts['last_loss'] < 0.6 * facts['first_loss']
 
 
 def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
-    """The saved folder, in transformers and peft, answers as the sampler did."""
+    """The saved folder gives the same answer in transformers and peft as in the sampler."""
     assert Path(facts['folder']).is_dir()
     assert facts['peft_answer'] == facts['after'][0].strip()
 
 
 def test_one_trace_shows_every_service(facts: dict[str, Any]) -> None:
-    """A step that was published and sampled is one trace through five processes."""
+    """Training, publishing and sampling one step is a single trace through five processes."""
     assert {'client', 'gateway', 'model', 'checkpoint', 'sampler'} <= set(facts['traced_services'])

@@ -1,4 +1,4 @@
-"""The five services under `twinkle up --tls`: used by clients of both kinds, closed to everybody else, and revived."""
+"""The five services under `twinkle up --tls`: use by both kinds of clients, refusal of others, and revival."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 @pytest.fixture(scope='module', autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """Collect what the SDK leaves where its warnings are expected."""
+    """Collect connections that the SDK leaves open while its warnings are still ignored."""
     yield
     gc.collect()
 
@@ -50,7 +50,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 
 def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
-    """Training, publishing and sampling take every connection between services that there is."""
+    """Training, publishing and sampling use every connection between services."""
     with TwinkleClient(stack.url, stack.read_api_key(), ca=stack.ca) as client:
         assert client.health_check()
         model = MultiLoraTransformersModel(stack.base_model, client=client)
@@ -72,14 +72,14 @@ def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
 
 
 def test_command_line_finds_and_believes_it(stack: StackState) -> None:
-    """With the folder alone: address, key and authority are there."""
+    """The command line needs only the state folder, which has the address, the key and the authority."""
     result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
     assert result.exit_code == 0
     assert result.output.count('serving') == len(SERVICES)
 
 
 def test_tinker_s_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real SDK believes a private authority by SSL_CERT_FILE."""
+    """The Tinker SDK trusts a private authority that SSL_CERT_FILE names."""
     monkeypatch.setenv('SSL_CERT_FILE', stack.ca)
     with service_client(stack) as service:
         losses = train(new_model(service, stack), [5, 6, 7, 8], steps=3)
@@ -102,7 +102,7 @@ async def test_whoever_has_the_token_alone_gets_nowhere(stack: StackState) -> No
 
 
 def test_gateway_that_was_killed_comes_back_with_its_doors(stack: StackState) -> None:
-    """It serves where it did, for clients and for samplers, which join again."""
+    """A killed gateway is restarted at its address, and clients and samplers find it again."""
     gateway = next(item for item in stack.services if item.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)
     assert end_process(gateway.pid, gateway.start_mark, grace_seconds=10)

@@ -1,4 +1,4 @@
-"""The five services as `twinkle up` starts them, with a tiny model: found, used, stopped, and honest about failure."""
+"""The five services as started by `twinkle up` with a tiny model: use, stop, revival and failed starts."""
 
 import json
 import os
@@ -35,7 +35,7 @@ CHATS = [
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A running stack."""
+    """Running stack with a tiny model."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'))
     folder = tmp_path_factory.mktemp('stack')
     yield start_stack(StackOptions(state_dir=folder, base_model=str(model)), report=_silent)
@@ -44,13 +44,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 @pytest.fixture
 def client(stack: StackState) -> Iterator[TwinkleClient]:
-    """A client of it."""
+    """Client with the administrator key."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         yield client
 
 
 def test_every_service_is_served(stack: StackState, client: TwinkleClient) -> None:
-    """The gateway speaks for all five."""
+    """The gateway and `twinkle status` report all five services."""
     assert client.health_check()
     assert {service.service for service in client.get_server_info().services} == set(SERVICES)
     result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
@@ -59,13 +59,13 @@ def test_every_service_is_served(stack: StackState, client: TwinkleClient) -> No
 
 
 def test_second_start_changes_nothing(stack: StackState) -> None:
-    """Starting what runs returns it."""
+    """Starting a running stack returns its state."""
     options = StackOptions(state_dir=stack.state_dir, base_model=stack.base_model)
     assert start_stack(options, report=_silent) == StackState.load(stack.state_dir)
 
 
 def test_secrets_are_the_owner_s_alone(stack: StackState) -> None:
-    """Nobody else can read the key, the configurations or the folder."""
+    """Only the owner can read the key, the configurations and the folder."""
     private = [stack.state_dir / 'api_key', *(stack.state_dir / 'config').iterdir()]
     assert [path for path in private if path.stat().st_mode & 0o077] == []
     assert stack.state_dir.stat().st_mode & 0o077 == 0
@@ -98,7 +98,7 @@ def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> N
 
 
 def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
-    """Weights, optimizer and place come from one checkpoint: the rest has the bits of a run without a stop."""
+    """A loop resumed from a checkpoint with weights, optimizer and cursor continues bitwise."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -125,7 +125,7 @@ def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, clie
 
 
 def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, client: TwinkleClient) -> None:
-    """Shuffled over two epochs; a state taken in the middle leads the other way on."""
+    """Training by handles equals training by batches bitwise, also when resumed in the middle."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -147,7 +147,7 @@ def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, 
 
 
 def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient, tmp_path: Path) -> None:
-    """At the service as in process: the same rows in the same order, mapped apart."""
+    """Adding, mixing and saving rows gives the same file in the data service and in process."""
     kept = []
     for kind, options in ((Dataset, {'client': client}), (LocalDataset, {})):
         parts = [DatasetMeta(data=[{'n': number} for number in range(begin, begin + 3)]) for begin in (0, 10)]
@@ -164,7 +164,7 @@ def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient
 def test_checkpoint_is_saved_found_fetched_and_resumed(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """A saved state comes back in another adapter, optimizer included, and as a peft folder."""
+    """A saved state is resumed in another adapter with its optimizer, and downloaded as a peft folder."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     run_id = model.add_adapter_to_model('a', LoraConfig(r=4, seed=1))
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
@@ -185,7 +185,7 @@ def test_checkpoint_is_saved_found_fetched_and_resumed(
 
 
 def test_pipelined_operations_give_the_same_as_one_by_one(stack: StackState, client: TwinkleClient) -> None:
-    """Steps sent on one stream without waiting train exactly as steps that wait."""
+    """Steps pipelined on one stream give bitwise the result of steps that wait."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
     for name in ('waiting', 'pipelined'):
@@ -209,7 +209,7 @@ def test_pipelined_operations_give_the_same_as_one_by_one(stack: StackState, cli
 
 
 def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
-    """A bad batch is named, changes nothing, and the next operation goes through."""
+    """A refused batch names its field and changes nothing, and the next operation succeeds."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
     with pytest.raises(UsageError) as caught:
@@ -222,7 +222,7 @@ def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: 
 
 
 def test_command_line_samples(stack: StackState) -> None:
-    """`twinkle sample` streams an answer, and its trace can be found."""
+    """`twinkle sample` streams an answer and writes a trace."""
     arguments = ['sample', 'hello', '--max-tokens', '4', '--state-dir', str(stack.state_dir)]
     command = [sys.executable, '-m', 'twinkle_client.cli', *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -231,7 +231,7 @@ def test_command_line_samples(stack: StackState) -> None:
 
 
 def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
-    """What stands once in the options is loaded by both, and told by both."""
+    """A patch in the stack options is applied and reported by trainer and sampler."""
     model = str(build_tiny_model(tmp_path / 'model'))
     options = StackOptions(
         state_dir=tmp_path / 'stack',
@@ -254,7 +254,7 @@ def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
 
 
 def test_service_that_ended_is_started_again_where_it_was(stack: StackState, client: TwinkleClient) -> None:
-    """A killed service comes back at its address with what it kept, and the others stay."""
+    """A killed service is restarted at its address with its data, and other services keep running."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -273,12 +273,12 @@ def test_service_that_ended_is_started_again_where_it_was(stack: StackState, cli
 
 
 def test_stack_that_was_stopped_is_not_started_again(tmp_path: Path) -> None:
-    """Whoever keeps a stack up takes `twinkle down` for an answer."""
+    """Reviving a stopped stack does nothing."""
     assert revive_stack(tmp_path, report=_silent) is None
 
 
 def test_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    """A model that is not there: the service's own words, and no process is left."""
+    """A start with a missing model fails with the service's error and leaves no process."""
     started: list[str] = []
 
     def report(service: str, event: str) -> None:

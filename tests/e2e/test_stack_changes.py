@@ -1,4 +1,4 @@
-"""A stack that changes while it is up: samplers come and go, and a gateway that ended is found where it was."""
+"""A running stack that changes: samplers join and leave, and a killed gateway returns at its address."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a running stack that began without a sampler."""
+    """State folder of a running stack that started without a sampler."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'))
     folder = tmp_path_factory.mktemp('stack')
     start_stack(StackOptions(state_dir=folder, base_model=str(model), engine='torch', sampler_count=0), report=_silent)
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_samplers_join_a_stack_that_has_none_and_leave_for_good(folder: Path) -> None:
-    """The first one needs no other to take after; one that was asked to leave is not started again."""
+    """A first sampler can join an empty fleet, and a drained sampler is not restarted."""
     added = add_sampler(folder, engine='', report=_silent)
     state = _loaded(folder)
     with TwinkleClient(state.address, state.read_api_key()) as client:
@@ -49,7 +49,7 @@ def test_samplers_join_a_stack_that_has_none_and_leave_for_good(folder: Path) ->
 
 
 def test_a_gateway_that_ended_speaks_http_where_it_did(folder: Path) -> None:
-    """OpenAI's clients find it again as those of gRPC do."""
+    """A restarted gateway serves HTTP and gRPC at the same addresses."""
     before = _loaded(folder)
     gateway = next(service for service in before.services if service.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two base models in one stack, as `twinkle up --model A --model B` starts them: both train and sample, in turns."""
+"""Two base models in one stack, as started by `twinkle up --model A --model B`: both train and sample in turns."""
 
 import gc
 import json
@@ -30,14 +30,14 @@ EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 @pytest.fixture(scope='module', autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """Collect what the SDK leaves where its own modules alone see it."""
+    """Collect connections that the SDK leaves open while its warnings are still ignored."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A running stack with two base models of different families."""
+    """Running stack with two base models of different families."""
     root, folder = tmp_path_factory.mktemp('bases'), tmp_path_factory.mktemp('stack')
     names = [
         str(build_tiny_model(root / 'tiny-llama')),
@@ -56,7 +56,7 @@ def service(stack: StackState) -> Iterator[tinker.ServiceClient]:
 
 
 def test_both_are_shown_wherever_models_are_listed(stack: StackState) -> None:
-    """In the status, by GetServerInfo, to Tinker's clients and to OpenAI's."""
+    """Both models appear in `twinkle status`, GetServerInfo, and the lists of the Tinker and OpenAI APIs."""
     result = _status(stack)
     while result.exit_code != 0:
         # One that another test has killed takes a moment to be found again.
@@ -74,7 +74,7 @@ def test_both_are_shown_wherever_models_are_listed(stack: StackState) -> None:
 
 
 def test_native_client_trains_and_samples_both_in_turns(stack: StackState) -> None:
-    """What is sampled is what was trained, of the base model that was asked for."""
+    """Samples come from the trained adapter of the requested base model."""
     batch = [{'input_ids': tokens, 'labels': tokens} for tokens in EXAMPLES]
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         models = [MultiLoraTransformersModel(name, client=client) for name in stack.base_models]
@@ -103,7 +103,7 @@ def test_native_client_trains_and_samples_both_in_turns(stack: StackState) -> No
 
 
 def test_tinker_client_trains_and_samples_both_in_turns(stack: StackState, service: tinker.ServiceClient) -> None:
-    """One session has models of both."""
+    """One Tinker session trains adapters of both base models."""
     models = [
         service.create_lora_training_client(base_model=name, rank=8, seed=7).result() for name in stack.base_models
     ]
@@ -121,7 +121,7 @@ def test_tinker_client_trains_and_samples_both_in_turns(stack: StackState, servi
 
 
 def test_one_that_is_killed_holds_up_only_its_own(stack: StackState, service: tinker.ServiceClient) -> None:
-    """The other trains on; a future of the dead one waits for it, and its native calls say that it is away."""
+    """When one model service is killed, the other one trains on, futures wait, and native calls are refused."""
     here, away = (service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models)
     train(away, *EXAMPLES)
     with TwinkleClient(stack.address, stack.read_api_key()) as client:

@@ -1,4 +1,4 @@
-"""The client has the library's verbs under the library's names, so that a loop moves by changing its imports."""
+"""The client has the library's verbs and names, so that a loop moves to the services by changing its imports."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ from twinkle_client.model import StepOutput
 from twinkle_client.rpc import RemoteMethod, RemoteStream
 
 LOCAL_ONLY = {'chosen_adapter', 'export_base', 'export_weights', 'get_state_dict'}
-"""What needs the weights in this process: a checkpoint is downloaded, a version published instead."""
+"""Verbs that need the weights in this process; remotely, checkpoints are downloaded and versions published."""
 NAMED_OTHERWISE = {
     'apply_patch': {'patch'},
     'load': {'name', 'output_dir'},
@@ -25,7 +25,7 @@ NAMED_OTHERWISE = {
 
 
 def verbs_of(model: type) -> dict[str, Any]:
-    """Return the public methods of a class, those of the client as they were written."""
+    """Return the public methods of a class, the client's without their wrappers."""
     found = {name: inspect.getattr_static(model, name) for name in dir(model) if not name.startswith('_')}
     plain = {name: getattr(item, '_function', item) for name, item in found.items()}
     return {name: item for name, item in plain.items() if inspect.isfunction(item)}
@@ -37,12 +37,12 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
 
 
 def test_every_verb_of_the_library_is_there() -> None:
-    """What a loop calls in process it can call on a handle."""
+    """Every method that a loop calls in process exists on the remote handle."""
     assert set(verbs_of(LibraryModel)) - set(verbs_of(RemoteModel)) == LOCAL_ONLY
 
 
 def test_arguments_have_the_library_s_names() -> None:
-    """Every argument of a library's verb is one of the client's, but for those that are named here."""
+    """Every argument of a library verb exists in the client, except for the listed ones."""
     remote = verbs_of(RemoteModel)
     missing = {
         name: {parameter.name for parameter in parameters_of(function)}
@@ -54,7 +54,7 @@ def test_arguments_have_the_library_s_names() -> None:
 
 
 def test_arguments_have_the_library_s_defaults() -> None:
-    """A number or flag that is left out means the same here and there."""
+    """Default numbers and flags are equal in the library and in the client."""
     remote = verbs_of(RemoteModel)
     differing = [
         (name, parameter.name)
@@ -69,7 +69,7 @@ def test_arguments_have_the_library_s_defaults() -> None:
 
 
 def test_every_remote_verb_has_its_faces() -> None:
-    """Each blocks, and has a coroutine beside; those that answer once can be begun and left."""
+    """Every verb blocks and has a coroutine; verbs with one answer can also be submitted."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)
@@ -81,7 +81,7 @@ def test_every_remote_verb_has_its_faces() -> None:
 
 
 def test_what_the_client_adds_takes_an_adapter_by_name() -> None:
-    """Verbs of one adapter name it alike everywhere."""
+    """All verbs of an adapter use the same argument for its name."""
     added = set(verbs_of(RemoteModel)) - set(verbs_of(LibraryModel))
     lacking = {
         name

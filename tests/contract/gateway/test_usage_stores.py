@@ -1,4 +1,4 @@
-"""One suite over every implementation of what quotas and usage are kept in."""
+"""One suite for every store of quotas and usage."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ FULL = Quota(
 
 @dataclass(frozen=True)
 class Stores:
-    """The stores of one implementation, and a second gateway's of the same database."""
+    """Stores of one implementation, and those of a second gateway on the same database."""
 
     quotas: Any
     usage: Any
@@ -40,7 +40,7 @@ class Stores:
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Return empty stores of the tenants alice and bob."""
+    """Return empty stores with the tenants alice and bob."""
     if request.param == 'memory':
         usage = MemoryUsageStore()
         yield Stores(MemoryQuotaStore(), usage, usage)
@@ -61,17 +61,17 @@ def batch(number: int, *works: tuple[str, str, Work], writer: str = 'w1', **chan
 
 
 def reading(tokens: int, operations: int = 1, run_id: str = 'run-1') -> Reading:
-    """Return a run's meter."""
+    """Return a reading of a run's meter."""
     return Reading(run_id=run_id, tenant_id='alice', trained_token_count=tokens, operation_count=operations)
 
 
 async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, Work]:
-    """Return what a tenant used, by run."""
+    """Return a tenant's usage by run."""
     return {item.run_id: item.work for item in await store.list_of(tenant_id, **{'begin': None, 'end': None, **times})}
 
 
 async def test_quota_is_kept_as_it_was_set_last(stores: Stores) -> None:
-    """Every limit comes back, those that are not set as such, and each tenant has its own."""
+    """A quota is stored with its unset limits, separately for each tenant."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
     await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))
@@ -82,7 +82,7 @@ async def test_quota_is_kept_as_it_was_set_last(stores: Stores) -> None:
 
 
 async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
-    """Of every kind; another tenant's of the same run is its own."""
+    """Work of every kind adds up per tenant and run; tenants with equal run ids are separate."""
     work = Work(
         trained_token_count=1,
         sampled_token_count=1 << 40,
@@ -98,7 +98,7 @@ async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
 
 
 async def test_batch_that_comes_again_counts_once(stores: Stores) -> None:
-    """As one does whose answer was lost; another writer's of that number is another one."""
+    """A batch that is recorded twice counts once; the same number of another writer is another batch."""
     work = ('alice', 'run-1', Work(prompt_count=1))
     for one in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
         await stores.usage.record(one)
@@ -109,7 +109,7 @@ async def test_batch_that_comes_again_counts_once(stores: Stores) -> None:
 
 
 async def test_meter_counts_what_it_went_on(stores: Stores) -> None:
-    """Whoever reads it, however often, and in whatever order the readings come."""
+    """Repeated and reordered readings of a meter count only its increase."""
     for number, (store, tokens) in enumerate(
         [(stores.usage, 10), (stores.others, 10), (stores.others, 25), (stores.usage, 17), (stores.usage, 25)], 1
     ):
@@ -118,7 +118,7 @@ async def test_meter_counts_what_it_went_on(stores: Stores) -> None:
 
 
 async def test_two_gateways_lose_and_double_nothing(stores: Stores) -> None:
-    """Each adds samples of its own, and both read the same meters, all at the same time."""
+    """Two gateways that add samples and read the same meters concurrently count everything once."""
 
     async def run(store: Any, writer: str) -> None:
         for number in range(1, 21):
@@ -139,7 +139,7 @@ async def test_two_gateways_lose_and_double_nothing(stores: Stores) -> None:
 
 
 async def test_time_is_cut_by_the_hour(stores: Stores) -> None:
-    """An hour belongs to the time that it begins in; the end is left out."""
+    """A period includes the hours that start in it, and excludes its end."""
     for hours in range(3):
         moment = START + timedelta(hours=hours)
         await stores.usage.record(batch(hours + 1, ('alice', '', Work(prompt_count=10**hours)), moment=moment))
@@ -156,7 +156,7 @@ async def test_time_is_cut_by_the_hour(stores: Stores) -> None:
 
 
 async def test_stored_bytes_are_those_of_what_is_kept(database_url: str) -> None:
-    """By run and together; a checkpoint that is gone takes none."""
+    """Stored bytes are reported by run and in total, without deleted checkpoints."""
     database = await Database.open(database_url)
     shelf, usage = SqlCheckpointStore(database), SqlUsageStore(database)
     for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:

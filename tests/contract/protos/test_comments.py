@@ -1,4 +1,4 @@
-"""What comments of the contracts list is what the code accepts."""
+"""Lists in the comments of the contracts equal the values that the code accepts."""
 
 import re
 from pathlib import Path

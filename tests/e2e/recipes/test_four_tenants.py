@@ -1,4 +1,4 @@
-"""Four tenants of one base model, at once and alone, as the recipe runs them, on a tiny model."""
+"""The four-tenants recipe on a tiny model: concurrent and solo runs."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ STEPS = 8
 
 
 def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]':
-    """Start the recipe; what it prints goes into one pipe."""
+    """Start the recipe with its output in one pipe."""
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': stack.read_api_key()}
     command = [sys.executable, '-m', 'examples.cookbook.four_tenants', '--setting', 'cpu', '--out', str(out)]
     return subprocess.Popen(
@@ -33,7 +33,7 @@ def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]
 
 
 def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None:
-    """Run the recipe to its end."""
+    """Run the recipe until it ends."""
     with start(stack, out, '--steps', str(steps), *options) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -41,7 +41,7 @@ def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None
 
 
 def logs_of(folder: Path) -> dict[str, dict[str, list]]:
-    """Return what each tenant of a run logged."""
+    """Return the log of each tenant of a run."""
     return json.loads((folder / 'bits.json').read_text())
 
 
@@ -58,7 +58,7 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
 
 @pytest.mark.slow
 def test_every_tenant_has_the_bits_of_its_solo_run(tiny_stack: StackState, tmp_path: Path) -> None:
-    """Losses, log-probabilities, samples and final weights are equal to the bit, though passes were shared."""
+    """Losses, log-probabilities, samples and weights of shared passes are bitwise those of solo runs."""
     run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
     assert set(together) == {'A', 'B', 'C', 'D'}
@@ -71,7 +71,7 @@ def test_every_tenant_has_the_bits_of_its_solo_run(tiny_stack: StackState, tmp_p
 
 @pytest.mark.slow
 def test_a_tenant_alone_learns(tiny_stack: StackState, tmp_path: Path) -> None:
-    """A tenant that is run alone (`--solo`) lowers its loss."""
+    """A tenant that runs alone (`--solo`) lowers its loss."""
     run(tiny_stack, tmp_path, '--solo', 'B')
     losses = [json.loads(line)['B_loss'] for line in (tmp_path / 'B_alone' / 'curves.jsonl').read_text().splitlines()]
     assert len(losses) == STEPS
@@ -79,7 +79,7 @@ def test_a_tenant_alone_learns(tiny_stack: StackState, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_every_tenant_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
-    """In the middle of far more steps than there is time for, with the status of a program that was interrupted."""
+    """An interrupt in the middle of a run ends it with status 130 and saves the curves."""
     with start(tiny_stack, tmp_path, '--steps', '400') as process:
         assert process.stdout is not None
         steps = (line for line in process.stdout if line.startswith('step'))
