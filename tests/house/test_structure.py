@@ -19,8 +19,8 @@ PENDING_SMALL = {'data'}
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 PENDING_HOMONYMS = {'data'}
-GATEWAY_FILES = 175
-GATEWAY_LINES = 22_850
+GATEWAY_FILES = 168
+GATEWAY_LINES = 22_500
 """Size of the gateway, generated code excluded. Both only shrink; the goals are 150 files and 22,500 lines."""
 
 
