@@ -1,9 +1,9 @@
-"""Chat with a base model or a run of yours through OpenAI's own SDK, streamed.
+"""Chat with a base model or one of your runs through OpenAI's SDK, streamed.
 
     python examples/openai_chat.py http://127.0.0.1:8080/v1 MODEL "Why is the sky blue?"
 
-Needs `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is a base model, a run's id, `<run>@<version>`, or
-the path of a checkpoint.
+This requires `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is a base model, a run's id,
+`<run>@<version>`, or the path of a checkpoint.
 """
 
 import os
@@ -13,7 +13,7 @@ from openai import OpenAI
 
 
 def main(base_url: str, model: str, question: str) -> None:
-    """Ask one question and print the answer as it comes, then which version gave it."""
+    """Ask one question, and print the streamed answer and the version that generated it."""
     with OpenAI(base_url=base_url, api_key=os.environ['TWINKLE_API_KEY']) as client:
         stream = client.chat.completions.create(
             model=model,

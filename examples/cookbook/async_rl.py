@@ -1,12 +1,12 @@
-"""Asynchronous reinforcement learning: the next batch is sampled while the last one trains.
+"""Asynchronous reinforcement learning: sampling of the next batch overlaps with training on the last one.
 
-A thread samples with weights of its own, the main thread trains, and between two samplings the sampler takes the
-newest adapter. So a batch is up to `max_staleness` steps old when it is learnt from: each token says which version
-drew it, older samples than that would be dropped, and the loss weighs what is left by how likely the trainer itself
-finds it (truncated importance sampling). `--max-staleness 0` is the same loop with nothing beside anything.
+One thread samples with its own weights while the main thread trains; the sampler loads the newest adapter between two
+batches. A batch is therefore up to `max_staleness` steps old when it is used. Each token carries the version that
+generated it, older samples are dropped, and the loss corrects for the difference of the policies (truncated importance
+sampling). `--max-staleness 0` runs the same loop without overlap.
 
-The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the trainer's
-probability of a token over the sampler's, which is 1 where the weights are the same.
+The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the ratio of the
+trainer's to the sampler's probability of a token, which is 1 for equal weights.
 """
 
 import time
@@ -36,14 +36,14 @@ class Setting:
     precision: Literal['no', 'bf16']
     steps: int
     prompts: int
-    """Of each step."""
+    """Prompts per step."""
     samples: int
-    """Completions of each prompt; their rewards are compared with each other."""
+    """Completions per prompt, which form a GRPO group."""
     max_tokens: int
     lora_rank: int
     learning_rate: float
     max_staleness: int
-    """Most steps between a batch's sampling and its training."""
+    """Maximum number of steps between sampling and training of a batch."""
 
 
 CPU = Setting(
@@ -57,7 +57,7 @@ GPU = Setting(
 
 
 class Loop:
-    """A trainer, and a sampler that may run beside it."""
+    """A trainer, and a sampler that can run in parallel."""
 
     def __init__(self, setting: Setting, *, seed: int) -> None:
         self.setting, self.seed = setting, seed
@@ -71,7 +71,7 @@ class Loop:
         self.sampler = TorchSampler(setting.model, engine)
         self.manager = CheckpointEngineManager(model=self.model, sampler=self.sampler)
         self.newest = 0
-        """Version of the weights that the trainer has."""
+        """Version of the trainer's weights."""
 
     def prompts(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the chats of each step."""
@@ -80,17 +80,17 @@ class Loop:
             yield chats_about(draw.choice(TOPICS, self.setting.prompts, replace=False))
 
     def sample(self, index: int, chats: list[dict[str, Any]]) -> list[SampledSequence]:
-        """Return the completions of a step, side by side; runs in the pipeline's thread."""
+        """Return all completions of a step; runs in the pipeline's thread."""
         params = SamplingParams(max_tokens=self.setting.max_tokens, seed=self.seed * self.setting.steps + index)
         responses = self.sampler.sample(chats, params, num_samples=self.setting.samples)
         return [sequence for response in responses for sequence in response.sequences]
 
     def sync(self) -> None:
-        """Bring the trainer's weights to the sampler."""
+        """Load the trainer's weights into the sampler."""
         self.newest = self.manager.sync_weights(merge_and_sync=False).version
 
     def learn(self, samples: list[SampledSequence]) -> dict[str, float]:
-        """Take one step on what is young enough."""
+        """Run one step on the samples that are recent enough."""
         group = self.setting.samples
         fresh = drop_stale(samples, version=self.newest, max_staleness=self.setting.max_staleness, group_size=group)
         features = [as_sampler_logps(sample.new_input_feature or {}) for sample in fresh.samples]
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train, record every step, and say how long it took."""
+    """Train, record every step, and print the total time."""
     setting = recipe.setting
     loop = Loop(setting, seed=recipe.seed)
     title = f'asynchronous RL, seed {recipe.seed}, staleness up to {setting.max_staleness}'

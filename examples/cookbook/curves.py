@@ -1,4 +1,4 @@
-"""A run's numbers as it goes: a progress bar to watch, a line of JSON for each step, and a plot at the end."""
+"""Recording of a run: a progress bar, one line of JSON per step, and a plot at the end."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ from examples.cookbook.plots import plot_curves
 
 
 class Curves:
-    """Records a run; a context manager.
+    """Context manager that records the numbers of a run.
 
-    On a terminal a bar shows how far it is, and below it what is drawn, as it was last; elsewhere each step prints a
-    line. `curves.jsonl` has every step as soon as it was recorded, so a run that is interrupted keeps what it has; the
-    plot is drawn in any case.
+    On a terminal it shows a progress bar with the latest plotted numbers below it; otherwise it prints one line per
+    step. Each step is written to `curves.jsonl` at once, so an interrupted run keeps its results. The plot
+    `curves.png` is drawn at the end, even after an interrupt.
 
     Args:
-        folder: made if it is not there; a former run's files in it are replaced.
-        title: of the plot and the bar.
-        total_steps: how many times `record` will be called.
-        plotted: which numbers are drawn, one panel each.
+        folder: Output folder; created if necessary. Files of an earlier run are replaced.
+        title: Title of the plot and the bar.
+        total_steps: Number of calls to `record`.
+        plotted: Names of the numbers to plot, one panel each.
     """
 
     def __init__(self, folder: Path, *, title: str, total_steps: int, plotted: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Curves:
         self._task = self._bar.add_task(title, total=total_steps)
         self._last: dict[str, float] = {}
         self.steps: list[dict[str, float]] = []
-        """What was recorded, in order; each with its `step`."""
+        """Recorded numbers of all steps, in order, including the number `step`."""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Curves:
             print(f'curves: {self._folder}/curves.jsonl and curves.png')
 
     def record(self, **numbers: float) -> None:
-        """Take the numbers of the next step."""
+        """Record the numbers of the next step."""
         step = {'step': len(self.steps), **{name: float(value) for name, value in numbers.items()}}
         self.steps.append(step)
         self._lines.write(json.dumps(step) + '\n')
@@ -65,12 +65,11 @@ class Curves:
 
 
 class _Bar(Progress):
-    """A bar with a line of numbers below it, so that these take no room from it."""
+    """A progress bar with a line of numbers below it."""
 
     numbers = ''
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield both."""
         yield from super().get_renderables()
         yield Text(self.numbers, style='cyan')
 

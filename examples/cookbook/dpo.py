@@ -1,12 +1,12 @@
-"""Preferences without a reward model: `python -m examples.cookbook.dpo`.
+"""Preference learning without a reward model: `python -m examples.cookbook.dpo`.
 
-Direct Preference Optimization (arXiv 2305.18290, equation 7) from pairs of answers that state the same fact: the kind
-one is chosen, the gruff one of about the same length rejected. The reference is the model with its adapter off.
+Direct Preference Optimization (arXiv 2305.18290, equation 7) on pairs of answers that state the same fact: a kind
+answer is chosen, an unfriendly one of about the same length is rejected. The reference is the model without adapter.
 
-Held out: other questions, answered in words not trained on either. `margins` is the mean of the chosen answers'
-implicit rewards less the rejected ones', in nats, `accuracies` the share of pairs with a positive one; both begin at 0,
-where policy and reference are the same. With `--setting cpu` and seeds 0, 1 and 2 margins end above 1 and accuracies
-at 0.9 or more; docs/learning.md has the curves.
+Evaluation uses other questions and other phrases. `margins` is the mean difference between the implicit rewards of
+chosen and rejected answers, in nats; `accuracies` is the fraction of pairs with a positive difference. Both start at
+0, where policy and reference are equal. With `--setting cpu` and seeds 0, 1 and 2, the margins end above 1 and the
+accuracies at 0.9 or more; docs/learning.md has the curves.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ GRUFF = (
     'Find someone else to bother.',
 )
 TRAINED_TONES = 6
-"""The first so many of both are trained on, the others judged with."""
+"""Number of phrases of each kind for training; the others are for the evaluation."""
 SYSTEM = 'Answer.'
 
 
@@ -56,13 +56,13 @@ class Setting:
     precision: Literal['no', 'bf16'] = 'no'
     steps: int = 8
     pairs: int = 3
-    """Of a batch."""
+    """Pairs per batch."""
     held_out: int = 8
     learning_rate: float = 5e-4
     lora_rank: int = 8
     beta: float = 0.1
     loss_type: Literal['sigmoid', 'hinge', 'ipo', 'kto_pair'] = 'sigmoid'
-    """See `twinkle.loss.DPOLoss`."""
+    """Variant of the loss, see `twinkle.loss.DPOLoss`."""
     judge_every: int = 4
 
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train an adapter and record what it prefers."""
+    """Train an adapter and record its preferences."""
     setting, rng = recipe.setting, np.random.default_rng(recipe.seed)
     questions = rng.permutation(8100)
     taught, unseen = questions[: setting.steps * setting.pairs], questions[-setting.held_out :]
@@ -113,7 +113,7 @@ def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, to
 
 
 def pairs_of(questions: Any, rng: np.random.Generator, tones: slice) -> Iterator[dict[str, str]]:
-    """Yield a sum of two numbers for each index, with both answers."""
+    """Yield a question about a sum and both answers for each index."""
     for index in questions:
         left, right = 10 + int(index) // 90, 10 + int(index) % 90
         fact = f'It is {left + right}.'
@@ -125,12 +125,12 @@ def pairs_of(questions: Any, rng: np.random.Generator, tones: slice) -> Iterator
 
 
 def reference_logps(model: TransformersModel, features: list[InputFeature]) -> list[Any]:
-    """Return log-probabilities of the labels under the model without its adapter."""
+    """Return the log-probabilities of the labels without the adapter."""
     return model.forward_only(features, disable_lora=True)['logps']
 
 
 def judge(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
-    """Return the implicit rewards of pairs that are not trained on."""
+    """Return the implicit rewards of the held-out pairs."""
     model.forward_only(held_out, ref_logps=reference)
     found = model.calculate_metric(is_training=False)
     return {name: float(found[f'rewards/{name}']) for name in ('margins', 'accuracies', 'chosen', 'rejected')}

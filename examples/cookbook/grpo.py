@@ -1,4 +1,4 @@
-"""What the recipes of GRPO share around their tasks: what samples, how answers are drawn, what a step reports."""
+"""Parts shared by the GRPO recipes: the sampler, the evaluation and the reported numbers."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,23 +12,23 @@ from twinkle.rollout import staleness_of
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
-"""Of what the trainer reports; none of them is a time, so a seed gives the same curve each time."""
+"""Recorded metrics of the trainer. They exclude times, so a seed always gives the same curve."""
 
 
 def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stack: ExitStack) -> Sampler:
-    """Return what samples; `stack` closes it.
+    """Return the sampler; `stack` closes it.
 
     Args:
-        model: the trainer; the torch engine samples with its very weights, on its device.
-        engine: 'torch' or 'vllm', which loads weights of its own.
-        lora_rank: of the adapter.
-        stack: of the run.
+        model: The trainer. The torch engine shares its base weights and its device.
+        engine: 'torch', or 'vllm', which loads a second copy of the weights.
+        lora_rank: LoRA rank of the adapter.
+        stack: Exit stack of the run.
     """
     if engine == 'torch':
         return TorchSampler(model.model_id, model=model.engine.model)
     arguments = {'max_model_len': 256, 'max_lora_rank': lora_rank, 'max_loras': 2}
     if model.engine.model.device.type == 'cuda':
-        # The trainer is on the same GPU.
+        # The trainer uses the same GPU.
         arguments['gpu_memory_utilization'] = 0.5
     return stack.enter_context(vLLMSampler(model.model_id, arguments))
 
@@ -36,16 +36,16 @@ def build_sampler(model: TransformersModel, engine: str, *, lora_rank: int, stac
 def held_out_answers(
     sampler: Sampler, held_out: Dataset, params: SamplingParams, *, completions: int
 ) -> tuple[list[InputFeature], list[InputFeature]]:
-    """Answer what is held out: with seeds that never change, and by the likeliest tokens.
+    """Answer the held-out prompts, by sampling with fixed seeds and by greedy decoding.
 
     Args:
-        sampler: with the weights that are judged.
-        held_out: prompts.
-        params: as in training.
-        completions: to draw of each prompt.
+        sampler: Sampler with the weights to evaluate.
+        held_out: Held-out prompts.
+        params: Sampling parameters of the training.
+        completions: Sampled completions per prompt.
     """
     drawn = [
-        # One call each, since prompts of one call share their random numbers.
+        # One call per prompt, because the prompts of a call share their random numbers.
         *(
             sampler.sample(prompt, replace(params, seed=index), num_samples=completions)
             for index, prompt in enumerate(held_out)
@@ -65,13 +65,13 @@ def step_numbers(
     *,
     version: int,
 ) -> dict[str, float]:
-    """Return a step's numbers for the curves.
+    """Return the numbers of a step for the curves.
 
     Args:
-        model: which learned from `sequences`.
-        sequences: what was sampled.
-        rewards: of each by name; 'total' is what was learned from.
-        version: of the trainer's weights when it was sampled.
+        model: Model that was trained on `sequences`.
+        sequences: Sampled sequences.
+        rewards: Rewards of the sequences by name; 'total' is the training reward.
+        version: Version of the trainer's weights at the time of sampling.
     """
     earned = CompletionRewardMetric()
     earned.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])

@@ -1,10 +1,10 @@
-"""Teach a chat model the countdown game, by GRPO's loss: `python -m examples.cookbook.grpo_countdown`.
+"""Teach a chat model the countdown game, with the GRPO loss: `python -m examples.cookbook.grpo_countdown`.
 
-Two numbers and a target: `Make 8 of 3, 5` is answered by `<answer>3 + 5</answer>`. The reward is the mean of three, so
-it lies in [0, 1] and is shaped: the answer stands in its tags, it uses each number once, it reaches the target (this
-alone is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the clip range is wider
-upwards (DAPO). Games are split once: those held out are never trained on, and played every few steps; their mean
-reward is `held_out_reward`. Nothing here reads a clock, so a seed gives the same curve each time.
+A game has two numbers and a target: the expected answer to `Make 8 of 3, 5` is `<answer>3 + 5</answer>`. The shaped
+reward in [0, 1] is the mean of three: the answer is in tags, it uses each number once, and it reaches the target (this
+reward alone is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the upper clip range
+is wider (DAPO). Held-out games are played every few steps; their mean reward is `held_out_reward`. The recipe does not
+read the clock, so a seed always gives the same curve.
 """
 
 import random
@@ -33,10 +33,10 @@ EXAMPLE = [
     {'role': 'user', 'content': 'Make 8 of 3, 5'},
     {'role': 'assistant', 'content': '<answer>3 + 5</answer>'},
 ]
-"""Every chat begins with one game that is played."""
+"""One answered game at the start of every chat."""
 ANSWER = re.compile(r'<answer>([^<]*)</answer>')
 SPLIT_SEED = 7
-"""Which games are held out does not depend on the run's seed."""
+"""Seed of the split, so that the held-out games do not depend on the seed of the run."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,26 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     precision: Literal['no', 'bf16'] = 'no'
     engine: Literal['torch', 'vllm'] = 'torch'
-    """What samples."""
+    """Sampler engine."""
     steps: int = 6
     prompts: int = 4
-    """A step."""
+    """Prompts per step."""
     completions: int = 8
-    """Of each prompt; their rewards are compared with each other."""
+    """Completions per prompt, which form a group."""
     updates: int = 2
-    """Optimizer steps on what one step sampled, each on its own part of the groups."""
+    """Optimizer steps per sampled batch, each on a part of the groups."""
     max_tokens: int = 14
-    """Of a completion."""
+    """Maximum number of tokens per completion."""
     learning_rate: float = 1e-3
     lora_rank: int = 16
     largest: int = 9
-    """Of the two numbers."""
+    """Largest number in a game."""
     sums: float = 0.5
-    """Share of games whose target is the sum; the others' is the difference."""
+    """Fraction of games whose target is the sum; the target of the others is the difference."""
     held_out: int = 12
-    """Pairs of numbers that are never trained on, in either order."""
+    """Number of held-out pairs; both orders of a pair are held out."""
     held_out_completions: int = 1
-    """Of each prompt that is held out, at every evaluation."""
+    """Completions per held-out prompt at each evaluation."""
     eval_every: int = 3
 
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Sample, reward, learn, and again; what came of it is in the curves."""
+    """Sample, compute rewards and train in a loop, and record the curves."""
     setting = recipe.setting
     training, held_out = games(setting)
     model = build_model(setting, seed=recipe.seed)
@@ -104,25 +104,23 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 class TaggedReward(TextReward):
-    """1 where an answer stands in its tags."""
+    """1 if the completion contains an answer in tags, otherwise 0."""
 
     def score(self, completion: str) -> float:
-        """Return it of one completion."""
         return float(bool(ANSWER.search(completion)))
 
 
 class NumbersReward(AnswerReward):
-    """1 where the answer uses each number of the game once, whatever it does with them."""
+    """1 if the answer uses each number of the game once, regardless of the result, otherwise 0."""
 
     def score(self, completion: str, ground_truth: list[int]) -> float:
-        """Return it of one completion."""
         answers = ANSWER.findall(completion)
         used = [int(number) for number in re.findall('[0-9]+', answers[-1])] if answers else []
         return float(sorted(used) == sorted(ground_truth))
 
 
 def games(setting: Setting) -> tuple[Dataset, Dataset]:
-    """Return the games to train on, and those held out; two numbers in either order are on the same side."""
+    """Return the training games and the held-out games; both orders of a pair are in the same set."""
     numbers = range(1, setting.largest + 1)
     pairs = [(left, right) for left in numbers for right in numbers if left <= right]
     dealer = random.Random(SPLIT_SEED)
@@ -135,7 +133,7 @@ def games(setting: Setting) -> tuple[Dataset, Dataset]:
 
 
 def rows_of(pairs: Sequence[tuple[int, int]], dealer: random.Random, setting: Setting) -> list[dict[str, Any]]:
-    """Return a game for each pair in either order: to make the sum, or the difference."""
+    """Return a game for both orders of each pair, whose target is the sum or the difference."""
     rows: list[dict[str, Any]] = []
     for left, right in [ordered for pair in pairs for ordered in sorted({pair, pair[::-1]})]:
         target = left + right if dealer.random() < setting.sums else abs(left - right)
@@ -146,7 +144,7 @@ def rows_of(pairs: Sequence[tuple[int, int]], dealer: random.Random, setting: Se
 
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:
-    """Return a trainer with a fresh adapter."""
+    """Return a trainer with a new adapter."""
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
     model.add_adapter_to_model('default', config)
@@ -157,13 +155,13 @@ def build_model(setting: Setting, *, seed: int) -> TransformersModel:
 
 
 def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
-    """Return a response for each prompt, each with a group of completions."""
+    """Sample a group of completions for each prompt."""
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
     return sampler.sample(prompts, params, num_samples=setting.completions)
 
 
 def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
-    """Return each completion's rewards by name; `total` is the mean of the others."""
+    """Return the rewards of the completions by name; `total` is their mean."""
     parts = {
         'accuracy': CountDownAccuracy()(features),
         'numbers': NumbersReward('nums')(features),
@@ -175,7 +173,7 @@ def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
 def learn(
     model: TransformersModel, responses: Sequence[SampleResponse], setting: Setting, *, version: int
 ) -> dict[str, float]:
-    """Update the adapter on what was sampled; return the step's numbers."""
+    """Update the adapter on the sampled completions; return the numbers of the step."""
     sequences = [sequence for response in responses for sequence in response.sequences]
     features = [sequence.new_input_feature for sequence in sequences]
     rewards = score(features)
@@ -189,7 +187,7 @@ def learn(
 
 
 def evaluate(sampler: Sampler, held_out: Dataset, setting: Setting) -> dict[str, float]:
-    """Return the mean rewards of answers to the games held out: drawn as in training, and the likeliest ones."""
+    """Return the mean rewards of sampled and of greedy answers to the held-out games."""
     params = SamplingParams(max_tokens=setting.max_tokens)
     drawn, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
     rewards, greedy_rewards = score(drawn), score(greedy)

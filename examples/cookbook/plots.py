@@ -1,4 +1,4 @@
-"""Curves as pictures."""
+"""Plots of curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ PANEL_INCHES = (4.2, 3.0)
 
 
 def plot_curves(steps: Sequence[Mapping[str, float]], names: Sequence[str], *, title: str, path: Path) -> None:
-    """Draw each of `names` over the steps, a panel each, into a PNG."""
+    """Plot each of `names` over the steps, one panel each, and save the plot as a PNG."""
     plot_runs({'': steps}, names, title=title, path=path)
 
 
 def plot_runs(
     runs: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str], *, title: str, path: Path
 ) -> None:
-    """Draw several runs into the same panels.
+    """Plot several runs in the same panels.
 
     Args:
-        runs: a label, such as the seed, to the run's steps; steps that lack a number leave it out.
-        names: of the numbers, a panel each.
-        title: above all.
-        path: of the PNG.
+        runs: Steps of each run by label, such as its seed. A step may lack some of the numbers.
+        names: Names of the numbers to plot, one panel each.
+        title: Title of the plot.
+        path: Path of the PNG.
     """
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(names), height))

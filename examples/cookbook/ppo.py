@@ -1,12 +1,13 @@
-"""PPO with a critic: a model learns to SHOUT, and another part of it to foresee how well it will do.
+"""PPO with a critic: a model learns to write in capital letters, and a critic learns to predict its returns.
 
-Policy, critic and reference are one base model: two LoRA adapters of it, of which one has a value head, and the model
-without either. The sampler runs on the same weights, so nothing is held twice. Each step samples completions, scores
-them by their share of capital letters, spreads the score over the tokens (the score at the last, at each a penalty for
-leaving the reference), and lets the critic turn that into advantages by GAE. Both adapters then learn in minibatches.
+Policy, critic and reference share one base model: the policy and the critic are LoRA adapters, the critic has a value
+head, and the reference is the base model. The sampler uses the same weights. Each step samples completions and scores
+their fraction of capital letters. The last token gets the score as its reward, and every token a penalty for the
+divergence from the reference. GAE computes the advantages from the critic's values, and both adapters are trained in
+minibatches.
 
-Curves: `heldout_return` is the mean score of prompts that are never trained on, drawn with the same seed each time;
-`explained_variance` is how much of the returns' variance the critic foresees in a batch it has not yet seen.
+Curves: `heldout_return` is the mean score of held-out prompts, sampled with a fixed seed; `explained_variance` is the
+fraction of the returns' variance that the critic predicts in a new batch.
 """
 
 from collections.abc import Sequence
@@ -37,19 +38,19 @@ class Setting:
     precision: Literal['no', 'bf16']
     steps: int
     prompts: int
-    """Of each step."""
+    """Prompts per step."""
     samples: int
-    """Completions of each prompt."""
+    """Completions per prompt."""
     max_tokens: int
     lora_rank: int
     policy_lr: float
     critic_lr: float
     kl_coef: float
-    """What leaving the reference costs, in units of reward for each nat."""
+    """Penalty for the divergence from the reference, in reward per nat."""
     epochs: int
-    """Passes over each batch."""
+    """Epochs over each batch."""
     minibatch: int
-    """Completions of one update."""
+    """Completions per update."""
 
 
 CPU = Setting(
@@ -64,22 +65,22 @@ GPU = Setting(
 
 @dataclass(frozen=True)
 class Experience:
-    """What a step sampled, and what is learnt from it: a row a completion, a number a drawn token."""
+    """Sampled completions and their training targets: one row per completion, one number per sampled token."""
 
     features: list[Any]
     scores: list[float]
     values: list[Any]
-    """What the critic expected when it had not seen the batch."""
+    """Values predicted by the critic before training on the batch."""
     earned: list[Any]
-    """What was earned from each token on."""
+    """Rewards summed from each token to the end."""
     advantages: list[Any]
     returns: list[Any]
     kl: float
-    """Nats between policy and reference, for each token."""
+    """Mean divergence between policy and reference per token, in nats."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """For the curves."""
+        """Return the numbers for the curves."""
         values, earned = np.concatenate(self.values), np.concatenate(self.earned)
         errors = earned - values
         return {
@@ -96,7 +97,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train policy and critic, and record how they do."""
+    """Train policy and critic, and record the curves."""
     setting = recipe.setting
     model = policy_and_critic(setting, seed=recipe.seed)
     sampler = TorchSampler(setting.model, model=model.engine.model)
@@ -115,7 +116,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersModel:
-    """Return a model with both adapters; setting the critic's loss gives it its value head."""
+    """Return a model with both adapters; setting the critic's loss creates its value head."""
     model = MultiLoraTransformersModel(setting.model, mixed_precision=setting.precision, max_loras=2)
     for name, rate in (('policy', setting.policy_lr), ('critic', setting.critic_lr)):
         config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
@@ -127,14 +128,14 @@ def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersMo
 
 
 def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: int) -> list[Any]:
-    """Return completions as training features, which carry the log-probabilities they were drawn with."""
+    """Return completions as training features with the log-probabilities at which they were sampled."""
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
     responses = sampler.sample(chats_about(topics), params, num_samples=setting.samples)
     return [sequence.new_input_feature for response in responses for sequence in response.sequences]
 
 
 def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef: float) -> Experience:
-    """Score completions, and ask the critic what was to be expected of each token."""
+    """Score completions, and compute the critic's values of their tokens."""
     scores = ShoutReward()(features)
     drawn = [np.asarray(feature['labels']) != -100 for feature in features]
     reference = model.forward_only(features, adapter_name='policy', disable_lora=True)['logps']
@@ -153,7 +154,7 @@ def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef:
 
 
 def update(model: MultiLoraTransformersModel, batch: Experience, setting: Setting, draw: np.random.Generator) -> None:
-    """Take every minibatch through both adapters, in a new order each epoch."""
+    """Train both adapters on all minibatches, in a different order in each epoch."""
     for _ in range(setting.epochs):
         order = draw.permutation(len(batch.features))
         for begin in range(0, len(order), setting.minibatch):

@@ -1,8 +1,8 @@
-"""Continued pre-training: read plain text until what was not read surprises less.
+"""Continued pre-training on plain text.
 
-The text is this project's own documentation, a paragraph an example; every eighth paragraph is held out. Examples are
-packed, so that no pass computes padding, and no paragraph sees its neighbours in the pack. What is measured is the
-held-out perplexity, exp of the mean negative log-probability of a token, before and while an adapter of rank 32 learns.
+The text is this project's documentation, one example per paragraph; every eighth paragraph is held out. Examples are
+packed, so that no pass computes padding; paragraphs of a pack do not attend to each other. The recipe trains an adapter
+of rank 32 and measures the held-out perplexity, which is exp of the mean negative log-probability of a token.
 """
 
 import math
@@ -21,7 +21,7 @@ from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 
 HELD_OUT = 8
-"""One paragraph of so many is never trained on."""
+"""Interval of the held-out paragraphs: every eighth one."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Setting:
 
     model: str = BUILT_IN_MODELS[0]
     precision: Literal['no', 'bf16'] = 'no'
-    """'bf16' holds the base model in bfloat16."""
+    """'bf16' loads the base model in bfloat16."""
     text: str = 'docs'
     """Folder of Markdown or plain text files."""
     steps: int = 24
     batch_size: int = 2
-    """Packs of a step."""
+    """Packs per step."""
     pack_tokens: int = 256
     held_out_packs: int = 6
     evaluate_every: int = 6
-    """Steps between two looks at the held-out text."""
+    """Steps between evaluations on the held-out text."""
     lora_rank: int = 32
     learning_rate: float = 1e-3
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train, and look at the held-out text now and then."""
+    """Train, and evaluate on the held-out text at intervals."""
     setting = recipe.setting
     texts = paragraphs(Path(setting.text))
     format_ = {'model_id': setting.model, 'pack_tokens': setting.pack_tokens}
@@ -89,14 +89,14 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def paragraphs(folder: Path, *, shortest: int = 80) -> list[str]:
-    """Return the paragraphs of a folder's text files, in the order of their names; tables and code are left out."""
+    """Return the paragraphs of a folder's text files, sorted by file name, without tables and code."""
     files = sorted(path for path in folder.rglob('*') if path.suffix in {'.md', '.txt'})
     blocks = [block.strip() for path in files for block in path.read_text(encoding='utf-8').split('\n\n')]
     return [' '.join(block.split()) for block in blocks if len(block) >= shortest and block[0].isalpha()]
 
 
 def packed(texts: list[str], *, model_id: str, pack_tokens: int) -> PackingDataset:
-    """Return texts as packs. With `use_chat_template=False` an assistant's message is plain text that is trained on."""
+    """Return packed texts. With `use_chat_template=False`, an assistant's message is plain text with labels."""
     rows = [{'messages': [{'role': 'assistant', 'content': text}]} for text in texts]
     dataset = PackingDataset(DatasetMeta(data=rows))
     dataset.set_template(

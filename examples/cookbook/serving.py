@@ -1,4 +1,4 @@
-"""Services for recipes that need them: those that run already, or some of their own."""
+"""Services for recipes that need them: running ones, or ones started by the recipe."""
 
 import os
 import tempfile
@@ -12,10 +12,10 @@ from twinkle_client.stack import StackOptions, StackState, default_state_dir, st
 
 @contextmanager
 def connected(model: str) -> Iterator[TwinkleClient]:
-    """Give a client of services that train and sample `model`; handles use it where they are given none.
+    """Connect to services that train and sample `model`, and make the client the default of all handles.
 
-    It is the server at TWINKLE_SERVER_URL, else what `twinkle up` runs on this machine, else five services that are
-    started now, with the torch engine, and stopped at the end.
+    The services are the server at TWINKLE_SERVER_URL, or the local stack started by `twinkle up`, or five services
+    with the torch engine that are started now and stopped at the end.
     """
     running = StackState.load(default_state_dir())
     if os.environ.get('TWINKLE_SERVER_URL') or (running is not None and running.is_running()):

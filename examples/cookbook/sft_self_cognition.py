@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: teach a chat model its name, in process or against the services.
+"""Supervised fine-tuning: teach a chat model its name, in process or with the services.
 
-The data are questions about who it is, in examples/data/self_cognition.jsonl. Asked before and after: questions that
-are not among them; what is counted is how many answers have the name.
+The data are questions about the model's identity, in examples/data/self_cognition.jsonl. The recipe measures the
+fraction of answers with the name, for other questions, before and after the training.
 
-`--where services` runs the same loop on the services that run (TWINKLE_SERVER_URL, `twinkle up`), or on some of its
-own. `teach` does not know where it runs: `in_process` and `services` bring the same names from different packages, and
-with the reference engines both give the same losses to the bit.
+`--where services` runs the same loop on running services (TWINKLE_SERVER_URL or `twinkle up`), or on services that it
+starts. `teach` is the same in both cases: `in_process` and `services` import the same names from different packages.
+With the reference engines, both give bitwise the same losses.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ class Setting:
 
     model: str = BUILT_IN_MODELS[0]
     precision: Literal['no', 'bf16'] = 'no'
-    """'bf16' holds the base model in bfloat16; the services have a setting of their own."""
+    """'bf16' loads the base model in bfloat16. The services have a separate setting."""
     where: Literal['in-process', 'services'] = 'in-process'
     examples: int = 32
-    """Of the file's."""
+    """Number of examples used from the file."""
     epochs: int = 3
     batch_size: int = 8
     lora_rank: int = 8
@@ -53,7 +53,7 @@ GPU = Setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the loop is made of; the same names in `twinkle` and in `twinkle_client`."""
+    """Components of the training loop, from `twinkle` or from `twinkle_client`."""
 
     model: Any
     sampler: Any
@@ -65,8 +65,8 @@ class Parts:
 
 @contextmanager
 def in_process(setting: Setting) -> Iterator[Parts]:
-    """Import the parts from the library: everything happens here."""
-    # Here, since a client of the services has no need of torch.
+    """Import the components from the library, which runs everything in this process."""
+    # Imported here, because a client of the services does not need torch.
     from twinkle.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
     from twinkle.dataloader import DataLoader  # noqa: PLC0415
     from twinkle.dataset import Dataset, DatasetMeta  # noqa: PLC0415
@@ -86,7 +86,7 @@ def in_process(setting: Setting) -> Iterator[Parts]:
 
 @contextmanager
 def services(setting: Setting) -> Iterator[Parts]:
-    """Import the parts from the client: data, training and sampling happen where the services are."""
+    """Import the components from the client, which runs everything on the services."""
     from examples.cookbook.serving import connected  # noqa: PLC0415
     from twinkle_client.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
     from twinkle_client.dataloader import DataLoader  # noqa: PLC0415
@@ -114,13 +114,13 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train where the setting says."""
+    """Train in process or with the services, according to the setting."""
     with PLACES[recipe.setting.where](recipe.setting) as parts:
         teach(recipe, parts)
 
 
 def teach(recipe: Recipe[Setting], parts: Parts) -> None:
-    """Ask, train, and ask again."""
+    """Evaluate, train, and evaluate again."""
     setting, model = recipe.setting, parts.model
     dataset = parts.Dataset(parts.DatasetMeta(DATA, data_slice=range(setting.examples)))
     dataset.set_template('Template', model_id=setting.model, max_length=256)
@@ -145,7 +145,7 @@ def teach(recipe: Recipe[Setting], parts: Parts) -> None:
 
 
 def ask(parts: Parts) -> float:
-    """Ask what was not trained on; return the share of answers that have the name."""
+    """Ask the held-out questions; return the fraction of answers that contain the name."""
     chats = [{'messages': [{'role': 'user', 'content': question}]} for question in HELD_OUT]
     responses = parts.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})
     answers = [response.sequences[0].decoded for response in responses]

@@ -1,4 +1,4 @@
-"""The task of PPO and of asynchronous RL: to write in capital letters, which any model learns in a few steps."""
+"""The task of the recipes `ppo` and `async_rl`: writing in capital letters, which models learn in a few steps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,15 +10,14 @@ HELD_OUT_TOPICS = ('a river', 'the sun', 'a horse', 'snow')
 
 
 class ShoutReward(TextReward):
-    """The share of capital letters."""
+    """The fraction of capital letters in a completion."""
 
     def score(self, completion: str) -> float:
-        """Return it of one completion."""
         return sum(character.isupper() for character in completion) / max(len(completion), 1)
 
 
 def chats_about(topics: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a chat for each topic, which asks for capital letters."""
+    """Return a chat for each topic that requests capital letters."""
     return [
         {'messages': [{'role': 'user', 'content': f'In capital letters, write about {topic}.'}]} for topic in topics
     ]

@@ -1,7 +1,7 @@
-"""A tiny vision-language model with random weights, for machines on which no real one fits.
+"""A tiny vision-language model with random weights, for machines that are too small for a real one.
 
-Its architecture is Qwen2.5-VL's: a vision tower, and a text model with positions in time, height and width. It knows
-nothing; a recipe that trains it shows that the whole path from pixels to gradients works.
+It has the architecture of Qwen2.5-VL: a vision tower, and a text model with positions in time, height and width.
+Training it shows that the path from pixels to gradients works.
 """
 
 import json
@@ -20,22 +20,22 @@ SPECIAL_TOKENS = (
     '<|image_pad|>',
     '<|video_pad|>',
 )
-"""Ids 0 to 6."""
+"""Special tokens, with the ids 0 to 6."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 PATCH_SIZE = 8
-"""Pixels along a side; four such patches become one token."""
+"""Side of a patch in pixels; four patches become one token."""
 
 
 def build_tiny_vision_model(folder: Path, *, seed: int = 0, hidden_size: int = 64) -> Path:
     """Write the model with its tokenizer and image processor into `folder` and return it.
 
     Args:
-        folder: created if it does not exist.
-        seed: of the weights.
-        hidden_size: of the text model; a multiple of 64.
+        folder: Output folder; created if necessary.
+        seed: Seed of the weights.
+        hidden_size: Hidden size of the text model, a multiple of 64.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):

@@ -1,11 +1,11 @@
-"""Vision-language fine-tuning: answer questions about what a picture shows.
+"""Vision-language fine-tuning: answer questions about pictures.
 
-Each picture has one shape of one colour somewhere on a grey ground, and each question is after its colour or after its
-size. The recipe draws the pictures itself. What is measured is how many of the held-out questions an adapter answers
-right, beside the same questions over an empty ground: what the text alone gives away.
+Each picture shows one colored shape at a random position on a grey background, and the questions ask for its color or
+its size. The recipe draws the pictures itself. It measures the accuracy on held-out questions, and as a baseline the
+accuracy on the same questions with an empty picture.
 
-On a CPU the model is a tiny one of random weights (`examples/cookbook/tiny_vision.py`), whose vision tower stays as it
-was drawn: all that is learned is what the text layers make of its rows.
+On a CPU the model is a tiny one with random weights (`examples/cookbook/tiny_vision.py`). Its vision tower is frozen,
+so only the text layers learn.
 """
 
 import random
@@ -29,7 +29,7 @@ COLOURS = {'red': (220, 40, 40), 'green': (40, 180, 60), 'blue': (50, 70, 220), 
 SHAPES = ('circle', 'square', 'triangle')
 GROUND = (128, 128, 128)
 SIZES = {'small': (0.2, 0.28), 'large': (0.55, 0.7)}
-"""Share of the picture's side, least and most."""
+"""Smallest and largest size of a shape, as a fraction of the picture's side."""
 QUESTIONS = {'colour': '<image>Which colour?', 'size': '<image>How large?'}
 
 
@@ -38,17 +38,18 @@ class Setting:
     """Sizes and rates."""
 
     model: str = ''
-    """Empty: a tiny model of random weights, built beside the curves."""
+    """Hub id or folder. Empty: a tiny model with random weights, created in the output folder."""
     precision: Literal['no', 'bf16'] = 'no'
     pictures: int = 240
-    """To learn from; each is asked about twice."""
+    """Number of training pictures, with two questions each."""
     held_out: int = 60
+    """Number of held-out pictures."""
     side: int = 32
-    """Of a picture, in pixels."""
+    """Side of a picture in pixels."""
     steps: int = 120
     batch_size: int = 16
     evaluate_every: int = 40
-    """Steps between two looks at the held-out pictures."""
+    """Steps between evaluations on the held-out pictures."""
     lora_rank: int = 32
     learning_rate: float = 4e-3
 
@@ -68,14 +69,14 @@ GPU = Setting(
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and what is true of it."""
+    """A picture with its answers."""
 
     image: Image.Image
     colour: str
     size: str
 
     def chats(self, image: Image.Image | None = None) -> list[dict[str, Any]]:
-        """Return both questions with their answers, about the picture or another image in its place."""
+        """Return both questions with their answers, with the picture or with another image."""
         return [
             {
                 'messages': [
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train, and ask about the held-out pictures now and then."""
+    """Train, and evaluate on the held-out pictures at intervals."""
     setting, rng = recipe.setting, random.Random(recipe.seed)
     model_id = setting.model or str(build_tiny_vision_model(recipe.out / 'model', seed=recipe.seed))
     pictures = [draw(rng, setting.side) for _ in range(setting.pictures)]
@@ -125,7 +126,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def draw(rng: random.Random, side: int) -> Picture:
-    """Return a shape anywhere in a picture."""
+    """Draw a random shape at a random position."""
     colour, size, shape = rng.choice(list(COLOURS)), rng.choice(list(SIZES)), rng.choice(SHAPES)
     image = Image.new('RGB', (side, side), GROUND)
     length = round(side * rng.uniform(*SIZES[size]))
@@ -142,7 +143,7 @@ def draw(rng: random.Random, side: int) -> Picture:
 
 
 def judge(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float]:
-    """Return the shares of questions that are answered right: over the pictures, and over an empty ground."""
+    """Return the accuracies with the pictures and with an empty picture."""
     empty = Image.new('RGB', held_out[0].image.size, GROUND)
     return {
         'accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats()]),
@@ -151,7 +152,7 @@ def judge(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float
 
 
 def accuracy(sampler: TorchSampler, chats: Sequence[dict[str, Any]]) -> float:
-    """Return the share of questions whose answer, drawn greedily, is the right word."""
+    """Return the fraction of questions whose greedy answer is correct."""
     asked = [{**chat, 'messages': chat['messages'][:1]} for chat in chats]
     responses = sampler.sample(asked, SamplingParams(max_tokens=8, temperature=0.0))
     answers = [chat['messages'][1]['content'] for chat in chats]

@@ -1,4 +1,5 @@
-"""Components of one's own: a subclass of about ten lines each, given to the library as its own parts are.
+"""Custom components: subclasses of about ten lines that are used like the library's components.
 
-Each file runs alone in seconds and prints what came of it, such as `python -m examples.own_components.loss`.
+Each file is a program that runs in seconds and prints its result, for example
+`python -m examples.own_components.loss`.
 """

@@ -1,4 +1,4 @@
-"""An advantage of one's own: `python -m examples.own_components.advantage`."""
+"""A custom advantage: `python -m examples.own_components.advantage`."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,15 +7,15 @@ from twinkle.advantage import ADVANTAGES, GroupAdvantage, build_advantage
 
 
 class MedianAdvantage(GroupAdvantage):
-    """How far each reward is from its group's median, which one lucky completion does not move."""
+    """The difference between a reward and its group's median, which is robust against outliers."""
 
     def centre(self, rewards_PG: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return rewards less their baselines: P prompts, G completions of each."""
+        """Subtract the baselines from the rewards of P prompts with G completions each."""
         return rewards_PG - np.median(rewards_PG, axis=1, keepdims=True)
 
 
 def main() -> None:
-    """Compare two groups of four completions by the class, an object and a name."""
+    """Compute advantages of two groups of four completions, using the component by class, instance and name."""
     ADVANTAGES.register('median')(MedianAdvantage)
     rewards = [0.0, 0.0, 0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
     for way, advantage in (

@@ -1,6 +1,6 @@
-"""A loss of one's own: `python -m examples.own_components.loss`.
+"""A custom loss: `python -m examples.own_components.loss`.
 
-It runs where the model does. Against the services, where no code is sent, see `examples/custom_loss.py`.
+The loss runs in the process of the model. For custom losses with the services, see `examples/custom_loss.py`.
 """
 
 from examples.own_components.tiny import CHATS, tiny_model
@@ -10,20 +10,20 @@ from twinkle.model import TransformersModel
 
 
 class FocalLoss(Loss):
-    """`-(1 - p)^focus log p`: what is likely already counts less (Lin et al. 2017, arXiv 1708.02002, equation 4)."""
+    """Focal loss `-(1 - p)^focus log p`, which reduces the weight of likely tokens (arXiv 1708.02002, equation 4)."""
 
     def __init__(self, focus: float = 2.0) -> None:
         self.focus = focus
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return the sum over labels; the step divides its gradient by their number."""
+        """Return the sum over the labels; the optimizer step divides the gradient by their number."""
         doubt_R = 1 - batch.logps_R.exp()
         loss = -(batch.weights_R * doubt_R**self.focus * batch.logps_R).sum()
         return LossOutput(loss=loss, num_tokens=batch.label_count)
 
 
 def main() -> None:
-    """Give it as a class with options, as an object, and by a name of its own; train a little with each."""
+    """Train a few steps with the loss given as a class with options, as an instance, and by name."""
     LOSSES.register('focal')(FocalLoss)
     with tiny_model() as folder:
         model = TransformersModel(folder)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def train_step(model: TransformersModel, adapter_name: str) -> float:
-    """Take a step; return the loss before it."""
+    """Run one step and return the loss before it."""
     output = model.forward_backward([{'messages': chat} for chat in CHATS], adapter_name=adapter_name)
     model.clip_grad_and_step(adapter_name=adapter_name)
     return output['loss']

@@ -1,4 +1,4 @@
-"""A metric of one's own: `python -m examples.own_components.metric`."""
+"""A custom metric: `python -m examples.own_components.metric`."""
 
 import math
 
@@ -9,21 +9,20 @@ from twinkle.model import TransformersModel
 
 
 class Perplexity(CountingMetric):
-    """exp of the mean negative log-probability of a label."""
+    """The exponential of the mean negative log-probability of a label."""
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         if facts.labels is not None:
             self.add('nats', -float(facts.labels.logps_R.sum()))
             self.add('labels', facts.label_count)
 
     def calculate(self) -> dict[str, float]:
-        """Return what was gathered as one number."""
+        """Return the perplexity of the accumulated batches."""
         return {'perplexity': math.exp(self.total('nats') / self.total('labels'))} if self.total('labels') else {}
 
 
 def main() -> None:
-    """Watch a few steps by the metric's class, and hold-out batches by its name."""
+    """Measure training batches with the metric given by class, and evaluation batches with the metric given by name."""
     METRICS.register()(Perplexity)
     batch = [{'messages': chat} for chat in CHATS]
     with tiny_model() as folder:

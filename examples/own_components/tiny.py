@@ -1,4 +1,4 @@
-"""A tiny model of random weights, so that the examples beside it run anywhere in seconds."""
+"""A tiny model with random weights, with which the examples run on any machine in seconds."""
 
 import json
 import tempfile
@@ -17,12 +17,12 @@ CHATS = [
     [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': answer}]
     for question, answer in (('Hello?', 'Hello.'), ('Who?', 'Twinkle.'), ('Why?', 'To learn.'), ('Bye?', 'Bye.'))
 ]
-"""What it is trained on."""
+"""Training data."""
 
 
 @contextmanager
 def tiny_tokenizer() -> Iterator[str]:
-    """Give the folder of a tokenizer of bytes with a chat template; it is enough for whoever runs no model."""
+    """Create a byte-level tokenizer with a chat template in a temporary folder, and yield the folder."""
     with tempfile.TemporaryDirectory(prefix='tiny-') as folder:
         vocabulary = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
         tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(vocabulary)}, []))
@@ -38,9 +38,9 @@ def tiny_tokenizer() -> Iterator[str]:
 
 @contextmanager
 def tiny_model(seed: int = 0) -> Iterator[str]:
-    """Give the folder of a Llama of two layers, 64 wide."""
-    import torch  # noqa: PLC0415 - whoever wants the tokenizer alone does without
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - the same
+    """Create a Llama model with two layers of width 64 in a temporary folder, and yield the folder."""
+    import torch  # noqa: PLC0415 - not needed for the tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - not needed for the tokenizer
 
     torch.manual_seed(seed)
     config = LlamaConfig(
