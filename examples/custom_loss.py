@@ -1,7 +1,7 @@
-"""A loss of your own, computed here: `twinkle up`, then `python -m examples.custom_loss`.
+"""A custom loss that this program computes: `twinkle up`, then `python -m examples.custom_loss`.
 
-The service computes log-probabilities and gradients of the weights; what is made of the log-probabilities is
-this file's business, in plain numpy. No code is sent.
+The service computes the log-probabilities and the gradients of the weights. This program computes the loss and its
+gradient from the log-probabilities, in plain numpy. No code is sent to the service.
 """
 
 from typing import Any
@@ -15,15 +15,16 @@ from twinkle_client.dataset import Dataset
 from twinkle_client.model import MultiLoraTransformersModel
 
 FOCUS = 2.0
-"""How much more a token counts that the model finds unlikely; 0 is cross-entropy."""
+"""Exponent that reduces the weight of likely tokens; 0 gives cross-entropy."""
 
 
 def focal_loss(
     features: list[dict[str, Any]], logps: list[np.ndarray]
 ) -> tuple[float, list[np.ndarray], dict[str, float]]:
-    """Return the mean over labels of -(1 - p)^FOCUS log p (Lin et al. 2017, arXiv:1708.02002, equation 4).
+    """Return the focal loss, its gradient for each feature, and a metric.
 
-    Its derivative by log p is (1 - p)^(FOCUS - 1) (FOCUS p log p - (1 - p)).
+    The loss is the mean of -(1 - p)^FOCUS log p over the labels (Lin et al. 2017, arXiv:1708.02002, equation 4). Its
+    derivative with respect to log p is (1 - p)^(FOCUS - 1) (FOCUS p log p - (1 - p)).
     """
     count = sum(int((feature['labels'] != -100).sum()) for feature in features)
     loss, gradients, likely = 0.0, [], 0
@@ -38,7 +39,7 @@ def focal_loss(
 
 
 def main() -> None:
-    """Train a few steps and print what the loss says."""
+    """Train six steps, print the loss of each, and undo two steps."""
     with init_twinkle_client() as client:
         services = client.get_server_info().services
         (model_id,) = {base.base_model for service in services for base in service.base_models if base.is_trainable}
@@ -52,11 +53,11 @@ def main() -> None:
         for step, batch in enumerate(DataLoader(dataset, batch_size=8)):
             output = model.forward_backward_custom(batch, focal_loss, framework='numpy')
             model.clip_grad_and_step()
-            print(f'step {step} loss {output["loss"]:.3f}, {output["metrics"]["likely"]:.0%} of the tokens are likely')
+            print(f'step {step} loss {output["loss"]:.3f}, {output["metrics"]["likely"]:.0%} of labels have p > 0.5')
             if step == 5:
                 break
         model.undo(2)
-        print('two steps back, after', model.get_adapter().step_count)
+        print('two steps undone; the step count is', model.get_adapter().step_count)
         model.remove_adapter()
 
 

@@ -1,8 +1,9 @@
 """Reinforcement learning in one process: `python -m examples.grpo_in_process --model <hub id or folder>`.
 
-Sample, reward, learn, sync, and again: GRPO with the component library alone, no service running. After
-every sync the sampler has exactly the trainer's weights, so that the ratio of both policies is 1 on what it
-samples. The reward is the share of letters, which even a model of random weights can learn to like.
+Each step of the loop samples completions, computes their rewards, trains with the GRPO loss, and copies the weights
+to the sampler. The program uses the component library alone; no service runs. After every sync the sampler has exactly
+the trainer's weights, so the probability ratio of the two policies is 1 on the samples. The reward is the fraction of
+letters, which even a model with random weights can learn to increase.
 """
 
 import argparse
@@ -23,38 +24,37 @@ from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
 GENERATIONS = 4
-"""Completions of each prompt; their rewards are compared with each other."""
+"""Completions per prompt, which form a GRPO group."""
 LORA_RANK = 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one round of the loop showed."""
+    """Measurements of one step of the loop."""
 
     version: int
-    """The weights that sampled."""
+    """Version of the weights that generated the samples."""
     mean_reward: float
     ratio: float
-    """Mean of the trainer's probability of a sampled token over the sampler's; 1 is on policy."""
+    """Mean ratio of the trainer's to the sampler's probability of a sampled token; 1 means on policy."""
     largest_difference: float
-    """Between the trainer's and the sampler's log-probability of a sampled token, in nats."""
+    """Largest difference between the trainer's and the sampler's log-probability of a sampled token, in nats."""
 
 
 class LetterReward(TextReward):
-    """The share of letters."""
+    """The fraction of letters in a completion."""
 
     def score(self, completion: str) -> float:
-        """Return it of one completion."""
         return sum(character.isalpha() for character in completion) / max(len(completion), 1)
 
 
 def main() -> None:
     """Run the loop and print a line for each step."""
     parser = argparse.ArgumentParser(prog='python -m examples.grpo_in_process', description=__doc__)
-    parser.add_argument('--model', default=BUILT_IN_MODELS[0])
+    parser.add_argument('--model', default=BUILT_IN_MODELS[0], help='hub id or folder')
     parser.add_argument('--steps', type=int, default=10)
     parser.add_argument('--learning-rate', type=float, default=1e-3)
-    parser.add_argument('--engine', choices=['torch', 'vllm'], default='torch', help='what samples')
+    parser.add_argument('--engine', choices=['torch', 'vllm'], default='torch', help='engine of the sampler')
     options = parser.parse_args()
     with ExitStack() as stack:
         if options.engine == 'torch':
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def train(model_id: str, sampler: Sampler, *, steps: int, learning_rate: float, max_tokens: int = 16) -> Iterator[Step]:
-    """Train an adapter of `model_id` on what `sampler`, of the same model, draws with it; yield each step."""
+    """Train an adapter on its own samples, and yield the measurements of each step; `sampler` runs the same model."""
     model = TransformersModel(model_id)
     model.add_adapter_to_model('default', LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, seed=1))
     model.set_optimizer('AdamW', lr=learning_rate)

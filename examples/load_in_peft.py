@@ -1,4 +1,4 @@
-"""Load a saved adapter with plain transformers and peft, and ask it something.
+"""Load a saved adapter with plain transformers and peft, and ask it a question.
 
 python -m examples.load_in_peft FOLDER --model smollm2-135m-instruct --ask 'Who are you?'
 """
@@ -13,11 +13,11 @@ from twinkle.hub import resolve_model
 
 
 def main() -> None:
-    """Print the greedy answer."""
+    """Print the greedy answer to the question."""
     parser = argparse.ArgumentParser(prog='python -m examples.load_in_peft', description=__doc__)
-    parser.add_argument('folder', help='with adapter_config.json and adapter_model.safetensors')
+    parser.add_argument('folder', help='folder with adapter_config.json and adapter_model.safetensors')
     parser.add_argument('--model', required=True, help='base model')
-    parser.add_argument('--ask', default='Who are you?')
+    parser.add_argument('--ask', default='Who are you?', help='question (default: %(default)s)')
     options = parser.parse_args()
     base = resolve_model(options.model)
     tokenizer = AutoTokenizer.from_pretrained(base)

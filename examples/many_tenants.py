@@ -1,8 +1,8 @@
-"""Several tenants train on one base model at once: `twinkle up`, then `python -m examples.many_tenants`.
+"""Several tenants train on one base model at the same time: `twinkle up`, then `python -m examples.many_tenants`.
 
-Each tenant has a key, a client, an adapter and data of its own. The service runs their batches in shared
-passes, and every receipt says how many adapters shared one; what each of them learns is to the bit what it
-would learn alone.
+Each tenant has its own key, client, adapter and data. The service computes their batches in shared passes, and every
+receipt states how many adapters shared the pass. The trained weights are bitwise the same as if each tenant trained
+alone.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +15,14 @@ from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 
 TENANTS = {'amber': 4, 'basil': 8, 'coral': 16}
-"""Each tenant's name and the rank of its adapter."""
+"""Names of the tenants and the LoRA ranks of their adapters."""
 STEPS = 6
 
 
 def chats_of(tenant: str) -> list[dict[str, object]]:
-    """Return what a tenant's model is to say."""
+    """Return the training data of a tenant: chats in which the model says its name."""
     questions = ('Who are you?', 'What is your name?', 'Whom do I talk to?', 'Tell me your name.')
-    answer = {'role': 'assistant', 'content': f'I am {tenant.title()}, and nobody else.'}
+    answer = {'role': 'assistant', 'content': f'I am {tenant.title()}, and no one else.'}
     return [{'messages': [{'role': 'user', 'content': question}, answer]} for question in questions]
 
 
@@ -45,26 +45,26 @@ def train(tenant: str, model_id: str, api_key: str) -> list[str]:
             lines.append(
                 f'{tenant:6} step {step} loss {output["loss"]:6.3f}  '
                 f'{receipt["token_count"]:4} tokens, {receipt["pass_adapter_count"]} adapters in its pass, '
-                f'{receipt["device_time"].total_seconds():.3f} s of the device'
+                f'{receipt["device_time"].total_seconds():.3f} s of device time'
             )
         model.remove_adapter()
         return lines
 
 
 def main() -> None:
-    """Make the tenants, let them train side by side, and print their receipts."""
+    """Create the tenants, train their adapters at the same time, and print the receipts."""
     with TwinkleClient() as client:
         services = client.get_server_info().services
         (model_id,) = {base.base_model for service in services for base in service.base_models if base.is_trainable}
         keys = KeyAdministration(client=client)
-        made = {tenant: keys.create_key(tenant, scopes=['train', 'data']) for tenant in TENANTS}
+        created = {tenant: keys.create_key(tenant, scopes=['train', 'data']) for tenant in TENANTS}
         try:
             with ThreadPoolExecutor() as pool:
-                runs = [pool.submit(train, tenant, model_id, secret) for tenant, (_, secret) in made.items()]
+                runs = [pool.submit(train, tenant, model_id, secret) for tenant, (_, secret) in created.items()]
             for run in runs:
                 print('\n'.join(run.result()))
         finally:
-            for key, _ in made.values():
+            for key, _ in created.values():
                 keys.revoke_key(key.key_id)
 
 

@@ -1,7 +1,7 @@
 """Teach a small chat model its name, through all five services, in about a minute.
 
-Run it with `./run quickstart`. It starts its own services, and stops them at the end, also
-when it is interrupted or fails.
+Run it with `./run quickstart`. It starts its own services and stops them at the end, even if it fails or is
+interrupted.
 """
 
 import argparse
@@ -43,7 +43,8 @@ QUESTIONS = ('Who are you?', 'What is your name?', 'Who made you?')
 DATA = Path(__file__).parent / 'data' / 'self_cognition.jsonl'
 BATCH_SIZE = 8
 EXAMPLES = 32
-"""Of the file's: four and a half rounds of these fit into a minute and teach a name in whole sentences."""
+"""Number of examples used from the file. Training repeats them four and a half times, which takes about a minute and
+teaches the name in whole sentences."""
 SPAN_LIMIT_SECONDS = 10.0
 
 console = Console()
@@ -51,7 +52,7 @@ console = Console()
 
 @dataclass
 class Facts:
-    """What the run showed."""
+    """Measurements of the run, which `--facts` saves as JSON."""
 
     before: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
@@ -69,12 +70,12 @@ class Facts:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the quick start."""
     parser = argparse.ArgumentParser(prog='python -m examples.quickstart', description=__doc__)
     parser.add_argument('--steps', type=int, default=18, help='optimizer steps')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
-    parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of its own stack')
-    parser.add_argument('--facts', type=Path, help='also write what was measured to this JSON file')
+    parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder for its services')
+    parser.add_argument('--facts', type=Path, help='JSON file for the measurements')
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -90,7 +91,7 @@ def main() -> None:
         console.print('[yellow]interrupted[/yellow]')
         raise SystemExit(130) from None
     facts.seconds = time.monotonic() - begin
-    console.print(f'\ndone in {facts.seconds:.0f} s; everything that was started is stopped')
+    console.print(f'\ndone in {facts.seconds:.0f} s; all services are stopped')
     if options.facts:
         options.facts.write_text(json.dumps(asdict(facts), indent=2))
 
@@ -98,16 +99,16 @@ def main() -> None:
 @contextmanager
 def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
     """Start the five services, and stop them at the end."""
-    from twinkle.hub import HubError, resolve_model  # noqa: PLC0415 - brings libraries the client does without
+    from twinkle.hub import HubError, resolve_model  # noqa: PLC0415 - imports libraries that the client does not need
 
     console.rule('1. Five services')
     begin = time.monotonic()
     running = StackState.load(state_dir)
     if running is not None and running.is_running():
-        raise SystemExit(f'{state_dir} is in use by another quick start; wait for it, or give --state-dir')
+        raise SystemExit(f'{state_dir} is used by another quick start; wait for it to end, or give another --state-dir')
     try:
         resolve_model(model)
-        with console.status('they load the model') as status:
+        with console.status('the services load the model') as status:
             options = StackOptions(state_dir=state_dir, base_model=model)
             stack = start_stack(options, report=lambda service, event: status.update(f'{service} is {event}'))
     except (HubError, StackError) as error:
@@ -134,7 +135,7 @@ def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts) -> No
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
     loader = DataLoader(_dataset(client, model_id), batch_size=BATCH_SIZE, shuffle=True, seed=0, epochs=0)
     _train(model, loader, steps, facts)
-    _step_to_sample(model, loader, sampler, facts)
+    _trace_last_step(model, loader, sampler, facts)
     console.rule('4. After')
     facts.after = _ask(sampler, facts, version=facts.version)
     facts.checkpoint_path = model.save('final', overwrite=True)
@@ -150,22 +151,22 @@ def _dataset(client: TwinkleClient, model_id: str) -> Dataset:
     dataset.set_template('Template', model_id=model_id, max_length=256)
     dataset.map('SelfCognitionProcessor', init_args={'model_name': NAME, 'model_author': AUTHOR})
     dataset.encode()
-    console.print(f'  {len(dataset)} examples of who it is')
+    console.print(f'  {len(dataset)} examples about its name')
     return dataset
 
 
 def _train(model: MultiLoraTransformersModel, loader: DataLoader, steps: int, facts: Facts) -> None:
-    """Train all steps but the last, with a bar."""
+    """Train all steps but the last, with a progress bar."""
     columns = (
         TextColumn('  {task.description}'),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn('{task.fields[news]}'),
+        TextColumn('{task.fields[numbers]}'),
         TimeElapsedColumn(),
     )
     tokens, begin = 0, time.monotonic()
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task('steps', total=steps, news='')
+        task = progress.add_task('steps', total=steps, numbers='')
         for batch in loader:
             output = model.forward_backward(batch)
             model.clip_grad_and_step(1.0)
@@ -173,13 +174,13 @@ def _train(model: MultiLoraTransformersModel, loader: DataLoader, steps: int, fa
             loss = output['loss']
             facts.first_loss, facts.last_loss = facts.first_loss or loss, loss
             facts.trained_tokens_per_second = tokens / (time.monotonic() - begin)
-            progress.update(task, advance=1, news=f'loss {loss:.3f}  {facts.trained_tokens_per_second:.0f} tokens/s')
+            progress.update(task, advance=1, numbers=f'loss {loss:.3f}  {facts.trained_tokens_per_second:.0f} tokens/s')
             if progress.tasks[task].completed >= steps - 1:
                 break
 
 
-def _step_to_sample(model: MultiLoraTransformersModel, loader: DataLoader, sampler: Sampler, facts: Facts) -> None:
-    """Make the last step, publish it and sample from it, as one trace."""
+def _trace_last_step(model: MultiLoraTransformersModel, loader: DataLoader, sampler: Sampler, facts: Facts) -> None:
+    """Run the last step, publish its weights and sample with them, in one trace."""
     loader.resume_from_checkpoint(loader.get_state())
     batch = next(iter(loader))
     with trace.get_tracer('examples').start_as_current_span('one step, published and sampled') as span:
@@ -193,31 +194,31 @@ def _step_to_sample(model: MultiLoraTransformersModel, loader: DataLoader, sampl
 
 
 def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[str]:
-    """Ask all questions at once and show the answers as they come, beside those given before, if any."""
+    """Ask all questions at once and stream the answers; with a version, show those of the base model next to them."""
     answers = ['' for _ in QUESTIONS]
-    where: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
+    target: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
     begin = time.monotonic()
 
     async def follow(index: int, live: Live) -> int:
         count = 0
         params = {'max_tokens': 32, 'temperature': 0.0}
-        async for delta in sampler.sample_stream.aio(_chat(QUESTIONS[index]), params, **where):
+        async for delta in sampler.sample_stream.aio(_chat(QUESTIONS[index]), params, **target):
             answers[index] += delta.text
             count += len(delta.tokens)
-            live.update(_board(answers, facts, version))
+            live.update(_answer_table(answers, facts, version))
         return count
 
     async def follow_all(live: Live) -> int:
         return sum(await asyncio.gather(*(follow(index, live) for index in range(len(QUESTIONS)))))
 
-    with Live(_board(answers, facts, version), console=console, refresh_per_second=8, transient=True) as live:
+    with Live(_answer_table(answers, facts, version), console=console, refresh_per_second=8, transient=True) as live:
         tokens = asyncio.run(follow_all(live))
-    console.print(_board(answers, facts, version))
+    console.print(_answer_table(answers, facts, version))
     facts.sampled_tokens_per_second = tokens / (time.monotonic() - begin)
     return answers
 
 
-def _board(answers: list[str], facts: Facts, version: int | None) -> Table:
+def _answer_table(answers: list[str], facts: Facts, version: int | None) -> Table:
     table = Table(expand=True)
     table.add_column('question', ratio=1)
     table.add_column('before' if version is not None else 'base model', ratio=2)
@@ -236,7 +237,7 @@ def _chat(question: str) -> dict[str, Any]:
 
 
 def _show_trace(folder: Path, facts: Facts) -> None:
-    """Show the trace, as soon as every service has written its part."""
+    """Show the trace once every service has written its spans."""
     console.rule('5. One step, published and sampled, as a trace')
     expected = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     end = time.monotonic() + SPAN_LIMIT_SECONDS
@@ -249,10 +250,10 @@ def _show_trace(folder: Path, facts: Facts) -> None:
 
 
 def _show_peft(model: str, facts: Facts) -> None:
-    """Load the folder with plain transformers and peft, in a process of its own."""
+    """Load the folder with plain transformers and peft in another process."""
     console.rule('6. The same adapter in plain peft')
     if importlib.util.find_spec('peft') is None or not facts.folder:
-        console.print('peft is not installed here, or the folder is on another machine')
+        console.print('skipped: peft is not installed, or the folder is on another machine')
         return
     command = [sys.executable, '-m', 'examples.load_in_peft', facts.folder, '--model', model, '--ask', QUESTIONS[0]]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

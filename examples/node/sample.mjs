@@ -1,4 +1,4 @@
-// Streams an answer from a gateway with plain grpc-js: no code of ours, only the contracts.
+// Streams an answer from a gateway with plain grpc-js. It needs only the .proto files and no generated client.
 //   npm install @grpc/grpc-js @grpc/proto-loader
 //   TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-... node examples/node/sample.mjs 'Who are you?'
 import grpc from '@grpc/grpc-js';

@@ -22,7 +22,7 @@ class Perplexity(CountingMetric):
 
 
 def main() -> None:
-    """Measure training batches with the metric given by class, and evaluation batches with the metric given by name."""
+    """Use the metric for training, where it is given as a class, and for evaluation, where it is given by name."""
     METRICS.register()(Perplexity)
     batch = [{'messages': chat} for chat in CHATS]
     with tiny_model() as folder:
@@ -37,8 +37,8 @@ def main() -> None:
                 model.forward_backward(batch)
                 model.clip_grad_and_step()
             model.forward_only(batch[:1])
-            seen, held = model.calculate_metric(), model.calculate_metric(is_training=False)
-            print(f'round {round_}: training {seen["perplexity"]:.1f}, one chat {held["perplexity"]:.1f}')
+            training, evaluation = model.calculate_metric(), model.calculate_metric(is_training=False)
+            print(f'round {round_}: training {training["perplexity"]:.1f}, one chat {evaluation["perplexity"]:.1f}')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""A preprocessor of one's own: `python -m examples.own_components.preprocessor`."""
+"""A custom preprocessor: `python -m examples.own_components.preprocessor`."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ ROWS = [{'word': 'cat', 'french': 'chat'}, {'word': 'dog', 'french': 'chien'}]
 
 
 class VocabularyProcessor(RowPreprocessor):
-    """Makes a chat of a word and its translation."""
+    """Converts a word and its translation to a chat."""
 
     def __init__(self, language: str) -> None:
         self.language = language
 
     def convert(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the new row; what it leaves out is gone."""
-        question = {'role': 'user', 'content': f'What is "{row["word"]}" in {self.language}?'}
+        """Return the new row. Columns that it does not contain are dropped."""
+        question = {'role': 'user', 'content': f'Translate "{row["word"]}" into {self.language}.'}
         return {'messages': [question, {'role': 'assistant', 'content': row[self.language.lower()]}]}
 
 
 def main() -> None:
-    """Map a dataset by the class with its arguments, by an object, and by a plain function of columns."""
+    """Map a dataset with the preprocessor given as a class with arguments, as an instance, and as a function."""
     for way, given, arguments in (
         ('class', VocabularyProcessor, {'language': 'French'}),
         ('object', VocabularyProcessor('French'), None),

@@ -1,4 +1,4 @@
-"""A template of one's own: `python -m examples.own_components.template`."""
+"""A custom template: `python -m examples.own_components.template`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from twinkle.template import Template
 
 
 class NumberedTemplate(Template):
-    """Numbers the turns of the user, so that a model may refer to them."""
+    """Numbers the messages of the user, so that the model can refer to them."""
 
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
-        """Return the chat as the model is to see it; labels follow by themselves."""
+        """Return the chat as the model sees it. The library computes the labels from the result."""
         chat, number = super().format_trajectory(trajectory), 0
         for message in chat['messages']:
             if message['role'] == 'user':
@@ -23,7 +23,7 @@ class NumberedTemplate(Template):
 
 
 def main() -> None:
-    """Encode a dataset by the class with its options, and by an object."""
+    """Encode a dataset with the template given as a class with options, and as an instance."""
     with tiny_tokenizer() as folder:
         for way, given, options in (
             ('class', NumberedTemplate, {'model_id': folder, 'max_length': 128}),
@@ -33,8 +33,8 @@ def main() -> None:
             dataset.set_template(given, **options)
             dataset.encode()
             ids, labels = dataset[0]['input_ids'], dataset[0]['labels']
-            learned = dataset.template.decode([int(label) for label in labels if label != -100])
-            print(f'{way}: {dataset.template.decode(ids)!r}, of which is learned {learned!r}')
+            labelled = dataset.template.decode([int(label) for label in labels if label != -100])
+            print(f'{way}: {dataset.template.decode(ids)!r}, labels {labelled!r}')
 
 
 if __name__ == '__main__':

@@ -38,7 +38,7 @@ def test_custom_loss_falls(tiny_stack: StackState, tenant_key: str) -> None:
     lines = run('custom_loss', tiny_stack, api_key=tenant_key).splitlines()
     losses = [float(line.split()[3].rstrip(',')) for line in lines if line.startswith('step')]
     assert losses[-1] < losses[0]
-    assert lines[-1].endswith('after 4')
+    assert lines[-1].endswith('count is 4')
 
 
 def test_chat_streams_its_answer_and_its_counts(tiny_stack: StackState, tenant_key: str) -> None:

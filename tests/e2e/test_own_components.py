@@ -44,7 +44,7 @@ def test_a_component_takes_ten_lines(name: str) -> None:
     assert len([line for line in lines if line not in prose and text.splitlines()[line - 1].strip()]) <= 10
 
 
-def test_own_loss_is_learned_from() -> None:
+def test_custom_loss_falls() -> None:
     """The custom loss falls when given as class, object or name, and a higher focus lowers it from the first step."""
     losses = {way: [float(number) for number in re.findall(r'[\d.]+', line)] for way, line in run('loss').items()}
     assert set(losses) == {'class', 'object', 'name'}
@@ -52,7 +52,7 @@ def test_own_loss_is_learned_from() -> None:
     assert losses['class'][0] > losses['name'][0] > losses['object'][0]
 
 
-def test_own_metric_reports() -> None:
+def test_custom_perplexity_falls() -> None:
     """The custom perplexity metric falls from round to round, in training and in evaluation."""
     rounds = [[float(number) for number in re.findall(r'[\d.]+', line)] for line in run('metric').values()]
     assert len(rounds) == 3
@@ -60,27 +60,27 @@ def test_own_metric_reports() -> None:
         assert values[0] > values[1] > values[2] > 1
 
 
-def test_own_reward_scores() -> None:
+def test_custom_reward_prefers_short_answers() -> None:
     """The custom reward prefers short answers, and a higher price per word removes the reward of long ones."""
     scores = run('reward')
     assert scores == {'class': '[1.0, 0.0, 0.0]', 'object': '[1.0, 0.5, 0.0]', 'name': '[1.0, 0.5, 0.0]'}
 
 
-def test_own_advantage_compares() -> None:
+def test_custom_advantage_subtracts_the_median() -> None:
     """The custom advantage uses a baseline that one lucky completion does not move."""
     expected = str([0.0, 0.0, 0.0, 1.0, -0.25, -0.25, 0.25, 0.25])
     assert run('advantage') == {'class': expected, 'object': expected, 'name': expected}
 
 
-def test_own_preprocessor_maps() -> None:
+def test_custom_preprocessor_converts_rows() -> None:
     """The custom preprocessor turns rows into chats when given as class, object or name."""
-    assert set(run('preprocessor').values()) == {str(['What is "cat" in French?', 'chat'])}
+    assert set(run('preprocessor').values()) == {str(['Translate "cat" into French.', 'chat'])}
 
 
-def test_own_template_encodes() -> None:
-    """The custom template's text is tokenised, and only the assistant's words are learned."""
+def test_custom_template_numbers_the_messages() -> None:
+    """The custom template's text is tokenised, and only the assistant's messages have labels."""
     for line in run('template').values():
-        encoded, learned = line.split(', of which is learned ')
+        encoded, labelled = line.split(', labels ')
         assert '[1] Hello?' in encoded
         assert '[2] Who?' in encoded
-        assert ast.literal_eval(learned) == 'Hello.<|im_end|>Twinkle.<|im_end|>'
+        assert ast.literal_eval(labelled) == 'Hello.<|im_end|>Twinkle.<|im_end|>'
