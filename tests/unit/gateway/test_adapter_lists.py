@@ -1,4 +1,4 @@
-"""One list of adapters of several model services, and what is said where one of them is away."""
+"""Listing the adapters of several model services as one list, and failures of some of these services."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,12 +14,12 @@ from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 
 CONTEXT: Any = None
-"""Of the call; the services of these tests do not look at it."""
+"""Context of the call. The services of these tests ignore it."""
 HELD = {'one': ['small'], 'two': ['large', 'huge'], 'three': []}
 
 
 def service_of(*adapter_ids: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    """Return a service that has these, or, without any, cannot be reached."""
+    """Return a service that holds the given adapters; without any, the service is unreachable."""
 
     async def answer(request: bytes, context: Any) -> bytes:
         del request, context
@@ -39,18 +39,18 @@ async def listed(**services: Callable[[bytes, Any], Awaitable[bytes]]) -> list[s
     return [item.adapter_id for item in wire.ListAdaptersResponse.FromString(raw).adapters]
 
 
-async def test_services_that_are_there_are_listed_together() -> None:
-    """Nothing is missing, and nothing is there twice."""
+async def test_adapters_of_all_services_are_listed_together() -> None:
+    """The list contains every adapter of every service exactly once."""
     assert await listed(one=service_of('b', 'a'), two=service_of('c')) == ['c', 'b', 'a']
 
 
 @pytest.mark.parametrize(
-    ('away', 'base_models'),
+    ('unreachable', 'base_models'),
     [(['one'], 'small'), (['two'], 'huge, large'), (['one', 'two'], 'huge, large, small'), (['three'], '')],
 )
-async def test_base_models_of_those_that_are_away_are_named(away: list[str], base_models: str) -> None:
-    """A short list would be taken for all there is; of a service that was never heard nobody knows what it holds."""
-    services = {name: service_of() if name in away else service_of(name) for name in HELD}
+async def test_refusal_names_the_base_models_of_unreachable_services(unreachable: list[str], base_models: str) -> None:
+    """An incomplete list is refused; a service that was never reached has no known base models."""
+    services = {name: service_of() if name in unreachable else service_of(name) for name in HELD}
     with pytest.raises(BaseModelsUnreachable) as refused:
         await listed(**services)
     assert (refused.value.service, refused.value.base_models) == ('model', base_models)

@@ -1,4 +1,4 @@
-"""Which base model a client means by a name."""
+"""Matching the base model name of a request to the served base models."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from services.gateway.fleet.base_models import served_name
 
 
 @pytest.mark.parametrize(
-    ('name', 'served', 'meant'),
+    ('name', 'served', 'expected'),
     [
         ('ms://org/a', ['org/b', 'ms://org/a'], 'ms://org/a'),
         ('org/a', ['ms://org/a'], 'ms://org/a'),
@@ -18,6 +18,6 @@ from services.gateway.fleet.base_models import served_name
         ('org/c', ['org/a', 'ms://org/b'], None),
     ],
 )
-def test_id_without_its_hub_means_the_one_that_is_served(name: str, served: list[str], meant: str | None) -> None:
-    """The same name comes first; two hubs are two models; what could be several is none."""
-    assert served_name(name, served) == meant
+def test_model_name_without_a_hub_matches_the_served_model(name: str, served: list[str], expected: str | None) -> None:
+    """An equal name is preferred, names of different hubs differ, and an ambiguous name matches no model."""
+    assert served_name(name, served) == expected

@@ -47,17 +47,17 @@ class World:
 
 
 class Census:
-    """Adapters that exist, and the number of times they were listed."""
+    """The adapters of all tenants, and the number of times they were listed."""
 
     def __init__(self) -> None:
-        self.there: set[str] = set()
+        self.existing: set[str] = set()
         self.count = 0
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
         del tenant_id
         self.count += 1
         await asyncio.sleep(0)
-        return set(self.there)
+        return set(self.existing)
 
 
 def saving(name: str, *, limit: int | None = None) -> bytes:
@@ -72,8 +72,8 @@ def creation(request_id: str, *, limit: int | None = None) -> bytes:
     return request.SerializeToString()
 
 
-async def test_quota_of_a_tenant_stands_over_the_default() -> None:
-    """Limit by limit; one that is nowhere set is none, and what another gateway sets is read."""
+async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
+    """Set limits override the defaults, unset limits are unlimited, and `read` loads other gateways' changes."""
     world = World(max_adapters=4, weight=2.0)
     assert world.table.of('alice') == Quota(max_adapters=4, weight=2.0)
     await world.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
@@ -90,8 +90,8 @@ async def test_quota_of_a_tenant_stands_over_the_default() -> None:
     rate=st.integers(1, 100),
     burst=st.integers(1, 1000),
 )
-def test_no_more_is_used_than_comes_in(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
-    """Whoever takes only while nothing is owed never has more than burst, rate and the last thing it took."""
+def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
+    """A tenant that takes tokens only while it owes none uses at most the burst, the refill and its last request."""
     bucket, now, used, largest = TokenBucket(rate=rate, burst=burst, now=0.0), 0.0, 0, 0
     for pause, count in charges:
         now += pause
@@ -103,8 +103,8 @@ def test_no_more_is_used_than_comes_in(charges: list[tuple[float, int]], rate: i
     assert bucket.seconds_until_free(now=now + 1e6) == 0.0
 
 
-async def test_who_owes_little_waits_and_who_owes_much_is_refused() -> None:
-    """The refusal names the quota and when it is paid; then it goes on."""
+async def test_small_debt_waits_and_large_debt_is_refused() -> None:
+    """The refusal carries the quota and the retry time; a call without a time limit waits until the debt is paid."""
     world = World(tokens_per_second=10, burst_tokens=20)
     world.rates.charge('alice', 20)
     await world.rates.enter('alice', patience_seconds=0.0)
@@ -121,8 +121,8 @@ async def test_who_owes_little_waits_and_who_owes_much_is_refused() -> None:
     assert world.rates.seconds_until_free('alice') == 0.0
 
 
-async def test_a_quota_that_is_raised_counts_at_once() -> None:
-    """Also for who waits already."""
+async def test_raised_quota_takes_effect_at_once() -> None:
+    """A raised rate also shortens the wait of a call that is already waiting."""
     world = World(tokens_per_second=1, burst_tokens=1)
     world.rates.charge('alice', 3601)
     waiting = asyncio.create_task(world.rates.enter('alice', patience_seconds=None))
@@ -136,7 +136,7 @@ async def test_a_quota_that_is_raised_counts_at_once() -> None:
     assert unlimited.rates.seconds_until_free('alice') == 0.0
 
 
-async def test_samples_at_a_time() -> None:
+async def test_concurrent_sampling_requests_are_limited() -> None:
     """A request beyond the quota is refused with a retry time, for each tenant separately, until another one ends."""
     world = World(concurrent_samples=2)
     async with world.gate.admitted('alice', deadline=None), world.gate.admitted('alice', deadline=None):
@@ -153,7 +153,7 @@ async def test_samples_at_a_time() -> None:
 
 
 def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') -> Future:
-    """Return a future that samples, or of another kind."""
+    """Return a future of the given kind."""
     request = FutureRequest(kind=kind, key=str(number), payload=b'', session_id='')
     return Future.accepted(request, tenant_id=tenant_id, moment=START)
 
@@ -198,61 +198,61 @@ async def test_sampling_futures_of_an_owing_tenant_are_refused() -> None:
     capacity.enter(future_of(0, kind='execute'))
 
 
-async def test_of_several_adapters_at_once_as_many_are_made_as_may_be() -> None:
-    """Each of a tenant's is let in once the one before is there; what is beyond the limit is told of it."""
+async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
+    """Creations of one tenant run one at a time, and each creation beyond the limit receives the limit."""
     world = World(max_adapters=2)
     census = world.census
-    census.there.add('ad-0')
+    census.existing.add('ad-0')
 
-    async def make(number: int) -> int | None:
+    async def create(number: int) -> int | None:
         async with world.training.creating('alice') as limit:
             await asyncio.sleep(0)
             if limit is None:
-                census.there.add(f'new-{number}')
+                census.existing.add(f'new-{number}')
             return limit
 
-    assert sorted(str(limit) for limit in await asyncio.gather(*(make(number) for number in range(4)))) == [
+    assert sorted(str(limit) for limit in await asyncio.gather(*(create(number) for number in range(4)))) == [
         *['2'] * 3,
         'None',
     ]
-    census.there.clear()
-    assert await make(10) is None
+    census.existing.clear()
+    assert await create(10) is None
 
 
-async def test_without_a_quota_of_adapters_nobody_is_asked_anything() -> None:
-    """The common case costs nothing."""
+async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
+    """A tenant without an adapter quota causes no listing of its adapters."""
     world = World()
     async with world.training.creating('alice') as limit:
         assert (limit, world.census.count) == (None, 0)
 
 
-async def test_creations_of_futures_are_marked_where_the_tenant_has_as_many_as_it_may() -> None:
-    """They go on all the same: the model service alone knows whether one made its adapter before."""
+async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
+    """The model service still receives the request, because only it can recognise a repeated creation."""
     world, trainer = World(max_adapters=1), RecordTrainer()
     limited = LimitedTrainer(trainer, world.training)
     await limited.create_adapter('alice', creation('one'), request_id='f1')
-    world.census.there.add('ad-1')
+    world.census.existing.add('ad-1')
     await limited.create_adapter('alice', creation('two'), request_id='f2')
     assert trainer.created == {'f1': creation('one'), 'f2': creation('two', limit=1)}
 
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
-def test_a_marked_creation_is_the_same_one_with_a_limit(fields: dict[str, Any]) -> None:
-    """What the client itself put there does not count; what is no request is refused."""
+def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> None:
+    """A limit that the client itself sent is replaced, and bytes that are not a valid request are refused."""
     request = adapter_service_pb2.CreateAdapterRequest(**fields)
     marked = adapter_service_pb2.CreateAdapterRequest.FromString(refused_creation(request.SerializeToString(), 3))
     assert marked.adapters_limit == 3
     marked.ClearField('adapters_limit')
     request.ClearField('adapters_limit')
     assert marked == request
-    # A field that says to be longer than what is there would take the addition into itself.
+    # A field that claims more bytes than follow it would absorb the appended field.
     cut = adapter_service_pb2.CreateAdapterRequest(request_id='r' * 9).SerializeToString()[:-2]
     with pytest.raises(InvalidField):
         refused_creation(cut, 3)
 
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
-    """Who owes tokens waits as long as it takes; a save goes on marked while the storage is full, all others as is."""
+    """An operation of a tenant that owes tokens waits, and saves at the storage limit are marked with that limit."""
     world, trainer = World(tokens_per_second=10, stored_bytes=100), RecordTrainer()
     limited = LimitedTrainer(trainer, world.training)
     step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
@@ -270,16 +270,16 @@ async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     assert trainer.applied == [saving('1'), saving('2'), marked, step, saving('5')]
 
 
-async def test_nothing_may_be_stored_where_the_limit_is_zero() -> None:
-    """Though nothing is stored."""
+async def test_storage_limit_of_zero_refuses_all_storage() -> None:
+    """A limit of zero refuses even a tenant that stores nothing."""
     world = World(stored_bytes=0)
     with pytest.raises(QuotaExceeded) as refused:
         await world.training.check_storage('alice')
     assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
 
 
-async def test_requests_in_flight_are_counted_until_they_left() -> None:
-    """A request that entered twice is in flight until it left twice; unknown requests are ignored."""
+async def test_requests_in_flight_are_counted_until_they_leave() -> None:
+    """A request that entered twice is in flight until it has left twice; unknown requests are ignored."""
     gate = World(concurrent_samples=1).gate
     gate.enter('alice', 'one')
     gate.enter('alice', 'one')
@@ -293,8 +293,8 @@ async def test_requests_in_flight_are_counted_until_they_left() -> None:
     assert gate.count('alice') == 0
 
 
-def test_a_limit_that_is_zero_is_one() -> None:
-    """Zero is not taken for unset."""
+def test_limit_of_zero_overrides_the_default() -> None:
+    """A limit of zero is a limit and does not fall back to the default."""
     default = Quota(max_adapters=3, concurrent_samples=4)
     own = Quota(max_adapters=0, concurrent_samples=0)
     assert replace(own.over(default), weight=None) == Quota(max_adapters=0, concurrent_samples=0)

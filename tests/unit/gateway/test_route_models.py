@@ -1,4 +1,4 @@
-"""Calls find the model service of their base model or adapter, and no answer tells of other tenants."""
+"""Routing of calls to the model service of their base model or adapter, without revealing other tenants' adapters."""
 
 import asyncio
 from collections.abc import Collection
@@ -17,24 +17,22 @@ START = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 class Services:
-    """Model services that hold `held` and have `adapters`; those in `down` refuse, those in `silent` say nothing."""
+    """Model services that hold `held` and have `adapters`. Those in `down` refuse, those in `silent` do not answer."""
 
     def __init__(self, **held: set[str]) -> None:
-        """Begin with no adapters, all up."""
         self.held = held
         self.adapters: dict[str, set[tuple[str, str]]] = {name: set() for name in held}
         self.down: set[str] = set()
         self.silent: set[str] = set()
-        self.questions = 0
+        self.lookup_count = 0
 
     async def base_models(self, service: str) -> Collection[str] | None:
-        """Answer unless it is down."""
+        """Return the base models of a service, or None while it is down."""
         await self._stay_silent(service)
         return None if service in self.down else self.held[service]
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
-        """Answer unless it is down."""
-        self.questions += 1
+        self.lookup_count += 1
         await self._stay_silent(service)
         if service in self.down:
             raise ServiceUnreachable('model')
@@ -63,8 +61,8 @@ def _routes(services: Services, runs: MemoryRunStore | None = None) -> SeveralMo
     return SeveralModels(tuple(services.held), facts=services, runs=runs or MemoryRunStore())
 
 
-async def test_base_model_is_found_where_it_is_held() -> None:
-    """Each goes to its own, and an unknown one is refused with what there is."""
+async def test_base_model_is_routed_to_its_model_service() -> None:
+    """A base model is routed to the service that holds it; the refusal of an unknown one lists the known ones."""
     routes = _routes(Services(one={'tiny'}, two={'small'}))
     assert [await routes.holder_of(name) for name in ('tiny', 'small')] == ['one', 'two']
     with pytest.raises(BaseModelNotFound) as refusal:
@@ -72,8 +70,8 @@ async def test_base_model_is_found_where_it_is_held() -> None:
     assert refusal.value.known == ('small', 'tiny')
 
 
-async def test_service_that_is_away_keeps_its_base_model() -> None:
-    """Its calls are not given to another one, and fail where it is."""
+async def test_unreachable_service_keeps_its_base_model() -> None:
+    """Calls for a base model are not routed to another service while its own service is unreachable."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
@@ -82,8 +80,8 @@ async def test_service_that_is_away_keeps_its_base_model() -> None:
     assert await routes.holder_of('small') == 'two'
 
 
-async def test_service_that_comes_back_with_another_base_model_is_asked_for_that_one() -> None:
-    """What it held before is held by nobody."""
+async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
+    """The previous base model of the service becomes unknown."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
@@ -93,8 +91,8 @@ async def test_service_that_comes_back_with_another_base_model_is_asked_for_that
         await routes.holder_of('small')
 
 
-async def test_unknown_base_model_may_be_that_of_a_service_that_was_never_reached() -> None:
-    """Then nobody can say that it is not served."""
+async def test_unknown_base_model_is_not_denied_before_all_services_answered() -> None:
+    """The error is ServiceUnreachable, because the service that was never reached may hold the base model."""
     services = Services(one={'tiny'}, two={'small'})
     services.down = {'two'}
     routes = _routes(services)
@@ -104,19 +102,19 @@ async def test_unknown_base_model_may_be_that_of_a_service_that_was_never_reache
     assert await routes.holder_of('small') == 'two'
 
 
-async def test_adapter_goes_where_its_base_model_is_also_while_that_is_away() -> None:
-    """The catalogue knows it, and no service is asked."""
+async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() -> None:
+    """The catalogue gives the base model of the adapter, so no service is queried."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'small'))
     routes = _routes(services, runs)
     await routes.refresh()
     services.down = {'two'}
     assert await routes.owner_of('alice', 'ad-1') == 'two'
-    assert services.questions == 0
+    assert services.lookup_count == 0
 
 
-async def test_id_of_an_adapter_is_not_used_for_another_base_model() -> None:
-    """The same tenant's is refused; the same base model may be a repeat, and other tenants' ids are their own."""
+async def test_adapter_id_cannot_be_reused_for_another_base_model() -> None:
+    """The refusal applies only within a tenant, and creating the id again for the same base model is allowed."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     routes = _routes(services, runs)
@@ -127,18 +125,18 @@ async def test_id_of_an_adapter_is_not_used_for_another_base_model() -> None:
     assert await routes.creator_of('alice', 'small', '') == 'two'
 
 
-async def test_adapter_is_made_while_another_service_is_away() -> None:
-    """Nobody is asked for an id that the catalogue has not heard of."""
+async def test_adapter_is_created_while_another_service_is_unreachable() -> None:
+    """No service is queried for an id that is not in the catalogue."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
     services.down = {'two'}
     assert await routes.creator_of('alice', 'tiny', 'new') == 'one'
-    assert services.questions == 0
+    assert services.lookup_count == 0
 
 
-async def test_service_that_does_not_answer_holds_up_nobody() -> None:
-    """A base model and an adapter are found where they are while another service is silent."""
+async def test_silent_service_delays_no_other_service() -> None:
+    """A base model and an adapter of one service are found while another service does not answer."""
     services = Services(one={'tiny'}, two={'small'})
     services.adapters['one'].add(('alice', 'new'))
     services.silent = {'two'}
@@ -147,16 +145,16 @@ async def test_service_that_does_not_answer_holds_up_nobody() -> None:
     assert await routes.owner_of('alice', 'new') == 'one'
 
 
-async def test_new_adapter_is_found_by_asking() -> None:
-    """The catalogue hears of it a moment later."""
+async def test_new_adapter_is_found_by_querying_the_services() -> None:
+    """An adapter that is not yet in the catalogue is found because the services are queried."""
     services = Services(one={'tiny'}, two={'small'})
     services.adapters['two'].add(('alice', 'new'))
     assert await _routes(services).owner_of('alice', 'new') == 'two'
 
 
 @pytest.mark.parametrize('down', [set[str](), {'two'}], ids=['all up', 'one down'])
-async def test_absent_adapters_and_those_of_others_are_not_told_apart(down: set[str]) -> None:
-    """Whatever is up, both go to the same service or are refused in the same way."""
+async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(down: set[str]) -> None:
+    """An absent adapter and an adapter of another tenant have the same outcome, with all services up or one down."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('of-bob', 'tiny', tenant_id='bob'))
     services.adapters['one'].add(('bob', 'of-bob'))
@@ -172,16 +170,16 @@ async def test_absent_adapters_and_those_of_others_are_not_told_apart(down: set[
     assert (outcomes[0] is None) is not bool(down)
 
 
-async def test_adapter_of_a_base_model_that_nobody_holds_waits_for_its_service() -> None:
-    """It exists, so it is not said to be absent."""
+async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> None:
+    """The error is ServiceUnreachable, because the adapter exists in the catalogue."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'large'))
     with pytest.raises(ServiceUnreachable):
         await _routes(services, runs).owner_of('alice', 'ad-1')
 
 
-def test_first_of_two_services_has_the_base_model_and_the_conflict_is_told_once() -> None:
-    """In whatever order they are heard, the configuration's order decides."""
+def test_first_configured_service_keeps_the_base_model_on_a_conflict() -> None:
+    """The order of the configuration decides, not the order of the answers, and the conflict is reported once."""
     table = ModelTable(['one', 'two'])
     assert table.update('two', ['tiny', 'small']) == []
     assert table.update('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]

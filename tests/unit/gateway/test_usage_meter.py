@@ -1,4 +1,4 @@
-"""The meter: what is counted is written down once, whatever fails."""
+"""The usage meter writes each measurement to the store once, also after failures."""
 
 import asyncio
 from dataclasses import replace
@@ -23,28 +23,27 @@ WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)
 
 
 class World:
-    """A meter over a store in memory."""
+    """A meter over a store in memory, with the given default quota."""
 
     def __init__(self, **default: Any) -> None:
-        """Charge by this quota."""
         self.clock, self.store = FakeClock(), MemoryUsageStore()
         self.rates = TokenRates(QuotaTable(MemoryQuotaStore(), default=Quota(**default)), clock=self.clock)
         self.meter = UsageMeter(self.store, self.rates, clock=self.clock, pause=lambda _: asyncio.sleep(0))
         self.tally = SampleTally(self.meter)
 
     async def used(self, tenant_id: str = 'alice') -> dict[str, Work]:
-        """Return what is written down, by run."""
+        """Return the stored usage by run."""
         found = await self.store.list_of(tenant_id, begin=None, end=None)
         return {item.run_id: item.work for item in found}
 
 
 def reading(tokens: int, run_id: str = 'run-1', operations: int = 1) -> Reading:
-    """Return a run's meter."""
+    """Return a reading of a run's meter."""
     return Reading(run_id=run_id, tenant_id='alice', trained_token_count=tokens, operation_count=operations)
 
 
-async def test_what_is_counted_is_written_down_together() -> None:
-    """Added up by tenant and run; and nothing is written where nothing was counted."""
+async def test_counts_are_written_in_one_batch() -> None:
+    """One request holds the sums by tenant and run, and a flush without new counts writes nothing."""
     world = World()
     for _ in range(3):
         world.meter.count('alice', 'run-1', WORK)
@@ -59,11 +58,11 @@ async def test_what_is_counted_is_written_down_together() -> None:
     }
 
 
-@pytest.mark.parametrize('where', ['failures', 'late_failures'])
-async def test_nothing_is_lost_or_doubled_while_the_database_is_away(where: str) -> None:
-    """Whether it failed before it wrote or after; what is counted meanwhile follows."""
+@pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
+async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: str) -> None:
+    """The store may fail before or after it writes, and counts that arrive during the outage are written later."""
     world = World()
-    setattr(world.store, where, [ServiceUnreachable('database')] * 2)
+    setattr(world.store, failure_list, [ServiceUnreachable('database')] * 2)
     world.meter.count('alice', 'run-1', WORK)
     await world.meter.save(reading(10))
     for _ in range(2):
@@ -77,8 +76,8 @@ async def test_nothing_is_lost_or_doubled_while_the_database_is_away(where: str)
     }
 
 
-async def test_many_runs_are_written_down_in_parts() -> None:
-    """A snapshot of thousands makes no endless transaction, and is whole in the end."""
+async def test_many_runs_are_written_in_several_batches() -> None:
+    """Readings of many runs are split into batches of limited size, and all of them are stored."""
     world, count = World(), 2 * MOST_READINGS + 1
     for number in range(count):
         await world.meter.save(reading(number + 1, f'run-{number}'))
@@ -87,8 +86,8 @@ async def test_many_runs_are_written_down_in_parts() -> None:
     assert len(await world.used()) == count
 
 
-async def test_trained_tokens_are_charged_as_meters_go_on() -> None:
-    """What was trained before this gateway began is not; a meter that is read again and again is charged once."""
+async def test_trained_tokens_are_charged_once() -> None:
+    """Tokens trained before the gateway's first reading are free, and reading the same value again charges nothing."""
     world = World(tokens_per_second=10, burst_tokens=1)
     for tokens in (1000, 1000, 1041, 1041):
         await world.meter.save(reading(tokens))
@@ -99,25 +98,25 @@ async def test_trained_tokens_are_charged_as_meters_go_on() -> None:
 
 
 def future_of(key: str) -> Future:
-    """Return a sample."""
-    order = FutureRequest(kind='sample', key=key, payload=b'', session_id='')
-    return Future.accepted(order, tenant_id='alice', moment=FakeClock().now())
+    """Return an accepted sampling future."""
+    request = FutureRequest(kind='sample', key=key, payload=b'', session_id='')
+    return Future.accepted(request, tenant_id='alice', moment=FakeClock().now())
 
 
-def order_for(wish: AdapterRequest | None) -> BatchRequest:
-    """Return what it asked for."""
-    return BatchRequest(message=b'', keys=(RouteKey(base_model='tiny', adapter=wish),))
+def batch_for(adapter: AdapterRequest | None) -> BatchRequest:
+    """Return a batch of one prompt for the given weights."""
+    return BatchRequest(message=b'', keys=(RouteKey(base_model='tiny', adapter=adapter),))
 
 
-async def test_a_sample_counts_once_when_it_is_settled() -> None:
-    """However often it ran; not one that failed, nor one that another gateway settled."""
+async def test_sample_is_counted_once_when_it_is_settled() -> None:
+    """Repeated attempts count once, and samples that failed or were settled by another gateway do not count."""
     world, moment = World(), FakeClock().now()
-    order = order_for(AdapterRequest(adapter_id='run-1'))
+    request = batch_for(AdapterRequest(adapter_id='run-1'))
     done, failed, others = future_of('done'), future_of('failed'), future_of('others')
     for future in (done, done, failed, others):
-        world.tally.note(future, order, ANSWER)
+        world.tally.note(future, request, ANSWER)
     settled = done.done(moment=moment)
-    # The answer of the first attempt to keep it was lost: what is kept has that attempt's moment.
+    # The reply to the first attempt to store the result was lost: the stored result has that attempt's time.
     world.tally.settled(done.done(moment=moment + timedelta(seconds=1)), settled)
     world.tally.settled(settled, settled)
     lost = failed.failed(Cancelled(), moment=moment)
@@ -130,13 +129,13 @@ async def test_a_sample_counts_once_when_it_is_settled() -> None:
 
 
 @pytest.mark.parametrize(
-    ('wish', 'run_id'),
+    ('adapter', 'run_id'),
     [
         (None, ''),
         (AdapterRequest(adapter_id='ses:train:0', exact=3), 'ses:train:0'),
         (AdapterRequest(adapter_id='twinkle://ses:train:0/weights/best', is_checkpoint=True), 'ses:train:0'),
     ],
 )
-def test_samples_belong_to_the_run_of_their_weights(wish: AdapterRequest | None, run_id: str) -> None:
-    """Also those of a checkpoint; the base model alone is nobody's run."""
-    assert order_for(wish).keys[0].run_id == run_id
+def test_samples_belong_to_the_run_of_their_weights(adapter: AdapterRequest | None, run_id: str) -> None:
+    """A sample of a checkpoint belongs to the checkpoint's run, and a sample of the base model belongs to no run."""
+    assert batch_for(adapter).keys[0].run_id == run_id
