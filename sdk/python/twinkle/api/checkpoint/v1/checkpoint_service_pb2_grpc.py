@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class CheckpointServiceStub:
-    """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
+    it. Methods that change a checkpoint require the scope "train".
     """
 
     def __init__(self, channel):
@@ -84,8 +85,9 @@ class CheckpointServiceStub:
 
 
 class CheckpointServiceServicer:
-    """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
+    it. Methods that change a checkpoint require the scope "train".
     """
 
     def GetCheckpoint(self, request, context):
@@ -96,7 +98,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Lists the caller's checkpoints.
+        """Lists the caller's checkpoints, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,49 +112,52 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetCheckpointTtl(self, request, context):
-        """Sets when a checkpoint is deleted.
+        """Sets the remaining lifetime of a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetCheckpointVisibility(self, request, context):
-        """Sets who may read a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
-        (ERROR_REASON_ID_TAKEN) where another tenant's checkpoint of that path is public.
+        """Makes a checkpoint readable for every tenant, or only for its owner. Errors: PERMISSION_DENIED if the caller is not
+        a service; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with the same path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CopyCheckpoint(self, request, context):
-        """Copies a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
-        (ERROR_REASON_CHECKPOINT_EXISTS) where another state has that name.
+        """Copies a checkpoint to a run of the caller. Errors: PERMISSION_DENIED if the caller is not a service of this
+        deployment; ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) if the run has a checkpoint with that name and another
+        state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DownloadCheckpoint(self, request, context):
-        """Streams a checkpoint as a tar archive.
+        """Streams a checkpoint as a tar archive of its PEFT folder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadCheckpoint(self, request_iterator, context):
-        """Takes a peft folder made elsewhere: all of it is checked before anything of it can be seen. A stream that ends
-        early is ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) and says at which byte to go on. Errors: INVALID_ARGUMENT for
-        what is no peft folder of safetensors, for tensors that are no part of the base model, of another shape or not
-        finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
-        many unfinished uploads.
+        """Uploads a PEFT folder as a tar archive and creates a checkpoint from it. The archive is validated completely before
+        the checkpoint becomes visible. If the stream ends before the last byte, the call fails with ABORTED
+        (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume. Errors:
+        INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the base
+        model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchCheckpoints(self, request, context):
-        """Follows all checkpoints: a snapshot, `is_synced`, then changes. Errors: PERMISSION_DENIED for any
-        caller but an internal one.
+        """Follows the checkpoints of all tenants: a snapshot, `is_synced`, then every change. Errors: PERMISSION_DENIED if
+        the caller is not a service of this deployment; INVALID_ARGUMENT if the resume token is too old or was issued
+        before a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,8 +220,9 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CheckpointService:
-    """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
+    """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
+    it. Methods that change a checkpoint require the scope "train".
     """
 
     @staticmethod

@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class VersionServiceStub:
-    """Versions belong to their adapter's tenant; any other id is NOT_FOUND.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
+    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
+    change a version require the scope "train".
     """
 
     def __init__(self, channel):
@@ -63,7 +66,10 @@ class VersionServiceStub:
 
 
 class VersionServiceServicer:
-    """Versions belong to their adapter's tenant; any other id is NOT_FOUND.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
+    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
+    change a version require the scope "train".
     """
 
     def GetVersion(self, request, context):
@@ -74,28 +80,30 @@ class VersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Lists an adapter's versions.
+        """Lists the versions of an adapter, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinVersion(self, request, context):
-        """Keeps a version until it is unpinned.
+        """Pins a version, which keeps it until it is unpinned. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND);
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the adapter has too many pinned versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpinVersion(self, request, context):
-        """Lets a version leave in its turn.
+        """Unpins a version, so that newer versions can evict it. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVersion(self, request, context):
-        """Deletes a version. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) for the newest or a pinned one.
+        """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
+        the version is the newest one or is pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +146,10 @@ def add_VersionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VersionService:
-    """Versions belong to their adapter's tenant; any other id is NOT_FOUND.
+    """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
+    that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
+    change a version require the scope "train".
     """
 
     @staticmethod

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class WeightStreamServiceStub:
-    """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
-    for versions they hold, to relay them to other samplers.
+    """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
+    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
+    hold to other samplers.
     """
 
     def __init__(self, channel):
@@ -55,31 +56,33 @@ class WeightStreamServiceStub:
 
 
 class WeightStreamServiceServicer:
-    """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
-    for versions they hold, to relay them to other samplers.
+    """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
+    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
+    hold to other samplers.
     """
 
     def Publish(self, request_iterator, context):
-        """Takes a state. Errors: FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) for a segment that cannot be
-        opened, DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
-        ABORTED (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER), ALREADY_EXISTS
-        (ERROR_REASON_CHECKPOINT_EXISTS), INVALID_ARGUMENT for a manifest that does not add up.
+        """Publishes a state as a version or a checkpoint. Errors: INVALID_ARGUMENT if the manifest is inconsistent or a chunk
+        lies outside the state; FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) if the segment cannot be opened;
+        DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH); ABORTED (ERROR_REASON_VERSION_CONFLICT,
+        ERROR_REASON_STREAM_OUT_OF_ORDER); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Subscribe(self, request, context):
-        """Sends an adapter's newest version, then `is_synced`, then later versions. Errors: NOT_FOUND
-        (ERROR_REASON_ADAPTER_NOT_FOUND) where nothing was ever published.
+        """Sends the newest version of an adapter, then `is_synced`, then later versions. Errors: NOT_FOUND
+        (ERROR_REASON_ADAPTER_NOT_FOUND) if the adapter has no versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Sends one state.
+        """Sends one state. Errors: NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND, ERROR_REASON_VERSION_NOT_FOUND,
+        ERROR_REASON_CHECKPOINT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,9 +115,10 @@ def add_WeightStreamServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightStreamService:
-    """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
-    for versions they hold, to relay them to other samplers.
+    """Receives states with Publish, and sends them with Subscribe and Fetch. All methods return PERMISSION_DENIED if the
+    caller is not a service of this deployment. A state exists only after its commit frame was answered: a transfer that
+    is interrupted at any byte changes nothing. Samplers also serve Subscribe and Fetch, to relay the versions that they
+    hold to other samplers.
     """
 
     @staticmethod
