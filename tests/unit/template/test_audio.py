@@ -1,4 +1,4 @@
-"""Chats with audio as features, on to training and sampling."""
+"""Chats with audio: encoding, errors, training and sampling."""
 
 from pathlib import Path
 
@@ -25,17 +25,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def template(folder: Path) -> Template:
-    """Its template; read-only."""
+    """The template of the tiny model; read-only."""
     return Template(str(folder))
 
 
 def chat(content, answer='low', **fields):
-    """Return a chat that asks about something and is told."""
+    """Return a chat with one question and one answer."""
     return {'messages': [{'role': 'user', 'content': content}, {'role': 'assistant', 'content': answer}], **fields}
 
 
-def test_a_clip_becomes_as_many_tokens_as_it_has(template, folder, tmp_path):
-    """Bands are those of transformers' own extractor, whether a clip is a file, bytes, an array or a part."""
+def test_a_clip_gets_one_token_per_audio_embedding(template, folder, tmp_path):
+    """The mel bands equal those of transformers' extractor for a file, bytes, an array and a message part."""
     clip = sound(1.0)
     file = wav(clip)
     (tmp_path / 'clip.wav').write_bytes(file)
@@ -47,8 +47,8 @@ def test_a_clip_becomes_as_many_tokens_as_it_has(template, folder, tmp_path):
     )
     np.testing.assert_allclose(feature['input_features'], expected['input_features'], atol=1e-6)
     np.testing.assert_array_equal(feature['feature_attention_mask'], expected['attention_mask'])
-    heard = int(expected['attention_mask'].sum())
-    assert (np.asarray(feature['input_ids']) == 5).sum() == ((heard - 1) // 2 + 1 - 2) // 2 + 1
+    frame_count = int(expected['attention_mask'].sum())
+    assert (np.asarray(feature['input_ids']) == 5).sum() == ((frame_count - 1) // 2 + 1 - 2) // 2 + 1
     assert list(feature['position_ids']) == list(range(feature['length']))
     for source in (str(tmp_path / 'clip.wav'), {'array': samples, 'sampling_rate': RATE}, wav(clip, channels=2)):
         part = {'type': 'audio', 'audio': source}
@@ -75,15 +75,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('given', 'field'), REFUSED)
-def test_what_cannot_be_heard_is_refused_by_its_field(template, given, field):
-    """Broken, foreign, remote and overlong clips are named, and so are images."""
+def test_unreadable_media_are_refused_by_field(template, given, field):
+    """Broken, foreign, remote and overlong clips are refused with the path of their field, and so are images."""
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(given)
     assert refused.value.field == field
 
 
-def test_an_adapter_learns_what_only_the_sound_says(template, folder):
-    """Two chats with the same text and other tones get other answers, and a sampler hears them, too."""
+def test_an_adapter_learns_to_tell_sounds_apart(template, folder):
+    """An adapter learns different answers for chats that differ only in their sound."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=8, lora_alpha=16, seed=0))
     model.set_optimizer('AdamW', lr=0.01)
@@ -100,18 +100,18 @@ def test_an_adapter_learns_what_only_the_sound_says(template, folder):
     assert right > wrong + 2
 
 
-def test_the_trainer_gives_sampled_tokens_the_probabilities_they_were_drawn_with(folder):
-    """A turn that was sampled behind a clip goes into training with it."""
-    asked = {'messages': [{'role': 'user', 'content': '<audio>?'}], 'audios': [wav(sound(1.0))]}
+def test_trainer_and_sampler_logprobs_agree(folder):
+    """The trainer computes the log probabilities with which the sampler drew the tokens after a clip."""
+    prompt_chat = {'messages': [{'role': 'user', 'content': '<audio>?'}], 'audios': [wav(sound(1.0))]}
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0)
-    feature = TorchSampler(str(folder)).sample(asked, params)[0].sequences[0].new_input_feature
+    feature = TorchSampler(str(folder)).sample(prompt_chat, params)[0].sequences[0].new_input_feature
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
     np.testing.assert_allclose(model.forward_only([feature])['logps'][0], feature['old_logps'], atol=1e-5)
 
 
-def test_clips_that_do_not_fit_are_refused(template, folder, tmp_path):
-    """Frames, masks and models must be those of the clip; positions have no axes."""
+def test_mismatched_audio_fields_are_refused(template, folder, tmp_path):
+    """Audio fields that do not match the clip or the model are refused, and so are position ids with three axes."""
     feature = template.encode(chat('<audio>', audios=[wav(sound(1.0))]))
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
@@ -127,6 +127,6 @@ def test_clips_that_do_not_fit_are_refused(template, folder, tmp_path):
         assert refused.value.field == name
     with pytest.raises(InvalidFeature):
         template.set_mm_position_ids(feature)
-    seeing = Template(str(build_tiny_vision(tmp_path / 'vision')))
+    vision_template = Template(str(build_tiny_vision(tmp_path / 'vision')))
     with pytest.raises(InvalidTrajectory):
-        seeing.encode(chat('<audio>', audios=[wav(sound(1.0))]))
+        vision_template.encode(chat('<audio>', audios=[wav(sound(1.0))]))

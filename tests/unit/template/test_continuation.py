@@ -1,4 +1,4 @@
-"""Sampled tokens go behind a prompt as they are, with everything a prompt already says kept in step."""
+"""Sampled tokens are appended to a prompt without changes, and the prompt's fields are extended consistently."""
 
 import pickle
 from pathlib import Path
@@ -19,8 +19,8 @@ def template(tmp_path: Path) -> Template:
     return tiny_template(tmp_path)
 
 
-def test_labels_without_a_mask_go_on_counting(template: Template) -> None:
-    """An example that was encoded for training keeps its labels in force behind the new mask."""
+def test_a_missing_mask_is_derived_from_the_labels(template: Template) -> None:
+    """A prompt with labels but without a completion mask gets the mask that its labels imply."""
     feature = template.encode({'messages': CHAT})
     joined = template.concat_input_feature(feature, [5, 6])
     mask, labels = np.asarray(joined['completion_mask']), np.asarray(joined['labels'])
@@ -28,8 +28,8 @@ def test_labels_without_a_mask_go_on_counting(template: Template) -> None:
     assert list(mask[-2:]) == [1, 1]
 
 
-def test_numbers_beside_the_labels_stay_in_step(template: Template) -> None:
-    """What earlier turns have is kept; the new tokens' is 0 until it is set, and their weight 1."""
+def test_per_token_values_are_extended(template: Template) -> None:
+    """Values of earlier turns are kept; new tokens get 0.0, and 1.0 as their loss weight."""
     prompt: Any = template.encode({'messages': CHAT}, add_generation_prompt=True)
     count = prompt['length']
     given = {
@@ -46,14 +46,14 @@ def test_numbers_beside_the_labels_stay_in_step(template: Template) -> None:
 
 @pytest.mark.parametrize('empty', [{}, {'input_ids': []}])
 def test_a_completion_without_a_prompt_is_a_feature(template: Template, empty: Any) -> None:
-    """The first token has nothing to be predicted from; the others are labelled."""
+    """An empty prompt is accepted; all new tokens but the first are labelled, because the first has no predecessor."""
     joined = template.concat_input_feature(empty, [5, 6])
     assert list(joined['labels']) == [6, -100]
     assert list(joined['completion_mask']) == [1, 1]
 
 
-def test_no_new_tokens_change_no_label(template: Template) -> None:
-    """An empty completion leaves what there is."""
+def test_an_empty_completion_changes_nothing(template: Template) -> None:
+    """An empty completion leaves the tokens and labels unchanged."""
     feature = template.encode({'messages': CHAT})
     joined = template.concat_input_feature(feature, [])
     np.testing.assert_array_equal(joined['labels'], feature['labels'])
@@ -75,27 +75,27 @@ def test_no_new_tokens_change_no_label(template: Template) -> None:
         ({'input_ids': [1, 2], 'old_logps': [0.0]}, [1], 'prompt_feature.old_logps'),
     ],
 )
-def test_what_does_not_fit_is_refused_by_field(template: Template, prompt: Any, new: Any, field: str) -> None:
-    """Nothing is stretched or cut to fit."""
+def test_invalid_arguments_are_refused_by_field(template: Template, prompt: Any, new: Any, field: str) -> None:
+    """Invalid token ids and fields of another length are refused with the path of the field."""
     with pytest.raises(InvalidFeature) as caught:
         template.concat_input_feature(prompt, new)
     assert caught.value.field == field
     assert pickle.loads(pickle.dumps(caught.value)).field == field
 
 
-def test_a_sampled_thought_that_the_prompt_opened_is_taken_apart(tmp_path: Path) -> None:
-    """Qwen3.5's turns come back without the opening tag; as a message they render as they were sampled."""
+def test_a_thought_opened_by_the_prompt_is_parsed(tmp_path: Path) -> None:
+    """A Qwen3.5 turn sampled without the opening tag renders unchanged when it is passed back as a message."""
     template = tiny_template(tmp_path, 'tagged', kind=Qwen3_5Template)
-    asked = {'role': 'user', 'content': 'q'}
-    prompt = template.render({'messages': [asked]}, add_generation_prompt=True)
+    question = {'role': 'user', 'content': 'q'}
+    prompt = template.render({'messages': [question]}, add_generation_prompt=True)
     sampled = 'so\n</think>\n\nyes'
-    turn: Any = template.format_trajectory({'messages': [asked, {'role': 'assistant', 'content': sampled}]})
+    turn: Any = template.format_trajectory({'messages': [question, {'role': 'assistant', 'content': sampled}]})
     assert turn['messages'][1] == {'role': 'assistant', 'content': 'yes', 'reasoning_content': 'so'}
     assert template.render(turn) == f'{prompt}{sampled}<|im_end|>\n'
 
 
-def test_thinking_switched_off_closes_the_thought(tmp_path: Path) -> None:
-    """The prompt then ends behind an empty thought, and only the answer is trained on."""
+def test_without_thinking_only_the_answer_is_labelled(tmp_path: Path) -> None:
+    """A prompt with `enable_thinking=False` ends with an empty thought, and only the answer is labelled."""
     template = tiny_template(tmp_path, 'tagged', kind=Qwen3_5Template, enable_thinking=False)
     assert not template.opens_thought
     feature = template.encode({'messages': CHAT[:2]})

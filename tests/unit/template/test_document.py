@@ -1,4 +1,4 @@
-"""The programs of docs/templates.md, run as they stand, on tiny models."""
+"""The programs in docs/templates.md run without changes on tiny models."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from fixtures.tiny_model import build_tiny_tokenizer
 from fixtures.tiny_vision import build_tiny_vision
 
 
-def test_the_program_runs_as_it_stands(tmp_path: Path) -> None:
-    """What the document shows gives what it says."""
+def test_the_documented_program_runs(tmp_path: Path) -> None:
+    """The documented program gives the documented results."""
     blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/templates.md').read_text(), re.DOTALL)
     models = {'MODEL': build_tiny_tokenizer(tmp_path / 'text'), 'VISION_MODEL': build_tiny_vision(tmp_path / 'vision')}
     names: dict[str, Any] = {name: str(folder) for name, folder in models.items()}

@@ -1,4 +1,4 @@
-"""Chats that nobody should send are refused by the field that is wrong, and marks cannot be forged."""
+"""Hostile chats are refused with the path of the invalid field, and generation marks cannot be forged."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return tiny_template(tmp_path_factory.mktemp('hostile'), request.param)
 
 
-def calling(function: Any) -> dict[str, Any]:
-    """Return a chat whose second turn makes one call."""
+def chat_with_call(function: Any) -> dict[str, Any]:
+    """Return a chat whose second turn has one tool call."""
     return {'messages': [USER, {'role': 'assistant', 'tool_calls': [{'function': function}]}]}
 
 
@@ -47,17 +47,17 @@ ARGUMENTS = 'messages[1].tool_calls[0].function.arguments'
         ({'messages': [{'role': 'assistant', 'tool_calls': 5}]}, 'messages[0].tool_calls'),
         ({'messages': [{'role': 'assistant', 'tool_calls': 'f()'}]}, 'messages[0].tool_calls'),
         ({'messages': [{'role': 'assistant', 'tool_calls': ['f']}]}, 'messages[0].tool_calls[0]'),
-        (calling('f'), 'messages[1].tool_calls[0].function'),
-        (calling({'name': 7}), 'messages[1].tool_calls[0].function.name'),
-        (calling({'name': '\ud800'}), 'messages[1].tool_calls[0].function.name'),
-        (calling({'name': 'f', 'arguments': '{"x": '}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': DEEP}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': '3'}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': '9' * 5000}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': [1]}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': {'x': {1}}}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': LOOP}), ARGUMENTS),
-        (calling({'name': 'f', 'arguments': '{"x": "\\ud800"}'}), ARGUMENTS),
+        (chat_with_call('f'), 'messages[1].tool_calls[0].function'),
+        (chat_with_call({'name': 7}), 'messages[1].tool_calls[0].function.name'),
+        (chat_with_call({'name': '\ud800'}), 'messages[1].tool_calls[0].function.name'),
+        (chat_with_call({'name': 'f', 'arguments': '{"x": '}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': DEEP}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': '3'}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': '9' * 5000}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': [1]}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': {'x': {1}}}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': LOOP}), ARGUMENTS),
+        (chat_with_call({'name': 'f', 'arguments': '{"x": "\\ud800"}'}), ARGUMENTS),
         ({'messages': [USER], 'tools': 'add'}, 'tools'),
         ({'messages': [USER], 'tools': 5}, 'tools'),
         ({'messages': [USER], 'tools': ['add']}, 'tools[0]'),
@@ -69,15 +69,15 @@ ARGUMENTS = 'messages[1].tool_calls[0].function.arguments'
     ],
 )
 def test_a_hostile_chat_is_refused_by_field(template: Template, chat: Any, field: str) -> None:
-    """Every template refuses it before it renders anything, and `check` says so instead of raising."""
+    """Every template refuses a hostile chat with the path of the field, and `check` reports it without raising."""
     with pytest.raises(InvalidTrajectory) as caught:
         template.encode(chat)
     assert caught.value.field == field
     assert template.check(chat) is not None
 
 
-def test_columnar_nulls_are_as_if_not_there(template: Template) -> None:
-    """Rows of a table fill what a message does not have with nulls."""
+def test_nulls_are_the_same_as_missing_fields(template: Template) -> None:
+    """Null fields, which columnar formats add, are treated as missing."""
     nulls = {'tool_calls': None, 'tool_call_id': None, 'reasoning_content': None}
     plain = {'messages': [USER, {'role': 'assistant', 'content': 'y'}]}
     filled = {'messages': [{**turn, **nulls} for turn in plain['messages']], 'tools': None, 'images': None}
@@ -88,16 +88,16 @@ def test_columnar_nulls_are_as_if_not_there(template: Template) -> None:
     assert checked['tool_calls'][0]['function'] == {'name': 'f', 'arguments': {}}
 
 
-def test_the_given_chat_is_not_changed(template: Template) -> None:
-    """A caller's chat stays as it is."""
-    chat = calling({'name': 'f', 'arguments': '{"x": 1}'}) | {'tools': [{'function': {'name': 'f'}}]}
+def test_the_chat_is_not_mutated(template: Template) -> None:
+    """Encoding does not mutate the caller's chat."""
+    chat = chat_with_call({'name': 'f', 'arguments': '{"x": 1}'}) | {'tools': [{'function': {'name': 'f'}}]}
     before = json.dumps(chat)
     template.encode(chat)
     assert json.dumps(chat) == before
 
 
 def test_check_reports_calls_that_the_chat_template_drops(tmp_path: Path) -> None:
-    """A turn of calls alone trains on nothing where the chat template does not write them."""
-    chat = calling({'name': 'f', 'arguments': {}})
+    """`check` reports tool calls that the chat template does not render, because they get no labels."""
+    chat = chat_with_call({'name': 'f', 'arguments': {}})
     for name, is_fine in (('chatml', False), ('thinking', True), ('tagged', True)):
         assert (tiny_template(tmp_path, name).check(chat) is None) == is_fine

@@ -1,4 +1,4 @@
-"""Chats with images and videos as features."""
+"""Chats with images and videos: encoding, positions, limits and errors."""
 
 import base64
 import io
@@ -28,30 +28,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def template(folder: Path) -> Template:
-    """Its template; read-only."""
+    """The template of the tiny model; read-only."""
     return Template(str(folder))
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """Return an image as a file."""
+    """Return the bytes of an image file."""
     content = io.BytesIO()
     image.save(content, kind, **options)
     return content.getvalue()
 
 
 def png(image: Image.Image) -> bytes:
-    """Return an image as a PNG file."""
+    """Return the bytes of a PNG file."""
     return encoded(image, 'PNG')
 
 
 def chat(content, **fields):
-    """Return a chat that asks about something and is told."""
+    """Return a chat with one question and one answer."""
     messages = [{'role': 'user', 'content': content}, {'role': 'assistant', 'content': 'a cat'}]
     return {'messages': messages, **fields}
 
 
-def test_a_placeholder_becomes_as_many_tokens_as_the_image_has(template, folder):
-    """Pixels are those of transformers' own processor; no label is of an image, and those of the answer stay."""
+def test_a_placeholder_gets_one_token_per_image_embedding(template, folder):
+    """The pixels equal those of transformers' processor, and only the answer is labelled."""
     image = picture(50, 34)
     feature = template.encode(chat('Look: <image>. What?', images=[image]))
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -68,11 +68,11 @@ def test_a_placeholder_becomes_as_many_tokens_as_the_image_has(template, folder)
     assert 'pixel_values' not in plain
 
 
-def test_parts_and_placeholders_are_the_same(template, tmp_path):
-    """Paths, bytes, addresses with their data, arrays and pictures give one feature, however the chat names them."""
+def test_parts_and_placeholders_give_equal_features(template, tmp_path):
+    """Paths, bytes, `data:` URLs, arrays and Pillow images give the same feature, as parts or as placeholders."""
     image = picture(40, 40)
     (tmp_path / 'cat.png').write_bytes(png(image))
-    address = 'data:image/png;base64,' + base64.b64encode(png(image)).decode()
+    data_url = 'data:image/png;base64,' + base64.b64encode(png(image)).decode()
     expected = template.encode(chat('Look: <image> So?', images=[image]))
     parts = [
         {'type': 'image', 'image': image},
@@ -81,9 +81,9 @@ def test_parts_and_placeholders_are_the_same(template, tmp_path):
         {'type': 'image', 'bytes': png(image)},
         {'type': 'image', 'image': np.asarray(image)},
         {'type': 'image', 'image': {'bytes': png(image), 'path': None}},
-        {'type': 'image_url', 'image_url': {'url': address}},
-        {'type': 'image', 'base64': address.partition(',')[2]},
-        {'type': 'image', 'image': {'base64': address}},
+        {'type': 'image_url', 'image_url': {'url': data_url}},
+        {'type': 'image', 'base64': data_url.partition(',')[2]},
+        {'type': 'image', 'image': {'base64': data_url}},
     ]
     for part in parts:
         content = [{'type': 'text', 'text': 'Look: '}, part, {'type': 'text', 'text': ' So?'}]
@@ -92,8 +92,8 @@ def test_parts_and_placeholders_are_the_same(template, tmp_path):
             np.testing.assert_array_equal(feature[name], expected[name])
 
 
-def test_media_come_in_the_order_in_which_they_are_shown(template):
-    """Parts with an image of their own stand among placeholders that take the trajectory's."""
+def test_media_keep_the_order_of_the_chat(template):
+    """Parts with their own image and placeholders can be mixed; the images keep their order in the chat."""
     first, second, third = (picture(32, 32, seed=seed) for seed in range(3))
     content = [
         {'type': 'text', 'text': 'a <image>'},
@@ -108,7 +108,7 @@ def test_media_come_in_the_order_in_which_they_are_shown(template):
 
 
 def test_positions_equal_transformers(template, folder):
-    """Images and videos are placed in time, height and width as the model itself places them."""
+    """The position ids of images and videos equal those of the model in transformers."""
     frames = [picture(32, 48, seed=seed) for seed in range(5)]
     content = 'a <image> b <video> c <image>'
     video = {'type': 'video', 'video': frames, 'fps': 1.0}
@@ -128,8 +128,8 @@ def test_positions_equal_transformers(template, folder):
     np.testing.assert_array_equal(template.set_mm_position_ids(bare)['position_ids'], feature['position_ids'])
 
 
-def test_a_video_of_one_picture_is_that_picture(template):
-    """A still video has the patches of its image; frames that differ each fill their own slot of a step."""
+def test_a_still_video_has_the_patches_of_its_image(template):
+    """A video of equal frames has the patches of the image; different frames fill different temporal slots."""
     image, other = picture(32, 32), picture(32, 32, seed=1)
     still = template.encode(chat('<video>', videos=[[image, image]]))
     alone = template.encode(chat('<image>', images=[image]))
@@ -155,8 +155,8 @@ def test_a_video_of_one_picture_is_that_picture(template):
         ('second_per_grid_ts', 'soon'),
     ],
 )
-def test_positions_are_of_what_fits_together(template, name, value):
-    """What is missing, of another shape, or of a time that no position counts, is refused by its field."""
+def test_inconsistent_media_fields_are_refused_by_field(template, name, value):
+    """Missing or malformed fields and durations out of range are refused with the name of the field."""
     feature = template.encode(chat('<video>', videos=[[picture(32, 32)]]))
     assert template.set_mm_position_ids(feature)['position_ids'].shape == (3, feature['length'])
     with pytest.raises(InvalidFeature) as refused:
@@ -164,10 +164,10 @@ def test_positions_are_of_what_fits_together(template, name, value):
     assert refused.value.field == name
 
 
-def test_sampled_tokens_go_on_behind_the_furthest_position(template):
-    """A completion keeps the prompt's pixels, and its positions go on on every axis."""
-    asked = {'messages': [{'role': 'user', 'content': '<image>?'}], 'images': [picture(96, 32)]}
-    prompt = template.encode(asked, add_generation_prompt=True)
+def test_sampled_tokens_continue_after_the_largest_position(template):
+    """A completion keeps the prompt's pixels and continues after the largest position on every axis."""
+    prompt_chat = {'messages': [{'role': 'user', 'content': '<image>?'}], 'images': [picture(96, 32)]}
+    prompt = template.encode(prompt_chat, add_generation_prompt=True)
     joined = template.concat_input_feature(prompt, [40, 41])
     whole = template.set_mm_position_ids({**joined, 'position_ids': None})
     np.testing.assert_array_equal(joined['position_ids'], whole['position_ids'])
@@ -176,7 +176,7 @@ def test_sampled_tokens_go_on_behind_the_furthest_position(template):
         template.concat_input_feature({**prompt, 'position_ids': np.zeros((3, 2), np.int32)}, [40])
 
 
-MOVING = encoded(picture(32, 32), 'GIF', save_all=True, append_images=[picture(32, 32, seed=1)])
+ANIMATED_GIF = encoded(picture(32, 32), 'GIF', save_all=True, append_images=[picture(32, 32, seed=1)])
 BOMB = b'BM' + bytes(12) + (40).to_bytes(4, 'little') + (60000).to_bytes(4, 'little') * 2 + b'\1\0\x18\0' + bytes(24)
 REFUSED = [
     (chat('<image>'), 'messages[0].content'),
@@ -193,8 +193,8 @@ REFUSED = [
     (chat('<image>', images=['http://[']), 'images[0]'),
     (chat('<image>', images=[{'base64': '/etc/hostname'}]), 'images[0]'),
     (chat('<image>', images=[Image.new('I;16', (32, 32))]), 'images[0]'),
-    (chat('<image>', images=[MOVING]), 'images[0]'),
-    (chat('<image>', images=[Image.open(io.BytesIO(MOVING))]), 'images[0]'),
+    (chat('<image>', images=[ANIMATED_GIF]), 'images[0]'),
+    (chat('<image>', images=[Image.open(io.BytesIO(ANIMATED_GIF))]), 'images[0]'),
     (chat('<image>', images='cat.png'), 'images'),
     (chat([{'type': 'image', 'url': 'http://localhost/cat.png'}]), 'messages[0].content[0]'),
     (chat([{'type': 'image', 'image': b'x', 'path': 'y'}]), 'messages[0].content[0]'),
@@ -212,8 +212,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('given', 'field'), REFUSED)
-def test_what_cannot_be_read_is_refused_by_its_field(template, given, field):
-    """Too few, too many, broken, hostile, remote or unknown media are named where they were given."""
+def test_unreadable_media_are_refused_by_field(template, given, field):
+    """Missing, surplus, broken, remote and unknown media are refused with the path of the field."""
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(given)
     assert refused.value.field == field
@@ -221,7 +221,7 @@ def test_what_cannot_be_read_is_refused_by_its_field(template, given, field):
 
 @pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'WEBP', 'GIF', 'BMP'])
 def test_broken_files_are_refused_or_read(kind):
-    """Files cut off anywhere, or with bytes changed, end in an image or in the refusal of their field."""
+    """Truncated and corrupted files give either an image or an error that names the field."""
     draw, exif = random.Random(0), Image.Exif()
     exif[274], exif[270] = 6, 'turned'
     moving = {'save_all': True, 'append_images': [picture(33, 17, seed=1)]} if kind in ('GIF', 'WEBP', 'PNG') else {}
@@ -241,22 +241,22 @@ def test_broken_files_are_refused_or_read(kind):
 
 
 @pytest.mark.parametrize('limits', [MediaLimits(max_pixels=1000), MediaLimits(max_bytes=100), MediaLimits(max_side=20)])
-def test_limits_are_kept_before_anything_is_decoded(limits):
-    """Pixels, bytes and sides have limits of their own, and a file may be refused for being one."""
+def test_image_limits_are_checked(limits):
+    """An image above the limit of pixels, bytes or side length is refused."""
     with pytest.raises(InvalidTrajectory):
         MediaLoader(limits=limits).image(png(picture(40, 40)), 'images[0]')
 
 
-def test_videos_have_limits(template):
-    """Frames, and the pixels of all of them, are counted before they are decoded."""
+def test_video_limits_are_checked(template):
+    """A video above the limit of frames or of total pixels is refused."""
     frames = [picture(40, 40)] * 3
     for limits in (MediaLimits(max_frames=2), MediaLimits(max_video_pixels=4000)):
         with pytest.raises(InvalidTrajectory):
             MediaLoader(limits=limits).video(frames, 'videos[0]')
 
 
-def test_files_are_not_read_where_they_may_not_be(tmp_path):
-    """A service that serves strangers opens no path that they name."""
+def test_paths_can_be_forbidden(tmp_path):
+    """Neither paths nor `file:` URLs are read with `is_path_allowed=False`."""
     path = tmp_path / 'cat.png'
     path.write_bytes(png(picture(8, 8)))
     assert MediaLoader().image(str(path), 'images[0]').size == (8, 8)
@@ -265,8 +265,8 @@ def test_files_are_not_read_where_they_may_not_be(tmp_path):
             MediaLoader(is_path_allowed=False).image(name, 'images[0]')
 
 
-def test_an_image_is_never_cut(folder):
-    """Whatever shortens texts refuses chats with images that are too long, or leaves them out."""
+def test_chats_with_images_are_never_truncated(folder):
+    """A chat with images that is too long is refused, or left out under 'delete', but never truncated."""
     long = chat('<image>', images=[picture(96, 96)])
     for strategy in ('raise', 'left', 'right', 'split'):
         with pytest.raises(ExampleTooLong):
@@ -274,11 +274,11 @@ def test_an_image_is_never_cut(folder):
     assert Template(str(folder), max_length=20, truncation_strategy='delete').batch_encode([long]) == []
 
 
-def test_templates_that_read_no_images_refuse_them(folder, tiny_llama_dir, template):
-    """A text model's template, or one told to, knows no images; in texts `<image>` means nothing there."""
-    deaf = [Template(str(tiny_llama_dir)), Template(str(folder), is_media_read=False)]
-    assert [one.is_mm for one in (*deaf, template, Qwen3_5Template(str(folder)))] == [False, False, True, True]
-    for one in deaf:
+def test_templates_without_media_refuse_images(folder, tiny_llama_dir, template):
+    """Templates of text models and those with `is_media_read=False` refuse images; `<image>` is plain text there."""
+    text_only = [Template(str(tiny_llama_dir)), Template(str(folder), is_media_read=False)]
+    assert [one.is_mm for one in (*text_only, template, Qwen3_5Template(str(folder)))] == [False, False, True, True]
+    for one in text_only:
         assert one.encode(chat('what does <image> mean?'))['length']
         with pytest.raises(InvalidTrajectory) as refused:
             one.encode(chat('<image>', images=[picture(8, 8)]))
@@ -287,17 +287,17 @@ def test_templates_that_read_no_images_refuse_them(folder, tiny_llama_dir, templ
             one.set_mm_position_ids({'input_ids': [1, 2]})
 
 
-def test_what_the_model_sees_can_be_changed(folder):
-    """A template of one's own may change every image on its way in."""
+def test_preprocess_image_can_be_overridden(folder):
+    """A subclass can change every image before it is converted."""
 
     class Inverted(Template):
-        """Shows negatives."""
+        """Inverts every image."""
 
         def preprocess_image(self, image, place='images[0]'):
-            """Return the negative."""
+            """Return the inverted image."""
             return Image.fromarray(255 - np.asarray(super().preprocess_image(image, place)))
 
     noise = pixels(32, 32)
-    shown = Inverted(str(folder)).encode(chat('<image>', images=[noise]))
+    inverted = Inverted(str(folder)).encode(chat('<image>', images=[noise]))
     plain = Template(str(folder)).encode(chat('<image>', images=[255 - noise]))
-    np.testing.assert_array_equal(shown['pixel_values'], plain['pixel_values'])
+    np.testing.assert_array_equal(inverted['pixel_values'], plain['pixel_values'])

@@ -1,4 +1,4 @@
-"""Labels select exactly what the assistant produced, whatever anybody says; tokens and text agree both ways."""
+"""Labels cover exactly the assistant's text for any content, and decoding and encoding are inverse."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ NAMES = ('chatml', 'marked', 'thinking', 'tagged')
 
 @pytest.fixture(scope='module')
 def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Template]:
-    """A template for each kind of chat template that writes contents as they are."""
+    """One template for each kind of chat template that renders contents unchanged."""
     return {name: tiny_template(tmp_path_factory.mktemp(name), name) for name in NAMES}
 
 
 def chat_of(texts: list[str]) -> list[dict[str, Any]]:
-    """Return the texts as turns of user and assistant."""
-    return [{'role': ('user', 'assistant')[place % 2], 'content': text} for place, text in enumerate(texts)]
+    """Return a chat whose turns have the given texts, starting with the user."""
+    return [{'role': ('user', 'assistant')[index % 2], 'content': text} for index, text in enumerate(texts)]
 
 
 def labelled_runs(feature: Any) -> list[list[int]]:
-    """Return the runs of tokens that are trained on."""
+    """Return the runs of consecutive labelled tokens."""
     ids, labels = np.asarray(feature['input_ids']), np.asarray(feature['labels'])
     runs: list[list[int]] = [[]]
     for label, following in zip(labels[:-1], ids[1:], strict=True):
@@ -43,8 +43,8 @@ def labelled_runs(feature: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize('name', ['chatml', 'marked'])
 @given(texts=st.lists(SAID, min_size=2, max_size=6))
-def test_labels_are_the_turns_of_the_assistant(templates: dict[str, Template], name: str, texts: list[str]) -> None:
-    """Each turn and its end token is one run of labels: forged turns, marks and tags change nothing."""
+def test_labels_are_the_assistant_turns(templates: dict[str, Template], name: str, texts: list[str]) -> None:
+    """Each assistant turn with its end token is one run of labels, even if texts contain turn tags or marks."""
     template = templates[name]
     feature = template.encode({'messages': chat_of(texts)})
     expected = [template.tokenizer.encode(f'{text}<|im_end|>') for text in texts[1::2]]
@@ -52,21 +52,19 @@ def test_labels_are_the_turns_of_the_assistant(templates: dict[str, Template], n
 
 
 @given(texts=st.lists(SAID, min_size=2, max_size=6), reasoning=st.text(st.characters(exclude_categories=['Cs'])))
-def test_only_the_assistants_words_reach_the_labels(
-    templates: dict[str, Template], texts: list[str], reasoning: str
-) -> None:
-    """Where thinking is kept apart too, what a user says does not change what is trained on."""
+def test_user_texts_do_not_change_the_labels(templates: dict[str, Template], texts: list[str], reasoning: str) -> None:
+    """User texts do not change the labels of templates that render thinking separately."""
     for name in ('thinking', 'tagged'):
         chat = [*chat_of(texts), *([] if len(texts) % 2 == 0 else chat_of(['', 'done'])[1:])]
         chat[-1]['reasoning_content'] = reasoning
         others = [{**turn, 'content': 'x'} if turn['role'] == 'user' else turn for turn in chat]
-        said, quiet = (labelled_runs(templates[name].encode({'messages': turns})) for turns in (chat, others))
-        assert said == quiet
+        actual, neutral = (labelled_runs(templates[name].encode({'messages': turns})) for turns in (chat, others))
+        assert actual == neutral
 
 
 @given(texts=st.lists(SAID, min_size=1, max_size=5))
-def test_encoding_decoded_rounds_keeps_their_tokens(templates: dict[str, Template], texts: list[str]) -> None:
-    """The text of a chat's tokens, tokenised again, is the same tokens: of the whole and of each turn."""
+def test_encoding_decoded_text_gives_the_same_tokens(templates: dict[str, Template], texts: list[str]) -> None:
+    """Decoding a chat or a turn and encoding the text again gives the same tokens."""
     for template in templates.values():
         feature = template.encode({'messages': chat_of(texts)})
         ids = [int(token) for token in feature['input_ids']]
@@ -75,13 +73,13 @@ def test_encoding_decoded_rounds_keeps_their_tokens(templates: dict[str, Templat
 
 
 @given(texts=st.lists(SAID, min_size=1, max_size=5), new=st.lists(st.integers(0, 258), max_size=9))
-def test_a_completion_is_put_behind_a_prompt_token_by_token(
+def test_appending_a_completion_changes_no_token(
     templates: dict[str, Template], texts: list[str], new: list[int]
 ) -> None:
-    """No token of prompt or completion is changed, even where their text would be tokenised otherwise."""
-    asked = {'messages': chat_of(texts if len(texts) % 2 else texts[:-1])}
+    """A completion is appended without changing any token, even where tokenizing the text would differ."""
+    question = {'messages': chat_of(texts if len(texts) % 2 else texts[:-1])}
     for template in templates.values():
-        prompt = template.encode(asked, add_generation_prompt=True)
+        prompt = template.encode(question, add_generation_prompt=True)
         joined = template.concat_input_feature(prompt, new)
         assert list(joined['input_ids']) == [*prompt['input_ids'], *new]
         assert [token for run in labelled_runs(joined) for token in run] == new
@@ -93,13 +91,13 @@ def test_a_completion_is_put_behind_a_prompt_token_by_token(
     limit=st.integers(1, 90),
     strategy=st.sampled_from(['left', 'right', 'split']),
 )
-def test_cutting_keeps_tokens_and_labels_together(
+def test_truncation_keeps_tokens_and_labels_aligned(
     templates: dict[str, Template], texts: list[str], limit: int, strategy: Any
 ) -> None:
-    """Every piece is a range of the whole example, of at most `max_length` tokens, labelled as the whole was."""
+    """Every piece is a range of the whole example with the same labels and at most `max_length` tokens."""
     whole = templates['chatml'].encode({'messages': chat_of(texts)})
-    cutting = Template(templates['chatml'].model_id, max_length=limit, truncation_strategy=strategy)
-    pieces = cutting.batch_encode([{'messages': chat_of(texts)}])
+    truncating = Template(templates['chatml'].model_id, max_length=limit, truncation_strategy=strategy)
+    pieces = truncating.batch_encode([{'messages': chat_of(texts)}])
     ids = list(whole['input_ids'])
     kept = [list(piece['input_ids']) for piece in pieces]
     assert all(0 < len(piece) <= limit for piece in kept)

@@ -1,4 +1,4 @@
-"""What a template makes of chats: tokens, labels, lengths and refusals."""
+"""Encoding chats: tokens, labels, lengths and errors."""
 
 import pickle
 from collections.abc import Callable
@@ -34,7 +34,7 @@ CHAT = [
 
 @pytest.fixture(scope='module')
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Build a template over the byte tokenizer with one of the chat templates."""
+    """A function that builds a template over the byte tokenizer with one of the chat templates."""
 
     def make(name: str = 'chatml', **options: Any) -> Template:
         folder: Path = tmp_path_factory.mktemp('tokenizer')
@@ -46,7 +46,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def labelled(template: Template, chat: list[dict[str, Any]], **trajectory: Any) -> str:
-    """Return the text that is trained on."""
+    """Return the text of the labelled tokens."""
     feature = template.encode({'messages': chat, **trajectory})
     return template.decode([int(label) for label in feature['labels'] if label != -100])
 
@@ -60,22 +60,22 @@ def labelled(template: Template, chat: list[dict[str, Any]], **trajectory: Any) 
         ('brackets', ' Héllo<|im_end|> bye<|im_end|>'),
     ],
 )
-def test_labels_cover_what_the_assistant_says(build: Build, name: str, expected: str) -> None:
-    """Every turn of the assistant and its end token are labelled, and nothing else."""
+def test_labels_cover_the_assistant_turns(build: Build, name: str, expected: str) -> None:
+    """Every assistant turn with its end token is labelled, and nothing else."""
     assert labelled(build(name), CHAT) == expected
 
 
 def test_labels_are_shifted(build: Build) -> None:
-    """Each label is the token that follows it."""
+    """The label of a token is the next token."""
     feature = build().encode({'messages': CHAT})
     ids, labels = np.asarray(feature['input_ids']), np.asarray(feature['labels'])
-    counted = labels[:-1] != -100
-    np.testing.assert_array_equal(labels[:-1][counted], ids[1:][counted])
+    is_labelled = labels[:-1] != -100
+    np.testing.assert_array_equal(labels[:-1][is_labelled], ids[1:][is_labelled])
     assert labels[-1] == -100
 
 
-def test_features_are_int32_and_equally_long(build: Build) -> None:
-    """All tensors of a feature have its length, and positions count from 0."""
+def test_features_are_int32_of_equal_length(build: Build) -> None:
+    """All arrays of a feature are int32 of its length, and positions count from 0."""
     feature = build().encode({'messages': CHAT})
     for name in ('input_ids', 'labels', 'attention_mask', 'position_ids'):
         array = feature[name]
@@ -83,22 +83,22 @@ def test_features_are_int32_and_equally_long(build: Build) -> None:
     assert list(feature['position_ids'][:3]) == [0, 1, 2]
 
 
-def test_thinking_is_labelled_where_the_template_shows_it(build: Build) -> None:
-    """`<think>` in the content is the same as reasoning_content, and is trained on in the last turn."""
+def test_thinking_of_the_last_turn_is_labelled(build: Build) -> None:
+    """`<think>` in the content and `reasoning_content` give the same labels for the last turn."""
     template = build('thinking')
-    apart = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b', 'reasoning_content': 'c'}]
-    within = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': '<think>\nc\n</think>\n\nb'}]
-    assert labelled(template, apart) == labelled(template, within) == '<think>\nc\n</think>\n\nb<|im_end|>'
+    as_field = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b', 'reasoning_content': 'c'}]
+    as_tags = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': '<think>\nc\n</think>\n\nb'}]
+    assert labelled(template, as_field) == labelled(template, as_tags) == '<think>\nc\n</think>\n\nb<|im_end|>'
 
 
-def test_thinking_is_not_lost_where_the_template_knows_none(build: Build) -> None:
-    """A template without thinking gets it in the content instead of dropping it."""
+def test_thinking_moves_into_the_content_if_not_supported(build: Build) -> None:
+    """A chat template without support for thinking gets the thinking as part of the content."""
     chat = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b', 'reasoning_content': 'c'}]
     assert labelled(build('chatml'), chat) == '<think>\nc\n</think>\n\nb<|im_end|>'
 
 
 def test_tool_calls_are_labelled(build: Build) -> None:
-    """A turn that only calls a tool is trained on; the tool's answer is not."""
+    """A turn with only a tool call is labelled, but the result of the tool is not."""
     call = {'type': 'function', 'function': {'name': 'add', 'arguments': '{"a": 1}'}}
     chat = [
         {'role': 'user', 'content': 'q'},
@@ -113,8 +113,8 @@ def test_tool_calls_are_labelled(build: Build) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs', 'Co'])), min_size=2, max_size=6))
-def test_rounds_agree_with_marks_whatever_is_said(byte_templates: tuple[Template, Template], texts: list[str]) -> None:
-    """Finding turns by rounds gives the labels that a template with marks gives."""
+def test_found_turns_equal_marked_turns(byte_templates: tuple[Template, Template], texts: list[str]) -> None:
+    """Finding turns by rendering gives the same labels as a chat template with generation marks."""
     by_rounds, by_marks = byte_templates
     chat = [{'role': ('user', 'assistant')[i % 2], 'content': text} for i, text in enumerate(texts)]
     first, second = by_rounds.encode({'messages': chat}), by_marks.encode({'messages': chat})
@@ -124,20 +124,20 @@ def test_rounds_agree_with_marks_whatever_is_said(byte_templates: tuple[Template
 
 @pytest.fixture(scope='module')
 def byte_templates(build: Build) -> tuple[Template, Template]:
-    """The same format without and with marks."""
+    """The same chat format without and with generation marks."""
     return build('chatml'), build('marked')
 
 
 def test_generation_prompt_has_no_labels(build: Build) -> None:
-    """A prompt ends with the assistant's opening and has nothing to train on."""
+    """A prompt ends with the opening of an assistant turn and has no labels."""
     template = build()
     feature = template.encode({'messages': CHAT[:1]}, add_generation_prompt=True)
     assert template.decode(feature['input_ids']).endswith('<|im_start|>assistant\n')
     assert 'labels' not in feature
 
 
-def test_default_system_is_added_where_there_is_none(build: Build) -> None:
-    """A chat's own system message wins over the default."""
+def test_default_system_is_added_if_missing(build: Build) -> None:
+    """The default system message is added only to chats that have none."""
     template = build(default_system='S')
     assert template.render({'messages': CHAT}).startswith('<|im_start|>system\nS<|im_end|>')
     own = [{'role': 'system', 'content': 'T'}, *CHAT]
@@ -145,7 +145,7 @@ def test_default_system_is_added_where_there_is_none(build: Build) -> None:
 
 
 def test_thinking_can_be_switched_off(build: Build) -> None:
-    """`enable_thinking` reaches the chat template."""
+    """The chat template receives `enable_thinking`."""
     text = build('thinking', enable_thinking=False).render({'messages': CHAT[:1]}, add_generation_prompt=True)
     assert text.endswith('<think>\n\n</think>\n\n')
 
@@ -153,8 +153,8 @@ def test_thinking_can_be_switched_off(build: Build) -> None:
 @pytest.mark.parametrize(
     ('strategy', 'lengths', 'kept'), [('left', [9], 'ye<|im_end|>'), ('right', [9], ''), ('delete', [], '')]
 )
-def test_long_examples_are_cut_or_left_out(build: Build, strategy: str, lengths: list[int], kept: str) -> None:
-    """Truncation keeps `max_length` tokens, from the side it says."""
+def test_long_examples_are_truncated_or_left_out(build: Build, strategy: str, lengths: list[int], kept: str) -> None:
+    """'left' and 'right' keep `max_length` tokens, and 'delete' leaves the example out."""
     template = build(max_length=9, truncation_strategy=strategy)
     features = template.batch_encode([{'messages': CHAT}])
     assert [feature['length'] for feature in features] == lengths
@@ -163,7 +163,7 @@ def test_long_examples_are_cut_or_left_out(build: Build, strategy: str, lengths:
 
 
 def test_split_keeps_every_token(build: Build) -> None:
-    """Pieces of a split example are its tokens in order, each with positions of its own."""
+    """The pieces of a split example contain all tokens in order, and the positions of each piece begin at 0."""
     whole = build().encode({'messages': CHAT})
     pieces = build(max_length=9, truncation_strategy='split').batch_encode([{'messages': CHAT}])
     np.testing.assert_array_equal(np.concatenate([piece['input_ids'] for piece in pieces]), whole['input_ids'])
@@ -172,7 +172,7 @@ def test_split_keeps_every_token(build: Build) -> None:
 
 
 def test_long_example_is_refused_by_default(build: Build) -> None:
-    """Nothing is cut unless asked, and a prompt's end is never cut."""
+    """Long examples are refused by default, and the end of a prompt is never cut."""
     with pytest.raises(ExampleTooLong) as caught:
         build(max_length=9).encode({'messages': CHAT})
     assert caught.value.max_length == 9
@@ -197,27 +197,27 @@ def test_long_example_is_refused_by_default(build: Build) -> None:
     ],
 )
 def test_malformed_chat_is_refused_by_field(build: Build, messages: Any, field: str) -> None:
-    """The error names the field that is wrong."""
+    """The error of a malformed chat names the invalid field."""
     with pytest.raises(InvalidTrajectory) as caught:
         build().encode({'messages': messages})
     assert caught.value.field == field
 
 
 def test_refusal_of_the_chat_template_is_reported(build: Build) -> None:
-    """What a template raises reaches the user as a TemplateError."""
+    """An error raised by the chat template becomes a TemplateError."""
     with pytest.raises(TemplateError, match='roles must alternate'):
         build('brackets').encode({'messages': [CHAT[0], CHAT[0]]})
 
 
-def test_check_finds_examples_that_train_on_nothing(build: Build) -> None:
-    """A chat without an assistant, a malformed one and one too long are told apart from a good one."""
+def test_check_finds_unusable_chats(build: Build) -> None:
+    """`check` reports chats without an assistant turn, malformed chats and chats that are too long."""
     template = build(max_length=60)
     problems = template.batch_check([{'messages': CHAT[:2]}, {'messages': CHAT[:1]}, {}, {'messages': CHAT * 3}])
     assert [problem is None for problem in problems] == [True, False, False, False]
 
 
 def test_concatenated_completion_is_labelled(build: Build) -> None:
-    """A completion behind a prompt is what is trained on; an earlier completion stays so."""
+    """Each appended completion is labelled, and earlier completions stay labelled."""
     template = build()
     prompt = template.encode({'messages': CHAT[:1]}, add_generation_prompt=True)
     once = template.concat_input_feature(prompt, [10, 11])
@@ -230,21 +230,21 @@ def test_concatenated_completion_is_labelled(build: Build) -> None:
 
 
 def test_plain_texts_are_joined_without_a_chat_template(build: Build) -> None:
-    """With `use_chat_template=False` the tokens are the texts', and the assistant's are labelled."""
+    """Texts are concatenated with `use_chat_template=False`, and the assistant's texts are labelled."""
     template = build(use_chat_template=False)
     assert template.render({'messages': CHAT[:2]}) == 'hi 12 éHéllo\n'
     assert labelled(template, CHAT[:2]) == 'Héllo\n'
 
 
 @pytest.mark.parametrize('options', [{'max_length': 0}, {'truncation_strategy': 'middle'}, {'max_len': 3}])
-def test_bad_options_are_refused(build: Build, options: dict[str, Any]) -> None:
-    """Options out of range or unknown do not pass silently."""
+def test_invalid_options_are_refused(build: Build, options: dict[str, Any]) -> None:
+    """Unknown options and options out of range raise an error that names the option."""
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         build(**options)
 
 
-def test_templates_go_by_name_class_or_instance(build: Build) -> None:
-    """A registered name, a class and a finished template are all taken."""
+def test_templates_are_built_by_name_class_or_instance(build: Build) -> None:
+    """`build_template` accepts a registered name, a class and an instance."""
     template = build()
     assert build_template(template) is template
     assert isinstance(build_template('Qwen3_5Template', model_id=template.model_id), Qwen3_5Template)
@@ -254,7 +254,7 @@ def test_templates_go_by_name_class_or_instance(build: Build) -> None:
 
 
 def test_errors_survive_pickling() -> None:
-    """Errors cross process boundaries with their facts."""
+    """Pickled errors keep their attributes."""
     too_long = pickle.loads(pickle.dumps(ExampleTooLong(10, 9)))
     invalid = pickle.loads(pickle.dumps(InvalidTrajectory('messages[0]', 'is wrong')))
     assert (too_long.token_count, invalid.field) == (10, 'messages[0]')

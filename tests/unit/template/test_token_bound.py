@@ -1,4 +1,4 @@
-"""The least number of tokens of a text: never more than it has, and enough to refuse what is far too long."""
+"""The lower bound of a text's token count never exceeds the count and suffices to refuse very long texts."""
 
 import json
 from pathlib import Path
@@ -18,21 +18,21 @@ from twinkle.template.token_bound import TokenBound
 
 
 def byte_level(normalizer: normalizers.Normalizer | None = None, *, without: str = '') -> tokenizers.Tokenizer:
-    """Return a byte-level tokenizer with some longer tokens and an added one."""
+    """Return a byte-level tokenizer with some longer tokens and one added token."""
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(without))
     merges = [('t', 'h'), ('th', 'e'), ('Ġ', 'the'), ('Ġ', 'Ġ'), ('ĠĠ', 'ĠĠ'), ('a', 'n'), ('an', 'a')]
     names = [*alphabet, *(first + second for first, second in merges)]
-    made = tokenizers.Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    result = tokenizers.Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if normalizer is not None:
-        made.normalizer = normalizer
-    made.add_special_tokens(['<|im_start|>'])
-    return made
+        result.normalizer = normalizer
+    result.add_special_tokens(['<|im_start|>'])
+    return result
 
 
 PLAIN, COMPOSING = byte_level(), byte_level(normalizers.NFC())
-LEAVING_OUT = byte_level(without='ÃxĀ')
-"""Has no token for some bytes, as models in use do: what they stand for vanishes."""
+INCOMPLETE = byte_level(without='ÃxĀ')
+"""A tokenizer whose vocabulary lacks some bytes, which therefore disappear from the text; such models exist."""
 
 
 @given(
@@ -45,27 +45,27 @@ LEAVING_OUT = byte_level(without='ÃxĀ')
         ),
         max_size=12,
     ).map(''.join),
-    st.sampled_from([PLAIN, COMPOSING, LEAVING_OUT]),
+    st.sampled_from([PLAIN, COMPOSING, INCOMPLETE]),
 )
-def test_no_text_has_fewer_tokens_than_is_said(text: str, tokenizer: tokenizers.Tokenizer) -> None:
-    """Also where characters are composed before they are read, or special tokens stand in the text."""
+def test_the_bound_never_exceeds_the_token_count(text: str, tokenizer: tokenizers.Tokenizer) -> None:
+    """The bound holds for special tokens and for characters that the normalizer composes."""
     text = text.encode('utf-8', 'ignore').decode()
     least = TokenBound(tokenizer).least_count(text)
     assert least <= len(tokenizer.encode(text, add_special_tokens=False).ids)
-    assert not text or least > 0 or tokenizer is LEAVING_OUT
+    assert not text or least > 0 or tokenizer is INCOMPLETE
 
 
 @pytest.mark.parametrize(
     'normalizer',
     [normalizers.NFKC(), normalizers.Strip(), normalizers.Lowercase(), normalizers.Sequence([normalizers.NFC()])],
 )
-def test_nothing_is_said_where_text_may_vanish(normalizer: normalizers.Normalizer) -> None:
-    """A tokenizer whose ways are not known to keep every byte is not second-guessed."""
+def test_the_bound_is_zero_if_a_normalizer_may_drop_text(normalizer: normalizers.Normalizer) -> None:
+    """The bound is 0 for normalizers that are not known to keep all text."""
     assert TokenBound(byte_level(normalizer)).least_count('a' * 1000) == 0
 
 
-def test_nothing_is_said_of_tokenizers_with_an_unknown_token() -> None:
-    """One such token may stand for any number of characters; so may blanks that an added token takes with it."""
+def test_the_bound_is_zero_if_a_token_may_cover_any_length() -> None:
+    """The bound is 0 if an unknown token or an added token that strips whitespace may cover any length."""
     words = tokenizers.Tokenizer(models.WordLevel({'[UNK]': 0}, unk_token='[UNK]'))
     assert TokenBound(words).least_count('a' * 1000) == 0
     greedy = byte_level()
@@ -73,8 +73,8 @@ def test_nothing_is_said_of_tokenizers_with_an_unknown_token() -> None:
     assert TokenBound(greedy).least_count(' ' * 1000) == 0
 
 
-def test_prompt_that_is_far_too_long_is_refused_untokenised(tmp_path: Path) -> None:
-    """A text, and a chat, that cannot fit are refused as too long; what may fit is tokenised as ever."""
+def test_a_very_long_prompt_is_refused_without_tokenizing(tmp_path: Path) -> None:
+    """Texts and chats that cannot fit are refused by the bound; others are tokenized as usual."""
     PLAIN.save(str(tmp_path / 'tokenizer.json'))
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': CHATML}))
@@ -85,7 +85,7 @@ def test_prompt_that_is_far_too_long_is_refused_untokenised(tmp_path: Path) -> N
     long = 'the ' * 1_000_000
     with pytest.raises(ContextExceeded) as refusal:
         encoder.encode(TextPrompt(long), facts)
-    # Fewer than it has: nobody has counted them.
+    # The reported number is the bound, which is smaller than the real count of one million.
     assert 100 < refusal.value.prompt_tokens < 1_000_000
     chat = ChatPrompt(trajectory=Trajectory(messages=[Message(role='user', content=long)]))
     with pytest.raises(ContextExceeded) as refusal:

@@ -1,4 +1,4 @@
-"""What a token's name stands for, in the two alphabets that vocabularies are written in."""
+"""Token names are converted to bytes for both kinds of vocabularies."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from twinkle.template import ChatTokenizer
 from twinkle.template.token_bytes import TokenAlphabet
 
 
-def test_bytes_of_a_texts_tokens_are_the_text(tmp_path: Path) -> None:
-    """Joined, they are the text, characters of many bytes and special tokens included."""
+def test_token_bytes_concatenate_to_the_text(tmp_path: Path) -> None:
+    """The concatenated bytes of all tokens equal the text, including multi-byte characters and special tokens."""
     tokenizer = ChatTokenizer(build_tiny_tokenizer(tmp_path))
     text = 'héllo\n\x7f wörld ✓🙂<|im_end|>'
     token_ids = tokenizer.encode(text)
@@ -18,13 +18,13 @@ def test_bytes_of_a_texts_tokens_are_the_text(tmp_path: Path) -> None:
     assert [tokenizer.is_special(token_id) for token_id in token_ids[-2:]] == [False, True]
 
 
-def test_id_without_a_token_stands_for_nothing(tmp_path: Path) -> None:
-    """A vocabulary that is padded has ids without names."""
+def test_an_id_without_a_token_has_no_bytes(tmp_path: Path) -> None:
+    """Ids that only pad the vocabulary give empty bytes."""
     assert ChatTokenizer(build_tiny_tokenizer(tmp_path)).token_bytes(319) == b''
 
 
-def test_names_with_marks_and_byte_names_are_read() -> None:
-    """Where names are text, the mark is a space and a byte's name is that byte."""
+def test_text_names_are_converted() -> None:
+    """U+2581 is a space and `<0xE2>` is one byte in vocabularies whose names are text."""
     decoder = decoders.Sequence([decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()])
     alphabet = TokenAlphabet.of_decoder(decoder)
     assert [alphabet.to_bytes(name) for name in ('\u2581The', '<0xE2>', 'é')] == [b' The', b'\xe2', 'é'.encode()]

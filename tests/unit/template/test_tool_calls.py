@@ -1,4 +1,4 @@
-"""Calls of tools are found in what a model says: whole ones only, whatever stands around them."""
+"""Parsers find exactly the complete tool calls in sampled text."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ ADD: Tool = {
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Build a template over the byte tokenizer with one of the chat templates."""
+    """A function that builds a template over the byte tokenizer with one of the chat templates."""
     return lambda name='chatml', **options: tiny_template(tmp_path, name, **options)
 
 
@@ -54,7 +54,7 @@ def found(parser: Any, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str,
 
 
 def hermes(body: str) -> str:
-    """Return a body between the tags of a call."""
+    """Return `body` inside `<tool_call>` tags."""
     return f'<tool_call>\n{body}\n</tool_call>'
 
 
@@ -68,8 +68,8 @@ def hermes(body: str) -> str:
         ('{"name": "f", "arguments": {"x": "</tool_call><tool_call>{"}}', ('f', {'x': '</tool_call><tool_call>{'})),
     ],
 )
-def test_a_call_in_tags_is_read(body: str, expected: tuple[str, dict[str, Any]]) -> None:
-    """Braces, quotes and the tags themselves may be inside the arguments."""
+def test_a_tagged_call_is_found(body: str, expected: tuple[str, dict[str, Any]]) -> None:
+    """The arguments may contain braces, quotes and the tags themselves."""
     assert found(HERMES, f'so {hermes(body)} and') == [expected]
 
 
@@ -98,23 +98,23 @@ def test_a_call_in_tags_is_read(body: str, expected: tuple[str, dict[str, Any]])
         hermes('<function=>\n</function>'),
     ],
 )
-def test_half_and_malformed_calls_in_tags_are_none(text: str) -> None:
-    """What is not a whole call is left alone."""
+def test_incomplete_and_malformed_tagged_calls_are_ignored(text: str) -> None:
+    """Incomplete and malformed calls between tags are not returned."""
     assert found(HERMES, text) == []
 
 
-def test_a_whole_call_behind_a_half_one_is_found() -> None:
-    """A model that begins again is understood."""
+def test_a_complete_call_after_an_incomplete_one_is_found() -> None:
+    """An incomplete call does not hide the complete call after it."""
     good = hermes('{"name": "f", "arguments": {}}')
-    for half in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>', '</tool_call>{"'):
-        assert found(HERMES, half + good) == [('f', {})]
+    for prefix in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>', '</tool_call>{"'):
+        assert found(HERMES, prefix + good) == [('f', {})]
     tagged = hermes('<function=f>\n</function>')
-    for half in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>'):
-        assert found(HERMES, half + tagged) == [('f', {})]
+    for prefix in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>'):
+        assert found(HERMES, prefix + tagged) == [('f', {})]
 
 
-def test_values_in_tags_have_the_types_that_the_tool_declares() -> None:
-    """Qwen3.5 writes values without quotes: text stays text, all else is read as what it is declared to be."""
+def test_tagged_values_have_their_declared_types() -> None:
+    """Qwen3.5 values are parsed with the types that the tool declares and are strings otherwise."""
     values = {'a': '12', 'b': 'None', 'is_exact': 'True', 'note': '12', 'rest': '[1, "x"]', 'other': '{"z": 1}'}
     lines = ''.join(f'<parameter={name}>\n{value}\n</parameter>\n' for name, value in values.items())
     text = hermes(f'<function=add>\n{lines}</function>')
@@ -123,8 +123,8 @@ def test_values_in_tags_have_the_types_that_the_tool_declares() -> None:
     assert found(HERMES, text, [ADD]) == [('add', typed)]
 
 
-def test_a_value_of_another_type_than_declared_stays_text() -> None:
-    """The tool refuses it then, and can say why; several lines are one value."""
+def test_a_value_of_the_wrong_type_stays_a_string() -> None:
+    """A value that is not of its declared type stays a string, and a value may have several lines."""
     text = hermes('<function=add><parameter=a>a few</parameter><parameter=note>\nx\n\ny\n</parameter></function>')
     assert found(HERMES, text, [ADD]) == [('add', {'a': 'a few', 'note': 'x\n\ny'})]
 
@@ -141,8 +141,8 @@ def test_a_value_of_another_type_than_declared_stays_text() -> None:
         'in {sets} [1] of "quotes {"name": "f", "arguments": {"x": 1}}',
     ],
 )
-def test_bare_json_calls_are_read(text: str) -> None:
-    """With or without a fence, a mark or prose in front of it."""
+def test_json_calls_are_found(text: str) -> None:
+    """JSON calls are found with or without a code fence, a marker or preceding prose."""
     assert found(JSON, text) == [('f', {'x': 1})]
 
 
@@ -159,8 +159,8 @@ def test_bare_json_calls_are_read(text: str) -> None:
         '',
     ],
 )
-def test_other_json_is_no_call(text: str) -> None:
-    """An answer in JSON is an answer, and half a list of calls is none."""
+def test_other_json_is_not_a_call(text: str) -> None:
+    """JSON answers and incomplete lists of calls are not calls."""
     assert found(JSON, text) == []
 
 
@@ -180,8 +180,8 @@ def test_other_json_is_no_call(text: str) -> None:
         ('Action: \nAction Input: {}', []),
     ],
 )
-def test_calls_as_lines_are_read(text: str, expected: list[Any]) -> None:
-    """An input that begins an object must be one; any other is text up to the format's next word."""
+def test_react_calls_are_found(text: str, expected: list[Any]) -> None:
+    """An input that begins with `{` must be a JSON object; any other input is text up to the next keyword."""
     assert found(REACT, text) == expected
 
 
@@ -197,13 +197,13 @@ PROSE = st.text(st.characters(exclude_characters='<{[', exclude_categories=['Cs'
 
 
 @given(calls=CALLS, prose=PROSE)
-def test_written_calls_are_read_again(calls: list[tuple[str, dict[str, Any]]], prose: str) -> None:
-    """Every call that can be written is found with its arguments, and nothing else is taken from the text."""
+def test_generated_calls_are_found_again(calls: list[tuple[str, dict[str, Any]]], prose: str) -> None:
+    """Every written call is found with its arguments, and the rest of the text is unchanged."""
     bodies = [json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False) for name, arguments in calls]
     text = prose + prose.join(hermes(body) for body in bodies) + prose
     assert found(HERMES, text) == calls
-    said = text_without(text, HERMES.find(text, ()))
-    assert said == ((prose * (len(calls) + 1)).strip() if calls else text)
+    remaining = text_without(text, HERMES.find(text, ()))
+    assert remaining == ((prose * (len(calls) + 1)).strip() if calls else text)
     assert found(JSON, '\n'.join(bodies)) == calls
 
 
@@ -213,8 +213,8 @@ PIECES = [*TAGS, *MARKS, '\n', 'Action: f\n', 'Action Input: ', 'é']
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map(''.join))
-def test_any_text_is_taken(text: str) -> None:
-    """Nothing that a model says raises; calls are in order, within the text and can be written again."""
+def test_any_text_is_accepted(text: str) -> None:
+    """Parsers never raise; calls are ordered, lie within the text and are valid JSON."""
     for parser in (HERMES, JSON, REACT):
         end = 0
         for call in parser.find(text, (ADD,)):
@@ -241,15 +241,15 @@ def test_any_text_is_taken(text: str) -> None:
         '"',
     ],
 )
-def test_huge_hostile_text_is_read(unit: str) -> None:
-    """Text that makes a careless parser begin again and again is read in time, and makes at most one call."""
+def test_large_hostile_text_is_parsed(unit: str) -> None:
+    """Text that causes quadratic time in naive parsers is parsed in time and gives at most one call."""
     for parser in (HERMES, JSON, REACT):
         for end in ('', '</tool_call>', '</function></tool_call>'):
             assert len(found(parser, unit * (100_000 // len(unit)) + end)) <= 1
 
 
-def test_a_template_reads_and_removes_calls(build: Build) -> None:
-    """Calls come as messages hold them, and what is left is what was said."""
+def test_a_template_finds_and_removes_calls(build: Build) -> None:
+    """`parse_tool_call` returns the calls and `clean_tool_call` returns the remaining text."""
     template = build('thinking')
     text = 'Sure.\n' + hermes('{"name": "f", "arguments": {"x": 1}}') + '\n' + hermes('{"name": "g"}')
     calls = template.parse_tool_call(text)
@@ -263,8 +263,8 @@ def test_a_template_reads_and_removes_calls(build: Build) -> None:
     assert template.clean_tool_call(' no call ') == ' no call '
 
 
-def test_read_calls_can_be_encoded_again(build: Build) -> None:
-    """A sampled turn, taken apart into a message, renders to the same turn."""
+def test_parsed_calls_render_to_the_same_turn(build: Build) -> None:
+    """A sampled turn that was parsed into a message renders to the same text."""
     template = build('tagged')
     text = hermes('<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\nx\n</parameter>\n</function>')
     turn = {'role': 'assistant', 'content': 'So', 'tool_calls': template.parse_tool_call(f'</think>So\n{text}', [ADD])}
@@ -272,19 +272,19 @@ def test_read_calls_can_be_encoded_again(build: Build) -> None:
     assert rendered.endswith(f'So{text}<|im_end|>\n')
 
 
-def test_calls_within_the_thought_are_none(build: Build) -> None:
-    """A model may think about a call without making it."""
+def test_calls_inside_the_thought_are_ignored(build: Build) -> None:
+    """Calls inside the model's thought are neither returned nor removed."""
     call = hermes('{"name": "f"}')
     template = build('thinking')
     assert template.parse_tool_call(f'<think>\n{call}\n</think>\n\nno') == []
     assert template.parse_tool_call(f'<think>\n{call}') == []
     assert len(template.parse_tool_call(f'<think>\n{call}\n</think>\n{call}')) == 1
-    said = f'<think>\n{call}\n</think>\n'
-    assert template.clean_tool_call(said + call) == said.strip()
+    thought = f'<think>\n{call}\n</think>\n'
+    assert template.clean_tool_call(thought + call) == thought.strip()
 
 
-def test_a_thought_that_the_prompt_opened_is_minded(build: Build) -> None:
-    """Where the generation prompt opens the thought, a closing tag alone ends it."""
+def test_calls_inside_a_thought_opened_by_the_prompt_are_ignored(build: Build) -> None:
+    """If the generation prompt opens the thought, the text up to the closing tag is the thought."""
     call = hermes('{"name": "f"}')
     template = build('tagged')
     assert template.opens_thought
@@ -294,8 +294,8 @@ def test_a_thought_that_the_prompt_opened_is_minded(build: Build) -> None:
     assert len(template.parse_tool_call(f'hm\n</think>\n\n{call}')) == 1
 
 
-def test_the_style_is_chosen_by_the_chat_template_or_by_name(build: Build) -> None:
-    """The model's own format says what its calls look like; an option wins."""
+def test_the_parser_is_chosen_by_chat_template_or_option(build: Build) -> None:
+    """The chat template determines the default parser, and the option overrides it."""
     assert build('tagged').tool_call_parser.name == 'hermes'
     assert build('chatml').tool_call_parser.name == 'json'
     assert build('chatml', kind=Qwen3_5Template).tool_call_parser.name == 'hermes'
@@ -304,22 +304,22 @@ def test_the_style_is_chosen_by_the_chat_template_or_by_name(build: Build) -> No
         build('chatml', tool_call_parser='smoke')
 
 
-class _ShoutParser:
-    """Calls the tool whose name is shouted."""
+class _UppercaseParser:
+    """Parses a text in capital letters as a call of the tool with that name."""
 
-    name = 'shout'
+    name = 'uppercase'
 
     def find(self, text: str, tools: Sequence[Tool]) -> list[FoundCall]:
-        """Return one call of the whole text, in capitals."""
+        """Return one call that covers the whole text if it is in capital letters."""
         return [FoundCall(0, len(text), text, {})] if text.isupper() else []
 
 
-def test_a_parser_of_ones_own_can_be_used_and_registered(build: Build) -> None:
-    """An instance is taken as it is; a registry knows it by its name, once."""
-    template = build('chatml', tool_call_parser=_ShoutParser())
+def test_a_custom_parser_can_be_used_and_registered(build: Build) -> None:
+    """A parser instance can be passed as an option or registered once under its name."""
+    template = build('chatml', tool_call_parser=_UppercaseParser())
     assert [call['function']['name'] for call in template.parse_tool_call('ADD')] == ['ADD']
-    registry = ToolCallRegistry(_ShoutParser())
-    assert registry.names() == ('shout',)
-    assert registry.parser('shout').name == 'shout'
-    with pytest.raises(ValueError, match='shout'):
-        registry.register(_ShoutParser())
+    registry = ToolCallRegistry(_UppercaseParser())
+    assert registry.names() == ('uppercase',)
+    assert registry.parser('uppercase').name == 'uppercase'
+    with pytest.raises(ValueError, match='uppercase'):
+        registry.register(_UppercaseParser())

@@ -1,4 +1,4 @@
-"""Chats to tokens and back, as the model's own tokenizer and chat template say. Loads no torch."""
+"""Convert chats to tokens and back with the model's own tokenizer and chat template. Does not import torch."""
 
 from twinkle.template.base import EncodedChat, Template, TemplateOptions, TruncationStrategy
 from twinkle.template.continuation import positions_behind

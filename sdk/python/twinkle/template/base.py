@@ -1,4 +1,4 @@
-"""The template: chats to token features and back, with a model's own tokenizer and chat template."""
+"""The template: converts chats to token features and back with the model's own tokenizer and chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,46 +21,47 @@ from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
 from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, calls_of, text_without
 
 TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
-"""What happens to an example longer than `max_length`: refuse it, drop tokens at its beginning or
-end, cut it into several examples, or leave it out."""
+"""How an example longer than `max_length` is handled: raise an error, drop tokens at the beginning or at the end, split
+it into several examples, or leave it out."""
 
 
 class TemplateOptions(TypedDict, total=False):
-    """How a template turns chats into tokens."""
+    """Options for converting chats to tokens."""
 
     use_chat_template: bool
-    """False: the texts of the messages are joined as they are. Unset: True."""
+    """If False, the texts of the messages are concatenated unchanged. Default: True."""
     max_length: int
-    """Most tokens of an example. Unset: 8192."""
+    """Maximum number of tokens in an example, at least 1. Default: 8192."""
     truncation_strategy: TruncationStrategy
-    """Unset: 'raise'."""
+    """How longer examples are handled. Default: 'raise'."""
     default_system: str | None
-    """System message of chats that have none. Unset: whatever the chat template does."""
+    """System message for chats without one. Default: None, which adds no message and leaves the choice to the chat
+    template."""
     enable_thinking: bool
-    """Whether the model may think before it answers. Unset: True."""
+    """Whether the model may think before it answers; passed to the chat template. Default: True."""
     is_media_read: bool
-    """False: chats with images or videos are refused, though the model reads them. Unset: True."""
+    """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
     tool_call_parser: str | ToolCallParser
-    """How the model writes calls of tools: a name that `TOOL_CALL_PARSERS` knows, or a parser. Unset: 'hermes' where
-    the chat template shows `<tool_call>`, else 'json'."""
+    """Format of the model's tool calls: a name registered in `TOOL_CALL_PARSERS`, or a parser. Default: 'hermes' if the
+    source of the chat template contains `<tool_call>`, else 'json'."""
 
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """What one chat became."""
+    """The features made from one chat."""
 
     features: list[InputFeature]
-    """One; under 'split' perhaps several, under 'delete' perhaps none."""
+    """One feature; 'split' may give several and 'delete' may give none."""
     token_count: int
-    """Tokens of the whole chat, before it was cut."""
+    """Number of tokens in the whole chat, before truncation."""
 
 
 @remote_class()
 class Template(ReadsMedia):
-    """A model's chat format.
+    """The chat format of one model.
 
-    Features hold int32 numpy arrays. Labels are shifted (see `InputFeature`) and cover what
-    the assistant says, its end-of-turn token included.
+    The token fields of a feature are int32 numpy arrays. Labels are shifted (see `InputFeature`) and cover the
+    assistant's text, including its end-of-turn token.
 
     Concurrency: safe to share between threads.
     """
@@ -68,10 +69,14 @@ class Template(ReadsMedia):
     def __init__(self, model_id: str, **options: Unpack[TemplateOptions]) -> None:
         """Load the tokenizer and chat template of `model_id`; weights are not downloaded.
 
+        Args:
+            model_id: a hub id or a local folder.
+            options: see `TemplateOptions`.
+
         Raises:
-            HubError: the model cannot be had.
-            TemplateError: it has no fast tokenizer, or no chat template and one is wanted.
-            UnknownToolCallParser: no parser is registered under that name.
+            HubError: the model cannot be found or downloaded.
+            TemplateError: the model has no fast tokenizer, or it has no chat template and `use_chat_template` is True.
+            UnknownToolCallParser: no parser is registered under the given name.
             ValueError: an option is out of range.
             TypeError: an option is unknown.
         """
@@ -96,27 +101,27 @@ class Template(ReadsMedia):
         if options.get('use_chat_template', True):
             if source is None:
                 raise TemplateError(
-                    f'{model_id} has no chat template; give use_chat_template=False to join plain texts'
+                    f'{model_id} has no chat template; pass use_chat_template=False to concatenate plain texts'
                 )
             self._chat_template = ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
         super().__init__(folder if options.get('is_media_read', True) else None, self.tokenizer)
-        shown = 'hermes' if self._mentions('<tool_call>') else 'json'
-        parser = options.get('tool_call_parser', shown)
+        default_parser = 'hermes' if self._mentions('<tool_call>') else 'json'
+        parser = options.get('tool_call_parser', default_parser)
         self.tool_call_parser = TOOL_CALL_PARSERS.parser(parser) if isinstance(parser, str) else parser
-        """Finds calls of tools in what the model says."""
+        """Finds tool calls in the model's output."""
 
     @cached_property
     def opens_thought(self) -> bool:
-        """Whether the generation prompt opens the thought, so that what is sampled begins within it."""
-        asked = cast('Trajectory', {'messages': [{'role': 'user', 'content': '.'}]})
+        """Whether the generation prompt ends with `<think>`, so that sampled text begins inside the thought."""
+        question = cast('Trajectory', {'messages': [{'role': 'user', 'content': '.'}]})
         try:
-            text = self._render(asked, add_generation_prompt=True).text
+            text = self._render(question, add_generation_prompt=True).text
         except TemplateError:
             return False
         return text.rstrip().endswith(THINK_OPEN)
 
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
-        """Return a checked copy: default system added, thinking where the chat template looks for it.
+        """Return a validated copy with the default system message and with thinking in the chat template's format.
 
         Raises:
             InvalidTrajectory: names the field, such as `messages[1].role`.
@@ -125,20 +130,24 @@ class Template(ReadsMedia):
             trajectory = self._media.formatted(trajectory)
         messages = with_system(check_trajectory(trajectory, is_media_read=self.is_mm), self.default_system)
         tools = check_tools(trajectory.get('tools'))
-        is_kept_apart, is_opened = self._mentions('reasoning_content'), self.opens_thought
+        has_field, is_opened = self._mentions('reasoning_content'), self.opens_thought
         formatted: dict[str, Any] = dict(trajectory)
         formatted['messages'] = [
-            with_thinking(message, is_kept_apart=is_kept_apart, is_opened=is_opened) for message in messages
+            with_thinking(message, has_reasoning_field=has_field, is_opened=is_opened) for message in messages
         ]
         if tools:
             formatted['tools'] = tools
         return cast('Trajectory', formatted)
 
     def render(self, trajectory: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
-        """Return the text a chat is tokenised from.
+        """Return the text of a chat before tokenization.
+
+        Args:
+            trajectory: the chat.
+            add_generation_prompt: end the text with the opening of an assistant turn. Default: False.
 
         Raises:
-            InvalidTrajectory: names the field.
+            InvalidTrajectory: names the field, such as `messages[1].role`.
             TemplateError: the chat template refuses the chat.
         """
         return self._render(self.format_trajectory(trajectory), add_generation_prompt=add_generation_prompt).text
@@ -147,26 +156,33 @@ class Template(ReadsMedia):
         """Return one chat as one feature.
 
         Args:
-            add_generation_prompt: end with the opening of an assistant turn and give no labels (for sampling).
+            trajectory: the chat.
+            add_generation_prompt: end with the opening of an assistant turn and omit the labels (for sampling).
+                Default: False.
+
+        Returns:
+            int32 numpy arrays of shape [T]: `input_ids`, `attention_mask`, `position_ids` and, except for prompts,
+            `labels`. Chats with images or videos have `position_ids` of shape [3, T]. Media add further fields.
 
         Raises:
             InvalidTrajectory: names the field, such as `messages[1].role`.
-            ExampleTooLong: it has more than `max_length` tokens, under 'raise'.
-            TemplateError: it becomes several features or none, under 'split' or 'delete'; use `batch_encode`.
+            ExampleTooLong: the chat has more than `max_length` tokens and must not be cut: under 'raise', and for
+                prompts and chats with media under most other strategies.
+            TemplateError: 'split' gave several features or 'delete' gave none; use `batch_encode` instead.
         """
         features = self.batch_encode([trajectory], add_generation_prompt=add_generation_prompt)
         if len(features) != 1:
-            raise TemplateError(f'the example became {len(features)} features; use batch_encode')
+            raise TemplateError(f'the example gave {len(features)} features instead of one; use batch_encode')
         return features[0]
 
     def batch_encode(
         self, trajectories: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
     ) -> list[InputFeature]:
-        """Return chats as features, in order; under 'split' and 'delete' there may be more or fewer than chats.
+        """Return the features of all chats, in order; 'split' may give more features than chats and 'delete' fewer.
 
         Raises:
-            InvalidTrajectory: as `encode`, of the first chat that is wrong.
-            ExampleTooLong: as `encode`.
+            InvalidTrajectory: as in `encode`, for the first invalid chat.
+            ExampleTooLong: as in `encode`.
         """
         chats = self.encode_chats(trajectories, add_generation_prompt=add_generation_prompt)
         return [feature for chat in chats for feature in chat.features]
@@ -174,11 +190,11 @@ class Template(ReadsMedia):
     def encode_chats(
         self, trajectories: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
     ) -> list[EncodedChat]:
-        """Return what each chat became, in order.
+        """Return one `EncodedChat` per chat, in order.
 
         Raises:
-            InvalidTrajectory: as `encode`, of the first chat that is wrong.
-            ExampleTooLong: as `encode`.
+            InvalidTrajectory: as in `encode`, for the first invalid chat.
+            ExampleTooLong: as in `encode`.
         """
         formatted = [self.format_trajectory(trajectory) for trajectory in trajectories]
         rendered = [self._render(chat, add_generation_prompt=add_generation_prompt) for chat in formatted]
@@ -189,8 +205,8 @@ class Template(ReadsMedia):
         for given, chat, text, tokens in zip(trajectories, formatted, rendered, tokenized, strict=True):
             media = self._read_media(given, chat)
             if self._media is not None:
-                tokens = self._media.expanded(tokens, media)  # noqa: PLW2901 - the same chat, now with its images
-            # Finding the turns costs more than all else, so that what will not be kept is spared it.
+                tokens = self._media.expanded(tokens, media)  # noqa: PLW2901 - the same chat with its media tokens
+            # Finding the assistant's turns is the most expensive step, so chats that will be dropped skip it.
             is_kept = self._keeps(len(tokens.token_ids), is_prompt=add_generation_prompt, is_media=bool(media))
             spans = self._spans(chat, text) if is_kept and not add_generation_prompt else ()
             pieces = self._fit(tokens, spans) if is_kept else []
@@ -199,25 +215,25 @@ class Template(ReadsMedia):
         return encoded
 
     def check(self, trajectory: Mapping[str, Any]) -> str | None:
-        """Return why a chat would not be trained on, None if nothing is wrong with it."""
+        """Return the reason why a chat would not be trained on, or None if the chat is usable."""
         try:
             features = self.batch_encode([trajectory])
         except TemplateError as error:
             return str(error)
         if not features:
-            return f'it has more than max_length {self.max_length} tokens and is left out'
+            return f'the chat has more than max_length {self.max_length} tokens and would be left out'
         if all((np.asarray(feature['labels']) == IGNORE_INDEX).all() for feature in features if 'labels' in feature):
-            return 'nothing in it is trained on: no assistant message, or it was truncated away'
+            return 'the chat has no labels: it has no assistant message, or truncation removed it'
         if any(message.get('tool_calls') for message in trajectory['messages']) and not self._mentions('tool_calls'):
-            return 'its tool calls are not trained on: the chat template does not write them'
+            return 'the tool calls have no labels: the chat template does not render them'
         return None
 
     def batch_check(self, trajectories: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Return `check` of each chat."""
+        """Return the result of `check` for each chat, in order."""
         return [self.check(trajectory) for trajectory in trajectories]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]:
@@ -225,45 +241,57 @@ class Template(ReadsMedia):
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in token_ids]
 
     def concat_input_feature(self, prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputFeature:
-        """Return the prompt with a completion behind it, labelled on the completion; no token is changed.
+        """Return the prompt followed by a completion, with labels for the completion; no token is changed.
 
-        What the prompt already has of an earlier turn is kept: labels, `completion_mask` (where it has labels alone,
-        they say which tokens were produced), and the numbers beside the labels, such as `old_logps`. These go on
-        with 0.0, `loss_weights` with 1.0, for the caller to set.
+        Values of earlier turns in the prompt are kept: `labels`, `completion_mask` (derived from the labels if the
+        prompt has no mask), and per-token values such as `old_logps`. For the new tokens, per-token values are 0.0
+        and `loss_weights` are 1.0 until the caller sets them.
+
+        Args:
+            prompt_feature: a feature of T tokens.
+            new_tokens: N token ids, at least 0.
+
+        Returns:
+            A new feature of T + N tokens; the prompt's arrays are copied.
 
         Raises:
-            InvalidFeature: names the field that holds no token ids, or is not as long as the prompt.
+            InvalidFeature: names the field that does not hold token ids or has the wrong length.
         """
         return continued(prompt_feature, new_tokens)
 
     def parse_tool_call(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
-        """Return the calls of tools in a sampled turn, in order, as messages hold them; their ids count from 0.
+        """Return the tool calls in a sampled turn, in order, in the form of a message's `tool_calls`.
 
-        Any text is taken. What is half a call or malformed is none, and neither is one within the model's thought,
-        also where the prompt opened it and nothing closes it.
+        Accepts any text and never raises. Incomplete and malformed calls are ignored, and so are calls inside the
+        model's thought. If the prompt opens the thought and the text does not close it, the whole text is the thought.
 
         Args:
-            tools: those the model was offered; Qwen3.5's calls do not say of what type an argument is.
+            text: the sampled text.
+            tools: the tools offered to the model. Needed for Qwen3.5, whose calls do not state the types of their
+                arguments; without a declared type an argument is a string. Default: none.
+
+        Returns:
+            The calls; their ids are `call00000`, `call00001`, ...
         """
         return calls_of(self._calls(text, tools))
 
     def clean_tool_call(self, text: str) -> str:
-        """Return a sampled turn without the calls that `parse_tool_call` finds; without any, as it is."""
+        """Return a sampled turn without the calls that `parse_tool_call` finds; text without calls is unchanged."""
         return text_without(text, self._calls(text, ()))
 
     def _calls(self, text: str, tools: Sequence[Tool]) -> list[FoundCall]:
         if self.opens_thought and THINK_CLOSE not in text:
-            return []  # The thought that the prompt opened goes on to the end.
+            return []  # The prompt opened the thought and the text does not close it.
         thinking = thought(text, is_opened=self.opens_thought)
         begin = thinking[1] if thinking else 0
-        # Blanks in place of the thought keep every position.
+        # Replacing the thought with spaces keeps the character positions.
         return list(self.tool_call_parser.find(' ' * begin + text[begin:], tools))
 
     def _mentions(self, name: str) -> bool:
         return self._chat_template is not None and self._chat_template.mentions(name)
 
     def _refuse_far_too_long(self, text: str) -> None:
-        """Refuse, under 'raise', what need not be tokenised to know that it does not fit."""
+        """Raise `ExampleTooLong` under 'raise' if the text is too long by any tokenization."""
         if self.truncation_strategy != 'raise':
             return
         least = self.tokenizer.least_token_count(text)
@@ -271,15 +299,15 @@ class Template(ReadsMedia):
             raise ExampleTooLong(least, self.max_length)
 
     def _keeps(self, count: int, *, is_prompt: bool, is_media: bool) -> bool:
-        """Return whether anything of so many tokens becomes a feature.
+        """Return whether a chat of `count` tokens gives any feature.
 
         Raises:
-            ExampleTooLong: nothing may be cut from them.
+            ExampleTooLong: the chat is too long and must not be cut.
         """
         strategy = self.truncation_strategy
         if count <= self.max_length or (strategy == 'left' and not is_media):
             return True
-        # 'right' and 'split' too would cut the opening of the turn that a prompt ends with; an image is never cut.
+        # 'right' and 'split' would remove the opening of the turn at the end of a prompt; media are never cut.
         if strategy == 'raise' or ((is_prompt or is_media) and strategy != 'delete'):
             raise ExampleTooLong(count, self.max_length)
         return strategy != 'delete'
@@ -309,7 +337,7 @@ class Template(ReadsMedia):
         return assistant_spans(chat.get('messages', []), rendered.text, render=render, special_texts=special_texts)
 
     def _fit(self, tokens: TokenizedText, spans: Sequence[Span]) -> list[tuple[IntVector, IntVector]]:
-        """Return `(input_ids, labels)` pieces of at most `max_length` tokens, labels shifted within each."""
+        """Return `(input_ids, labels)` pieces of at most `max_length` tokens, with labels shifted within each piece."""
         ids = np.asarray(tokens.token_ids, dtype=np.int32)
         labels = label_tokens(tokens.token_ids, tokens.offsets, spans)
         count, limit = len(ids), self.max_length
@@ -335,7 +363,7 @@ class Template(ReadsMedia):
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
-    """Join the messages' texts; what the assistant says is what is trained on."""
+    """Concatenate the texts of the messages; the spans are the assistant's texts."""
     pieces: list[str] = []
     spans: list[Span] = []
     length = 0

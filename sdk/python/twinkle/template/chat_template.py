@@ -1,7 +1,7 @@
-"""Render chats with a model's own Jinja template, as transformers does, in a sandbox.
+"""Render chats with a model's own Jinja template in a sandbox, compatibly with transformers.
 
-The template comes from a downloaded repository, so it gets an immutable sandbox and only
-the functions that Hugging Face promises to templates.
+The template comes from a downloaded repository, so it runs in an immutable sandbox and gets only the functions that
+Hugging Face documents for chat templates.
 """
 
 import json
@@ -23,8 +23,8 @@ from twinkle.template.errors import TemplateError
 
 Chat = Sequence[Mapping[str, Any]]
 
-# Stand around what a template marks as generated, and are taken out again below. Drawn anew by every process: a chat
-# that could hold them could have its user's text trained on.
+# Markers around the text that a template declares as generated; `_without_marks` removes them. They are random per
+# process, because a chat that contained them could add labels to a user's text.
 _NONCE = secrets.token_hex(16)
 _OPEN, _CLOSE = f'\U000f5a00{_NONCE}\U000f5a01', f'\U000f5a01{_NONCE}\U000f5a00'
 _GENERATION = re.compile(r'\{%-?\s*generation\s*-?%\}')
@@ -32,11 +32,11 @@ _GENERATION = re.compile(r'\{%-?\s*generation\s*-?%\}')
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A chat as text."""
+    """The text of a chat."""
 
     text: str
     generated: tuple[tuple[int, int], ...]
-    """Character ranges `[begin, end)` that the template marks as the assistant's."""
+    """Character ranges `[begin, end)` that the template declares as written by the assistant."""
 
 
 class ChatTemplate:
@@ -54,22 +54,23 @@ class ChatTemplate:
 
     @property
     def marks_generation(self) -> bool:
-        """Whether the template says itself which text is the assistant's."""
+        """Whether the template marks the assistant's text with `{% generation %}`."""
         return _GENERATION.search(self._source) is not None
 
     def mentions(self, name: str) -> bool:
-        """Return whether the template's source names `name`, such as a message field."""
+        """Return whether the template's source contains `name`, such as the name of a message field."""
         return name in self._source
 
     def render(self, messages: Chat, *, add_generation_prompt: bool = False, **context: Any) -> RenderedChat:
-        """Return the chat as text.
+        """Return the text of a chat.
 
         Args:
+            messages: the chat.
             add_generation_prompt: end with the opening of an assistant turn.
             context: further variables of the template, such as `tools`.
 
         Raises:
-            TemplateError: the template refuses the chat, or fails on it.
+            TemplateError: the template refuses the chat or fails.
         """
         values = self._special_tokens | {'documents': None, 'tools': None} | context
         try:
@@ -82,24 +83,29 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the template a model's folder holds: `chat_template.jinja`, else the tokenizer's settings."""
+    """Return the chat template of a model folder, or None.
+
+    Args:
+        folder: model folder; `chat_template.jinja` in it has precedence.
+        settings: tokenizer settings, whose `chat_template` is used otherwise.
+    """
     path = folder / 'chat_template.jinja'
     if path.is_file():
         return path.read_text()
-    held = settings.get('chat_template')
-    if isinstance(held, list):
-        named = {item['name']: item['template'] for item in cast('list[dict[str, str]]', held)}
+    template = settings.get('chat_template')
+    if isinstance(template, list):
+        named = {item['name']: item['template'] for item in cast('list[dict[str, str]]', template)}
         return named.get('default')
-    return held
+    return template
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}`: text the assistant produces."""
+    """`{% generation %}...{% endgeneration %}`: text written by the assistant."""
 
     tags = {'generation'}  # noqa: RUF012 - the type jinja2 declares
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Wrap the block's text in marks."""
+        """Wrap the block's text in markers."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
         return nodes.CallBlock(self.call_method('_marked'), [], [], body).set_lineno(line)
@@ -113,7 +119,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters['tojson'] = _to_json
-    # Declared with the types of Jinja's own functions only.
+    # Jinja declares a narrower type for `globals`.
     functions = cast('dict[str, Any]', environment.globals)
     functions |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
     return environment
@@ -121,12 +127,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - chat templates use this signature
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - chat templates use this signature
 ) -> str:
-    # Jinja's own filter escapes for HTML, which a prompt is not.
+    # The built-in filter of Jinja escapes HTML characters, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Put sampled tokens behind a prompt: token in, token out, nothing is tokenised again."""
+"""Append sampled tokens to a prompt without tokenizing anything again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +12,7 @@ from twinkle.template.labels import IntVector, shift_labels
 
 
 def token_fields(ids: IntVector) -> InputFeature:
-    """Return what every feature says of its tokens."""
+    """Return the token fields that every feature has, int32 [T] each, for input ids of shape [T]."""
     return InputFeature(
         input_ids=ids,
         attention_mask=np.ones(len(ids), dtype=np.int32),
@@ -22,14 +22,14 @@ def token_fields(ids: IntVector) -> InputFeature:
 
 
 def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputFeature:
-    """Return `prompt_feature` with `new_tokens` behind it, labelled on these; see `Template.concat_input_feature`."""
+    """Return `prompt_feature` followed by `new_tokens`, with labels for them; see `Template.concat_input_feature`."""
     prompt = _token_ids(prompt_feature.get('input_ids', ()), 'prompt_feature.input_ids')
     new = _token_ids(new_tokens, 'new_tokens')
     old = _rows(prompt_feature, len(prompt))
     ids = np.concatenate([prompt, new])
     labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
     labels[: len(prompt)] = old.get('labels', IGNORE_INDEX)
-    # Shifted: the prompt's last token predicts the first new one.
+    # Labels are shifted: the last token of the prompt predicts the first new token.
     first = max(len(prompt) - 1, 0)
     labels[first : first + len(new)] = new if len(prompt) else shift_labels(new)
     mask = np.ones(len(ids), dtype=np.int32)
@@ -51,7 +51,15 @@ def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputF
 
 
 def positions_behind(positions: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return a prompt's positions [3, T] with those of `count` text tokens behind it: on from the furthest."""
+    """Extend the positions of a prompt by `count` text tokens, which continue after the largest position.
+
+    Args:
+        positions: integers [3, T].
+        count: number N of text tokens.
+
+    Returns:
+        Positions [3, T + N] of the same dtype.
+    """
     first = int(positions.max()) + 1
     more = np.arange(first, first + count, dtype=positions.dtype)
     return np.concatenate([positions, np.broadcast_to(more, (3, count))], axis=1)
@@ -62,28 +70,28 @@ def _token_ids(given: Any, field: str) -> IntVector:
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
         raise InvalidFeature(field, f'must be a list of token ids, got shape {ids.shape} of {ids.dtype}')
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < 2**31:
-        raise InvalidFeature(field, f'must be token ids of at least 0, got {int(ids.min())} to {int(ids.max())}')
+        raise InvalidFeature(field, f'must be token ids in 0 to 2**31 - 1, got {int(ids.min())} to {int(ids.max())}')
     return ids.astype(np.int32)
 
 
 def _rows(feature: InputFeature, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the prompt's arrays, a row a token."""
+    """Return the prompt's per-token arrays, with one row per token."""
     fields = cast('Mapping[str, Any]', feature)
     names = [name for name in ('labels', 'completion_mask', 'loss_weights', *STREAMS) if fields.get(name) is not None]
     rows = {name: np.asarray(fields[name]) for name in names}
     for name, array in rows.items():
         if array.ndim < 1 or len(array) != count:
-            found = len(array) if array.ndim else 'one'
-            raise InvalidFeature(f'prompt_feature.{name}', f'must have a row for each of {count} tokens, has {found}')
+            problem = f'must have one row per token, {count} in total, got shape {list(array.shape)}'
+            raise InvalidFeature(f'prompt_feature.{name}', problem)
     return rows
 
 
 def _labelled(rows: Mapping[str, npt.NDArray[Any]], count: int) -> IntVector:
-    """Return 1 where a label asks for the token: what a feature without a mask says by its labels alone."""
-    asked = np.zeros(count, dtype=np.int32)
+    """Return the completion mask implied by shifted labels: 1 for tokens that are the label of their predecessor."""
+    mask = np.zeros(count, dtype=np.int32)
     if 'labels' in rows:
-        asked[1:] = rows['labels'][:-1] != IGNORE_INDEX
-    return asked
+        mask[1:] = rows['labels'][:-1] != IGNORE_INDEX
+    return mask
 
 
 def _extended(array: npt.NDArray[Any], count: int, *, filler: float) -> npt.NDArray[Any]:

@@ -27,10 +27,10 @@ class InvalidFeature(TemplateError):
 
 @error_class()
 class InvalidTrajectory(TemplateError):
-    """The chat contains nothing that a model could read."""
+    """A field of the chat is missing, malformed or not supported by the model."""
 
     field: str
-    """Path of the invalid field, such as `messages[1].role`; empty for the complete chat."""
+    """Path of the invalid field, such as `messages[1].role`; empty if it is the chat itself."""
     problem: str
     """Description of the problem and its fix."""
 
@@ -46,4 +46,6 @@ class ExampleTooLong(TemplateError):
     """The chat has more tokens than the template allows, and `truncation_strategy` is 'raise'."""
 
     token_count: int
+    """Number of tokens in the chat, or a lower bound if the chat was not tokenized."""
     max_length: int
+    """The template's limit in tokens."""

@@ -1,8 +1,8 @@
-"""Find which text of a rendered chat the assistant wrote, and label its tokens.
+"""Find the assistant's text in a rendered chat and label its tokens.
 
-Where a template marks it (`{% generation %}`) the marks are taken. Elsewhere each turn is
-found by rounds: it begins where the chat before it, rendered with a generation prompt,
-ends, and ends where the rendering no longer changes when the turn's content does.
+If the chat template marks the assistant's text (`{% generation %}`), the marks are used. Otherwise each turn is found
+by rendering the chat twice more. The turn begins where the preceding chat, rendered with a generation prompt, ends. It
+ends where the rendering no longer changes when the content of the turn changes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,24 +15,27 @@ from twinkle.template.chat_template import Chat
 from twinkle.template.errors import TemplateError
 
 Span = tuple[int, int]
-"""Characters `[begin, end)` of the rendered chat."""
+"""Character range `[begin, end)` of the rendered chat."""
 
 IntVector = npt.NDArray[np.int32]
 
-# Characters of no meaning, of which one that a chat does not hold marks a place in it.
+# Private-use characters; one that does not occur in the chat serves as the probe.
 _PRIVATE_USE = range(0xF5A02, 0x10FFFE)
 
 
 def assistant_spans(
     messages: Chat, full: str, *, render: Callable[..., str], special_texts: Collection[str]
 ) -> list[Span]:
-    """Return the spans of `full` that the assistant produced, its end-of-turn tokens included.
+    """Return the spans of `full` written by the assistant, including its end-of-turn tokens, in order.
 
     Args:
         messages: the chat.
-        full: its rendering.
-        render: `render(messages, add_generation_prompt=...)`, as `full` was rendered.
-        special_texts: special tokens; the one right behind a turn ends it.
+        full: the rendered chat.
+        render: `render(messages, add_generation_prompt=...)`, the function that rendered `full`.
+        special_texts: texts of the special tokens; one directly after a turn is its end-of-turn token.
+
+    Raises:
+        TemplateError: the chat contains every private-use character, or rendering a changed chat fails.
     """
     spans: list[Span] = []
     probe = _probe(full)
@@ -46,11 +49,11 @@ def assistant_spans(
 
 
 def _probe(full: str) -> str:
-    """Return a text that differs from whatever is said at its first and at its last character."""
+    """Return a character that does not occur in `full`, so that a content made of it differs at both of its ends."""
     used = set(full)
     free = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
     if free is None:
-        raise TemplateError('the chat holds every private-use character; leave some out')
+        raise TemplateError('the chat contains every private-use character; remove some of them')
     return free
 
 
@@ -64,10 +67,9 @@ def _turn_span(messages: Chat, index: int, full: str, *, render: Callable[..., s
     try:
         opening = render(messages[:index], add_generation_prompt=True)
     except TemplateError:
-        # Some templates refuse a chat that ends there; the content alone is then what is labelled.
+        # Some templates refuse a chat that ends at this message; only the content is labelled then.
         opening = ''
-    # What a template puts between its generation prompt and the content (an empty thought, a space)
-    # is the assistant's too.
+    # Text between the generation prompt and the content (an empty thought, a space) is labelled too.
     if opening and full.startswith(opening):
         begin = len(opening)
     return (begin, max(begin, end))
@@ -79,7 +81,7 @@ def _with_turn_end(full: str, end: int, special_texts: Collection[str]) -> int:
 
 
 def _common_prefix_length(first: str, second: str) -> int:
-    # Halving compares slices in C; going character by character costs milliseconds on long chats.
+    # Bisection compares slices in C; a loop over characters takes milliseconds for long chats.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -91,18 +93,18 @@ def _common_prefix_length(first: str, second: str) -> int:
 
 
 def label_tokens(token_ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> IntVector:
-    """Return int32 [T]: the token's own id where it begins inside a span, else `IGNORE_INDEX`. Not shifted."""
+    """Return unshifted labels, int32 [T]: the token's id if the token begins inside a span, else `IGNORE_INDEX`."""
     ids = np.asarray(token_ids, dtype=np.int32)
     if not len(spans):
         return np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
-    places = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
+    starts = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
     begins, ends = np.asarray(sorted(spans), dtype=np.int64).T
-    # A place is inside some span if any that begins at or before it ends behind it.
+    # A token is inside some span if any span that begins at or before the token's start ends after it.
     furthest = np.append(0, np.maximum.accumulate(ends))
-    is_labelled = places < furthest[np.searchsorted(begins, places, side='right')]
+    is_labelled = starts < furthest[np.searchsorted(begins, starts, side='right')]
     return np.where(is_labelled, ids, np.int32(IGNORE_INDEX))
 
 
 def shift_labels(labels: IntVector) -> IntVector:
-    """Return int32 [T] with `shifted[t] == labels[t + 1]`; the last is `IGNORE_INDEX`."""
+    """Return int32 [T] with `shifted[t] == labels[t + 1]`; the last label is `IGNORE_INDEX`."""
     return np.append(labels[1:], np.int32(IGNORE_INDEX))

@@ -7,15 +7,15 @@ from typing import Any, cast
 from twinkle.template.errors import InvalidTrajectory
 
 ROLES = ('system', 'user', 'assistant', 'tool')
-"""Who may speak."""
+"""Valid values of a message's `role`."""
 
 
 def check_trajectory(trajectory: Any, *, is_media_read: bool = False) -> list[dict[str, Any]]:
-    """Return the chat's messages as dicts of their own, having checked every field.
+    """Validate every field of a chat and return copies of its messages.
 
     Args:
         trajectory: the chat.
-        is_media_read: whether images and videos beside the messages are read; their own fields are checked then.
+        is_media_read: whether the fields `images`, `videos` and `audios` are allowed; they are not checked here.
 
     Raises:
         InvalidTrajectory: names the field, such as `messages[1].role`.
@@ -28,7 +28,8 @@ def check_trajectory(trajectory: Any, *, is_media_read: bool = False) -> list[di
         raise InvalidTrajectory('messages', 'must be a list of at least one message')
     for name in ('images', 'videos', 'audios'):
         if given.get(name) and not is_media_read:
-            raise InvalidTrajectory(name, f'are given, but the model, or this template of it, reads no {name}')
+            problem = 'are given, but the model does not support them or they are disabled in the template'
+            raise InvalidTrajectory(name, problem)
     return [_check_message(message, index) for index, message in enumerate(cast('Sequence[Any]', messages))]
 
 
@@ -36,7 +37,7 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
     path = f'messages[{index}]'
     if not isinstance(message, Mapping):
         raise InvalidTrajectory(path, f'must be an object with role and content, got {type(message).__name__}')
-    # Columnar formats fill the fields a message does not have with nulls.
+    # Columnar formats store null for fields that a message does not have.
     given = cast('Mapping[str, Any]', message)
     checked = {name: value for name, value in given.items() if value is not None}
     role = checked.get('role')
@@ -55,12 +56,12 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
             raise InvalidTrajectory(f'{path}.{name}', f'must be text, got {type(checked[name]).__name__}')
     for name, value in checked.items():
         if isinstance(value, str):
-            _refuse_half_characters(value, f'{path}.{name}')
+            _refuse_lone_surrogates(value, f'{path}.{name}')
     return checked
 
 
 def _text(content: Any, path: str) -> str:
-    """Return content as text; templates of text models read nothing else."""
+    """Return the content as text, which is all that the templates of text models accept."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
@@ -71,7 +72,7 @@ def _text(content: Any, path: str) -> str:
         text = cast('Mapping[str, Any]', part).get('text') if kind == 'text' else None
         if not isinstance(text, str):
             raise InvalidTrajectory(
-                f'{path}[{index}]', f'must be a text part; parts of type {kind!r} are not read here'
+                f'{path}[{index}]', f'must be a text part; parts of type {kind!r} are not supported here'
             )
         pieces.append(text)
     return ''.join(pieces)
@@ -99,19 +100,19 @@ def _check_call(call: Any, path: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise InvalidTrajectory(path, f'is not JSON: {error}') from error
     arguments = _object({} if arguments is None else arguments, path)
-    _refuse_unwritable(arguments, path)
+    _refuse_non_json(arguments, path)
     return {**fields, 'type': 'function', 'function': {**function, 'arguments': arguments}}
 
 
 def with_system(messages: list[dict[str, Any]], default_system: str | None) -> list[dict[str, Any]]:
-    """Return the messages, beginning with `default_system` where they have no system message."""
+    """Return the messages; `default_system` is prepended if they have no system message."""
     if default_system is None or messages[0]['role'] == 'system':
         return messages
     return [{'role': 'system', 'content': default_system}, *messages]
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Return a trajectory's tools as chat templates expect them, None where there are none.
+    """Validate a trajectory's tools and return copies in the form that chat templates expect; None without tools.
 
     Raises:
         InvalidTrajectory: names the field, such as `tools[0].function.name`.
@@ -125,7 +126,7 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
         path = f'tools[{index}]'
         fields = _object(tool, path)
         _check_name(_object(fields.get('function', {}), f'{path}.function'), f'{path}.function.name')
-        _refuse_unwritable(fields, path)
+        _refuse_non_json(fields, path)
         checked.append(fields)
     return checked or None
 
@@ -146,19 +147,19 @@ def _check_name(function: Mapping[str, Any], path: str) -> None:
         raise InvalidTrajectory(path, 'is missing')
     if not isinstance(name, str):
         raise InvalidTrajectory(path, f'must be text, got {type(name).__name__}')
-    _refuse_half_characters(name, path)
+    _refuse_lone_surrogates(name, path)
 
 
-def _refuse_half_characters(text: str, path: str) -> None:
-    """Refuse what no tokenizer reads: JSON can write one half of a surrogate pair, UTF-8 cannot."""
+def _refuse_lone_surrogates(text: str, path: str) -> None:
+    """Refuse lone surrogates: JSON can express them, but UTF-8 and therefore tokenizers cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidTrajectory(path, f'has half a surrogate pair at character {error.start}; mend the text') from None
+        raise InvalidTrajectory(path, f'has a lone surrogate at character {error.start}; remove it') from None
 
 
-def _refuse_unwritable(value: Any, path: str) -> None:
-    """Refuse what chat templates cannot write into the prompt."""
+def _refuse_non_json(value: Any, path: str) -> None:
+    """Refuse values that cannot be written as JSON; chat templates write tools and arguments as JSON."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

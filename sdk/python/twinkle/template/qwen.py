@@ -1,17 +1,17 @@
-"""Qwen models."""
+"""Template of Qwen models."""
 
 from typing import Unpack
 
 from twinkle.template.base import Template, TemplateOptions
 
 
-class Qwen3_5Template(Template):  # noqa: N801 - the name users type
-    """Template of Qwen3 and Qwen3.5 chats, and of images and videos where the model's are read (docs/templates.md).
+class Qwen3_5Template(Template):  # noqa: N801 - public name, follows the model family
+    """Template for Qwen3 and Qwen3.5 chats; `docs/templates.md` lists the models whose images and videos are supported.
 
-    The model's own chat template says how tools, thinking and turns are written, so this one adds little to
-    `Template`: calls of tools are looked for in Qwen's style, whatever the chat template shows. Qwen3.5's generation
-    prompt opens the thought, so a sampled turn has a closing tag alone; fed back as a message it is taken apart all
-    the same. The thinking of turns before the last question is not shown, and so not trained on.
+    The model's own chat template defines the format of tools, thinking and turns, so this class differs from `Template`
+    only in its default tool call parser, which is always 'hermes'. The generation prompt of Qwen3.5 opens the thought,
+    so a sampled turn contains only the closing tag; such a turn can be passed back as a message. The chat template
+    omits the thinking of turns before the last user message, so that thinking has no labels.
     """
 
     def __init__(self, model_id: str, **options: Unpack[TemplateOptions]) -> None:

@@ -1,4 +1,4 @@
-"""Templates by name."""
+"""Registry of templates by name."""
 
 from typing import Any
 
@@ -11,20 +11,22 @@ _TEMPLATES: dict[str, type[Template]] = {kind.__name__: kind for kind in (Templa
 
 
 def template_names() -> tuple[str, ...]:
-    """Return the names `build_template` takes, sorted."""
+    """Return the names that `build_template` accepts, sorted."""
     return tuple(sorted(_TEMPLATES))
 
 
 def build_template(template: 'str | type[Template] | Template', **options: Any) -> Template:
-    """Return a template given by name, class, instance or, where plugins are allowed, as a plugin's id.
+    """Return a template given by name, class, instance or plugin id.
 
     Args:
-        options: of its constructor, `model_id` among them; none beside an instance.
+        template: a registered name, a class, an instance (returned unchanged) or, if plugins are allowed, the id of a
+            plugin.
+        options: arguments of the constructor, including `model_id`; not allowed with an instance.
 
     Raises:
         UnknownTemplate: the name is not registered.
-        PluginRefused: plugins are not allowed, or this one does not hold exactly one template.
-        TypeError: options beside an instance, or options the constructor does not take.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one template.
+        TypeError: options are given with an instance, or the constructor does not accept them.
     """
     if isinstance(template, Template):
         if options:
@@ -33,6 +35,6 @@ def build_template(template: 'str | type[Template] | Template', **options: Any) 
     if isinstance(template, str):
         kind = Plugin.load_plugin(template, Template) if is_plugin_id(template) else _TEMPLATES.get(template)
         if kind is None:
-            raise UnknownTemplate(f'there is no template {template!r}; there are {", ".join(template_names())}')
+            raise UnknownTemplate(f'unknown template {template!r}; use one of {", ".join(template_names())}')
         return kind(**options)
     return template(**options)

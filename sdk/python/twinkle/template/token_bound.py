@@ -1,7 +1,7 @@
-"""How many tokens a text has at least, told without tokenising it: by its bytes and the longest token there is.
+"""A lower bound of the number of tokens in a text, from its length in bytes and the longest token.
 
-That is sound only where every byte that has a token at all is within some token, and no token stands for more of the
-text than it is long. It is so for byte-level BPE; for every other tokenizer nothing is told.
+The bound is valid only if every byte that exists in the vocabulary is part of some token, and no token covers more text
+than its own length. This holds for byte-level BPE; for other tokenizers the bound is 0.
 """
 
 import json
@@ -13,22 +13,21 @@ import tokenizers
 from twinkle.template.token_bytes import BYTE_LEVEL
 
 _PLAIN_NORMALIZERS = {'NFC'}
-"""Those that work the same on a text and on its parts, or make it shorter as a whole than in parts."""
+"""Normalizers whose result for a whole text is at most as long as their results for its parts."""
 
 
 class TokenBound:
-    """The bound of one tokenizer.
+    """The lower bound for one tokenizer; the tokenizer is inspected on first use.
 
     Concurrency: safe to share between threads.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Tell of `tokenizer`, which is looked at when it is asked about for the first time."""
         self._tokenizer = tokenizer
 
     @cached_property
     def _rule(self) -> tuple[int, bytes]:
-        """The bytes of the longest token, 0 where nothing can be told, and the bytes that no token stands for."""
+        """The length of the longest token in bytes (0: no bound is known), and the bytes missing in the vocabulary."""
         parts: dict[str, Any] = json.loads(self._tokenizer.to_str())
         if not _is_sound(parts):
             return 0, b''
@@ -36,7 +35,7 @@ class TokenBound:
         return _longest_bytes(parts), bytes(byte for name, byte in BYTE_LEVEL.items() if name not in names)
 
     def least_count(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least; 0 where nothing can be told."""
+        """Return a lower bound of the number of tokens in `text`; 0 if no bound is known."""
         longest, left_out = self._rule
         if not longest:
             return 0
@@ -57,13 +56,13 @@ def _is_sound(parts: dict[str, Any]) -> bool:
         and is_whole
         and any(split['type'] == 'ByteLevel' for split in splits)
         and (normalizer is None or normalizer['type'] in _PLAIN_NORMALIZERS)
-        # Such a token takes all blanks beside it with it.
+        # Such a token also covers all whitespace next to it.
         and not any(token['lstrip'] or token['rstrip'] for token in parts['added_tokens'])
     )
 
 
 def _longest_bytes(parts: dict[str, Any]) -> int:
-    """Return the length of the longest token; a byte-level one has a character for each byte."""
+    """Return the length of the longest token in bytes; byte-level tokens have one character per byte."""
     added = max((len(token['content'].encode()) for token in parts['added_tokens']), default=1)
     return max(added, *(len(token) for token in parts['model']['vocab']))
 

@@ -1,4 +1,4 @@
-"""What a token's name in a vocabulary stands for, as bytes. The tokenizer that has the names is beside it."""
+"""Convert the names of tokens in a vocabulary to the bytes they represent; used by `tokenizer`."""
 
 import re
 from dataclasses import dataclass
@@ -9,31 +9,32 @@ _SPACE_MARK = '\u2581'
 
 
 def _byte_level_table() -> dict[str, int]:
-    """Return character to byte, as byte-level BPE names them: what can be seen stands for itself, the rest follows."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in seen]
-    table = {chr(byte): byte for byte in seen}
-    return table | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    """Map characters to bytes as in byte-level BPE: printable bytes map to themselves, others to U+0100 and above."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 BYTE_LEVEL = _byte_level_table()
-"""Characters that byte-level tokenizers write for bytes."""
+"""Map from the characters in byte-level vocabularies to bytes."""
 
 
 @dataclass(frozen=True)
 class TokenAlphabet:
-    """How the names of tokens are spelled."""
+    """The encoding of token names in a vocabulary."""
 
     is_byte_level: bool
-    """Each character of a name is a byte; else names are text, `<0xE2>` is a byte, and a mark stands for a space."""
+    """If True, each character of a name is one byte. Otherwise a name is text, with U+2581 for a space, or one byte in
+    the form `<0xE2>`."""
 
     @classmethod
     def of_decoder(cls, decoder: Any) -> 'TokenAlphabet':
-        """Return the alphabet that a `tokenizers` decoder reads; None has none of its own."""
+        """Return the alphabet of a `tokenizers` decoder; None, a tokenizer without decoder, means names are text."""
         return cls(is_byte_level=decoder is not None and b'"ByteLevel"' in decoder.__getstate__())
 
     def to_bytes(self, name: str) -> bytes:
-        """Return what a token of this name stands for."""
+        """Return the bytes that a token of this name represents."""
         if self.is_byte_level:
             numbers = [BYTE_LEVEL.get(character) for character in name]
             return bytes(number for number in numbers if number is not None) if None not in numbers else name.encode()

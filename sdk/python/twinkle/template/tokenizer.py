@@ -1,4 +1,4 @@
-"""A model's tokenizer, read from its folder without transformers."""
+"""The tokenizer of a model, loaded from its folder without transformers."""
 
 import json
 from collections.abc import Sequence
@@ -17,27 +17,34 @@ _SPECIAL_NAMES = ('bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Tokens of a text and where in it they come from."""
+    """The tokens of a text and their positions in the text."""
 
     token_ids: list[int]
-    """T ids."""
+    """Token ids, length T."""
     offsets: list[tuple[int, int]]
-    """T ranges of characters `[begin, end)`."""
+    """Character range `[begin, end)` of each token, length T."""
 
 
 class ChatTokenizer:
-    """Turns text into token ids and back; special tokens in the text are read as such."""
+    """Converts text to token ids and back; special tokens in the text are recognised.
+
+    Args:
+        folder: model folder with a `tokenizer.json`.
+
+    Raises:
+        TemplateError: the folder has no `tokenizer.json`.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / 'tokenizer.json'
         if not path.is_file():
-            raise TemplateError(f'{folder.name} has no tokenizer.json; save it with a fast tokenizer')
+            raise TemplateError(f'{folder.name} has no tokenizer.json; save the model with a fast tokenizer')
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # What a folder says about cutting and padding is for other uses of it.
+        # Truncation and padding stored in the file are defaults for other uses of the tokenizer.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.settings = _read_settings(folder)
-        """`tokenizer_config.json`, with `special_tokens_map.json` where that is all there is."""
+        """`special_tokens_map.json` updated with `tokenizer_config.json`; either file may be missing."""
         self.special_tokens = _special_tokens(self.settings)
         """Text of the named special tokens, such as `eos_token`."""
         added = self._tokenizer.get_added_tokens_decoder()
@@ -49,42 +56,42 @@ class ChatTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the end-of-sequence token, if the tokenizer names one."""
+        """Id of the end-of-sequence token, or None if the tokenizer has none."""
         return self.token_id(self.special_tokens.get('eos_token', ''))
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """Number of token ids, including added tokens."""
         return self._tokenizer.get_vocab_size()
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of one token, or None if there is no such token."""
+        """Return the id of a token, or None if the token does not exist."""
         return self._tokenizer.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what one token stands for; empty for an id without a token.
+        """Return the UTF-8 bytes of one token; an id without a token gives empty bytes.
 
-        The bytes of all tokens of a text, joined, are the text, save a space that some tokenizers put before it.
+        The concatenated bytes of a text's tokens equal the text, except for a space that some tokenizers prepend.
         """
         if token_id in self._added_texts:
             return self._added_texts[token_id].encode()
         return self._alphabet.to_bytes(self._tokenizer.id_to_token(token_id) or '')
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether `decode` can leave this token out."""
+        """Return whether this is a special token, which `decode` can skip."""
         return self._added_texts.get(token_id) in self.special_texts
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
-        """Tokenise texts together, adding no special tokens. Uses the cores the machine has."""
+        """Tokenize texts without adding special tokens, in order. Uses all CPU cores."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [TokenizedText(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, adding no special tokens."""
+        """Return the token ids of `text` without adding special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def least_token_count(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least, without tokenising it; 0 where nothing can be told."""
+        """Return a lower bound of the number of tokens in `text` without tokenizing it; 0 if no bound is known."""
         return self._bound.least_count(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

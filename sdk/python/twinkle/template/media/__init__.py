@@ -1,11 +1,11 @@
-"""Images, videos and audio of chats: found, loaded, and turned into what a model reads. Loads no torch by itself.
+"""Convert images, videos and audio in chats to model inputs. Does not import torch by itself.
 
-`placeholders` finds them in a chat, `loading` opens them within limits, `vision` and `hearing` run the model's own
-processor, `positions` says where their tokens stand, and `chat_media` joins all that for the template.
+`placeholders` finds media in a chat, `loading` and `sound` decode them within limits, `vision` and `audio` run the
+model's own processor, `positions` computes position ids, and `chat_media` combines these steps for the template.
 """
 
+from twinkle.template.media.audio import AudioReader
 from twinkle.template.media.chat_media import ChatMedia, placed
-from twinkle.template.media.hearing import AudioReader
 from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.loading import MediaLoader, Video
 from twinkle.template.media.placeholders import FoundMedia, find_media

@@ -1,4 +1,4 @@
-"""The images, videos and audio of chats on their way into features: shown, read, and given tokens and positions."""
+"""Process the images, videos and audio of a chat: placeholders, loading, media tokens and position ids."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,55 +15,61 @@ from twinkle.template.media.positions import media_positions
 from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import TokenizedText
 
-_MOST_SECONDS = 10**6
-"""Of a step of time: twelve days, whose positions have room in 32 bits."""
+_MAX_STEP_SECONDS = 10**6
+"""Maximum duration of one temporal step, about 12 days; the resulting positions fit in 32 bits."""
 Load = Callable[[Any, str], Any]
-"""Opens what a chat names: `load(source, place)`."""
+"""Function `load(source, place)` that decodes one item of media; `place` is the field path for error messages."""
 
 
 class Reader(Protocol):
-    """How one model's images, videos or audio are read; `VisionReader` and `AudioReader` are."""
+    """Converts the images, videos or audio of one model; implemented by `VisionReader` and `AudioReader`."""
 
     @property
     def spec(self) -> MediaSpec:
-        """How the model's configuration says that they are read."""
+        """Media settings from the model's configuration."""
         ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts of tokens that no message may hold."""
+        """Texts of the media tokens, which messages must not contain."""
         ...
 
     def shown(self, kind: MediaKind) -> str:
-        """Return the text that stands for one of them in a rendered chat."""
+        """Return the text that replaces one placeholder of this kind in a rendered chat."""
         ...
 
     def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
-        """Return what was opened as numbers."""
+        """Convert one decoded item to arrays.
+
+        Raises:
+            InvalidTrajectory: the item does not fit the model; names the field `place`.
+        """
         ...
 
     def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
-        """Return what a feature says of them; at least one."""
+        """Return the media fields of a feature for at least one item."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatMedia:
-    """How one model's chats show what is not text.
+    """Processes the media in chats of one model.
 
     Args:
-        reader: of the model.
-        limits: of one chat.
+        reader: converts media for the model.
+        limits: limits per chat; here only `max_items` is used. Default: `MediaLimits()`.
     """
 
     reader: Reader
     limits: MediaLimits = field(default_factory=MediaLimits)
 
     def formatted(self, trajectory: Any) -> Any:
-        """Return a chat with its media in fields of their own and placeholders in its texts.
+        """Return a chat with all media in `images`, `videos` and `audios`, and placeholders in the texts.
+
+        Malformed chats are returned unchanged; `check_trajectory` refuses them.
 
         Raises:
-            InvalidTrajectory: placeholders and media do not match, or a text holds a token that stands for media.
+            InvalidTrajectory: placeholders and media do not match, or a text contains a media token.
         """
         if not isinstance(trajectory, Mapping):
             return trajectory
@@ -75,36 +81,37 @@ class ChatMedia:
             text = str(cast('Mapping[str, Any]', message).get('content', '')) if isinstance(message, Mapping) else ''
             for token in self.reader.reserved:
                 if token in text:
-                    raise InvalidTrajectory(f'messages[{index}].content', f'holds {token}, which stands for pixels')
+                    problem = f'contains the media token {token}; remove it'
+                    raise InvalidTrajectory(f'messages[{index}].content', problem)
         return changed
 
     def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return messages with the model's own tokens in the place of placeholders."""
+        """Return messages whose placeholders are replaced by the model's media tokens, except in assistant messages."""
         return [message if message['role'] == 'assistant' else self._shown(message) for message in messages]
 
     def read(self, given: Mapping[str, Any], chat: Mapping[str, Any], load: Mapping[str, Load]) -> list[ReadMedia]:
-        """Return the media of a chat, in order.
+        """Load and convert the media of a chat, in order.
 
         Args:
-            given: the chat as it came, whose fields refusals name.
-            chat: the same, formatted.
-            load: what opens each kind.
+            given: the caller's chat; error messages name its fields.
+            chat: the same chat after `formatted`.
+            load: function that decodes each kind of media.
 
         Raises:
             InvalidTrajectory: names the field that cannot be read.
         """
         found, named = find_media(chat)[1], find_media(given)[1]
         if len(found) > self.limits.max_items:
-            problem = f'shows {len(found)} images, videos and clips, more than max_items {self.limits.max_items}'
+            problem = f'contain {len(found)} images, videos and clips, more than max_items {self.limits.max_items}'
             raise InvalidTrajectory('messages', problem)
         places = [media.place for media in (named if len(named) == len(found) else found)]
         return [self._read(media, place, load) for media, place in zip(found, places, strict=True)]
 
     def expanded(self, tokens: TokenizedText, media: Sequence[ReadMedia]) -> TokenizedText:
-        """Return the tokens of a chat with as many for each image and video as it has.
+        """Repeat each media token as many times as the item needs; its offsets are repeated too.
 
         Raises:
-            TemplateError: the chat template shows more of them than there are, or fewer.
+            TemplateError: the rendered chat contains more or fewer media tokens than items.
         """
         spec, ids = self.reader.spec, np.asarray(tokens.token_ids, np.int64)
         counts = np.ones(len(ids), np.int64)
@@ -112,7 +119,7 @@ class ChatMedia:
             places = np.flatnonzero(ids == spec.token_id(kind))
             own = [spec.token_count(item.grid) for item in media if item.kind == kind]
             if len(own) != len(places):
-                raise TemplateError(f'the chat template shows {len(places)} of {len(own)} {kind}s')
+                raise TemplateError(f'the chat template rendered {len(places)} of {len(own)} items of kind {kind}')
             counts[places] = own
         offsets = np.repeat(np.asarray(tokens.offsets, np.int64).reshape(-1, 2), counts, axis=0)
         return TokenizedText(np.repeat(ids, counts).tolist(), [(int(begin), int(end)) for begin, end in offsets])
@@ -125,15 +132,15 @@ class ChatMedia:
 
     def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
         if media.kind not in self.reader.spec.kinds:
-            raise InvalidTrajectory(place, f'is {media.kind}, which the model does not read; leave it out')
+            raise InvalidTrajectory(place, f'is of kind {media.kind}, which the model does not support; remove it')
         return self.reader.read(media.kind, load[media.kind](media.source, place), place)
 
 
 def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:
-    """Return a feature with positions in time, height and width; one without media as it is.
+    """Return a copy of a feature with position ids int32 [3, T] (time, height, width); unchanged without media.
 
     Raises:
-        InvalidFeature: its tokens are not those of its images and videos.
+        InvalidFeature: the tokens do not match the images and videos, or a field has a wrong shape or type.
     """
     images, videos = (_grids(feature, name) for name in ('image_grid_thw', 'video_grid_thw'))
     if not images and not videos:
@@ -160,14 +167,15 @@ def _grids(feature: InputFeature, name: str) -> list[Grid]:
 
 
 def _seconds(feature: InputFeature, video_count: int) -> list[float]:
-    """Return what a step of each video's time takes; nothing where the feature does not say it."""
+    """Return the seconds per temporal step of each video; empty if the feature does not have them."""
     name = 'second_per_grid_ts'
     if feature.get(name) is None:
         return []
     values = _numbers(feature, name)
     is_number = values.shape == (video_count,) and values.dtype.kind in 'iuf'
-    if not is_number or not ((values > 0) & (values <= _MOST_SECONDS)).all():
-        raise InvalidFeature(name, f'must be seconds [{video_count}], above 0 and at most {_MOST_SECONDS}')
+    if not is_number or not ((values > 0) & (values <= _MAX_STEP_SECONDS)).all():
+        problem = f'must be one duration in seconds per video ({video_count}), above 0 and at most {_MAX_STEP_SECONDS}'
+        raise InvalidFeature(name, problem)
     return [float(one) for one in values]
 
 
@@ -175,4 +183,4 @@ def _numbers(feature: InputFeature, name: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(feature.get(name))
     except (ValueError, TypeError, RuntimeError):
-        raise InvalidFeature(name, 'must be an array of numbers whose rows are equally long') from None
+        raise InvalidFeature(name, 'must be an array of numbers with rows of equal length') from None

@@ -1,21 +1,21 @@
-"""What is taken from strangers, before anything is decoded."""
+"""Limits for media from untrusted callers, checked before anything is decoded."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
-    """Most of everything in one chat."""
+    """Maximum sizes of the media in one chat."""
 
     max_items: int = 64
-    """Images, videos and clips of audio."""
+    """Number of images, videos and audio clips in the chat."""
     max_bytes: int = 32 * 2**20
-    """Of one file, before it is decoded."""
+    """Size of one file in bytes, before decoding."""
     max_pixels: int = 2**25
-    """Of one image, by what its header says: 33 million, 100 MB once decoded."""
+    """Pixels of one image according to its header; 33 million pixels take 100 MB after decoding."""
     max_side: int = 2**15
-    """Pixels of an image's longer side."""
+    """Length of an image's longer side in pixels."""
     max_frames: int = 768
-    """Of one video; as many as Qwen2.5-VL's own processor takes."""
+    """Frames of one video; the limit of Qwen2.5-VL's own processor."""
     max_video_pixels: int = 2**27
-    """Of all frames of one video, by what their headers say."""
+    """Pixels of all frames of one video, according to their headers."""

@@ -1,4 +1,4 @@
-"""Opens images and videos that strangers send: nothing is fetched, and nothing is decoded before it was measured."""
+"""Decode images, videos and audio from untrusted callers. Sizes are checked before decoding; nothing is downloaded."""
 
 import base64
 import binascii
@@ -19,48 +19,49 @@ from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.sound import Sound, sound_of_array, sound_of_wav
 
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP')
-"""What is decoded. Formats that run programs or nest others are not among them."""
+"""Supported image formats; excludes formats that run programs or contain other formats."""
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
-_BROKEN = (
+_DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, ArithmeticError, MemoryError, LookupError, TypeError, AttributeError,
     RuntimeError, UserWarning, struct.error, zlib.error,
 )  # fmt: skip
-"""What Pillow raises for files that are cut off or wrong, and warns of where a program has made warnings errors."""
-_LEAST_RATE = 0.001
-"""Frames a second: positions count time, and below this those of a long video are of no model."""
+"""Exceptions of Pillow for truncated or invalid files, including warnings that a program turns into errors."""
+_MIN_FRAME_RATE = 0.001
+"""Minimum frames per second; at lower rates the temporal positions of a long video exceed those of any model."""
 
 
 @dataclass(frozen=True)
 class Video:
-    """A video as pictures."""
+    """A decoded video."""
 
     frames: Sequence[Image.Image]
-    """RGB, all of one size."""
+    """RGB images of equal size, at least one."""
     frames_per_second: float
+    """Frame rate, 0.001 to 1000."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLoader:
-    """Opens what a chat names.
+    """Decodes the images, videos and audio of a chat.
 
     Args:
-        limits: what is refused unread.
-        is_path_allowed: whether files of this machine may be named; a service that serves strangers says no.
+        limits: maximum sizes; larger media are refused before decoding. Default: `MediaLimits()`.
+        is_path_allowed: whether local files may be read; a service with untrusted callers sets False. Default: True.
     """
 
     limits: MediaLimits = field(default_factory=MediaLimits)
     is_path_allowed: bool = True
 
     def image(self, source: Any, place: str) -> Image.Image:
-        """Return an image as RGB, turned as its camera says.
+        """Return an image as RGB, rotated according to its EXIF orientation.
 
         Args:
-            source: a path, `data:` or `file:` address, bytes, `{'bytes': ...}` or `{'path': ...}` as datasets hold
-                them, `{'url': ...}`, a Pillow image, or an array uint8 [height, width, 3].
-            place: of the field, for refusals.
+            source: a path, a `data:` or `file:` URL, bytes, `{'bytes': ...}` or `{'path': ...}` as in Hugging Face
+                datasets, `{'url': ...}`, a Pillow image, or a uint8 array [height, width, 3].
+            place: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field: it cannot be had, or is no image, or larger than the limits.
+            InvalidTrajectory: names the field; it cannot be read, is not an image, or exceeds the limits.
         """
         if isinstance(source, Image.Image):
             return self._checked(source, place)
@@ -72,20 +73,21 @@ class MediaLoader:
         except _BOMBS:
             raise InvalidTrajectory(place, f'has more than max_pixels {self.limits.max_pixels}') from None
         except UnidentifiedImageError:
-            raise InvalidTrajectory(place, f'is no image of {", ".join(FORMATS)}') from None
-        except _BROKEN as error:
-            raise InvalidTrajectory(place, f'is broken: {type(error).__name__}') from None
+            raise InvalidTrajectory(place, f'is not an image in one of the formats {", ".join(FORMATS)}') from None
+        except _DECODE_ERRORS as error:
+            raise InvalidTrajectory(place, f'cannot be decoded: {type(error).__name__}') from None
         return self._checked(opened, place)
 
     def sound(self, source: Any, place: str) -> Sound:
-        """Return a clip of audio.
+        """Return an audio clip.
 
         Args:
-            source: a WAV file as a path, `data:` address or bytes, or `{'array': ..., 'sampling_rate': ...}`.
-            place: of the field, for refusals.
+            source: a WAV file as a path, `data:` URL or bytes, or `{'array': ..., 'sampling_rate': ...}` with floats
+                [T] in -1 to 1 and samples per second.
+            place: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field.
+            InvalidTrajectory: names the field; it cannot be read, is not audio, or exceeds the limits.
         """
         return sound_of_array(source, place) or sound_of_wav(self._bytes(source, place), place)
 
@@ -93,16 +95,19 @@ class MediaLoader:
         """Return a video as frames.
 
         Args:
-            source: a list of images, or `{'video': [...], 'fps': 2.0}`; 'fps' unset means 2, as Qwen2.5-VL samples.
-            place: of the field, for refusals.
+            source: a list of images, or `{'video': [...], 'fps': 2.0}`. `fps` is in frames per second, 0.001 to 1000;
+                default: 2, the rate of Qwen2.5-VL.
+            place: path of the field, for error messages.
 
         Raises:
-            InvalidTrajectory: names the field; also for files, which nothing here decodes.
+            InvalidTrajectory: names the field; it exceeds the limits, its frames differ in size or cannot be read, or
+                it is a video file, because no video decoder is installed.
         """
         fields = cast('Mapping[str, Any]', source) if isinstance(source, Mapping) else {'video': source}
         rate: Any = fields.get('fps', 2.0)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not _LEAST_RATE <= rate <= 1000:
-            raise InvalidTrajectory(f'{place}.fps', f'must be frames a second, {_LEAST_RATE} to 1000, got {rate!r}')
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not _MIN_FRAME_RATE <= rate <= 1000:
+            problem = f'must be frames per second, {_MIN_FRAME_RATE} to 1000, got {rate!r}'
+            raise InvalidTrajectory(f'{place}.fps', problem)
         frames: Any = fields.get('video')
         if isinstance(frames, str | bytes | Mapping) or not isinstance(frames, Sequence) or not frames:
             raise InvalidTrajectory(place, 'must be a list of frames; no decoder of video files is installed')
@@ -113,14 +118,15 @@ class MediaLoader:
         for index, frame in enumerate(given):
             images.append(self.image(frame, f'{place}[{index}]'))
             if images[-1].size != images[0].size:
-                raise InvalidTrajectory(f'{place}[{index}]', f'is {images[-1].size}, the first frame {images[0].size}')
+                problem = f'has the size {images[-1].size}, but the first frame has {images[0].size}'
+                raise InvalidTrajectory(f'{place}[{index}]', problem)
             width, height = images[0].size
             if width * height * len(given) > self.limits.max_video_pixels:
                 raise InvalidTrajectory(place, f'has more than max_video_pixels {self.limits.max_video_pixels}')
         return Video(images, float(rate))
 
     def _bytes(self, source: Any, place: str) -> bytes:
-        """Return a file's content."""
+        """Return the content of a file."""
         if isinstance(source, bytes | bytearray | memoryview):
             content = bytes(cast(Any, source))
         elif isinstance(source, str | Path):
@@ -128,15 +134,13 @@ class MediaLoader:
         elif isinstance(source, Mapping):
             fields = cast('Mapping[str, Any]', source)
             name = next((one for one in ('bytes', 'url', 'path', 'base64') if fields.get(one) is not None), '')
-            held = fields.get(name)
-            if held is None or isinstance(held, Mapping):
-                raise InvalidTrajectory(place, 'must hold bytes, url, path or base64')
-            is_bare = name == 'base64' and isinstance(held, str) and not held.startswith('data:')
-            return self._bytes(f'data:;base64,{held}' if is_bare else held, place)
+            value = fields.get(name)
+            if value is None or isinstance(value, Mapping):
+                raise InvalidTrajectory(place, 'must contain bytes, url, path or base64')
+            is_bare = name == 'base64' and isinstance(value, str) and not value.startswith('data:')
+            return self._bytes(f'data:;base64,{value}' if is_bare else value, place)
         else:
-            raise InvalidTrajectory(
-                place, f'must be a path, bytes, data: address or image, got {type(source).__name__}'
-            )
+            raise InvalidTrajectory(place, f'must be a path, bytes, data: URL or image, got {type(source).__name__}')
         self._check_bytes(len(content), place)
         return content
 
@@ -146,15 +150,15 @@ class MediaLoader:
         try:
             scheme = urlsplit(name).scheme
         except ValueError:
-            raise InvalidTrajectory(place, 'is neither a path nor an address') from None
+            raise InvalidTrajectory(place, 'is neither a path nor a URL') from None
         if len(scheme) > 1 and scheme != 'file':
-            raise InvalidTrajectory(place, f'is an address of {scheme}:, and nothing is fetched; give the bytes')
+            raise InvalidTrajectory(place, f'is a URL with scheme {scheme}:, which is not downloaded; pass the bytes')
         if not self.is_path_allowed:
-            raise InvalidTrajectory(place, 'names a file, which is not read here; give its bytes')
+            raise InvalidTrajectory(place, 'is a path, but local files are not read here; pass the bytes')
         path = Path(unquote(urlsplit(name).path) if scheme == 'file' else name)
         try:
             if not path.is_file():
-                raise InvalidTrajectory(place, 'is not there; give the path of a file')
+                raise InvalidTrajectory(place, 'does not exist or is not a file; pass the path of a file')
             self._check_bytes(path.stat().st_size, place)
             return path.read_bytes()
         except (OSError, ValueError) as error:
@@ -163,28 +167,28 @@ class MediaLoader:
             raise InvalidTrajectory(place, f'cannot be read: {type(error).__name__}') from None
 
     def _of_data(self, address: str, place: str) -> bytes:
-        """Return what a `data:` address holds (RFC 2397)."""
+        """Return the content of a `data:` URL (RFC 2397)."""
         head, comma, body = address.partition(',')
         if not comma or not head.endswith(';base64'):
-            raise InvalidTrajectory(place, 'must be a data: address in base64')
+            raise InvalidTrajectory(place, 'must be a data: URL in base64')
         self._check_bytes(len(body) * 3 // 4, place)
         try:
             return base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError):
-            raise InvalidTrajectory(place, 'is not base64') from None
+            raise InvalidTrajectory(place, 'is not valid base64') from None
 
     def _check_bytes(self, count: int, place: str) -> None:
         if count > self.limits.max_bytes:
             raise InvalidTrajectory(place, f'has {count} bytes, more than max_bytes {self.limits.max_bytes}')
 
     def _checked(self, image: Image.Image, place: str) -> Image.Image:
-        """Return an opened image as RGB, having measured it first."""
+        """Return an opened image as RGB after checking its size."""
         self._check_size(image, place)
         if _frame_count(image, place) > 1:
-            raise InvalidTrajectory(place, 'has several frames; give them as a video')
+            raise InvalidTrajectory(place, 'has several frames; pass them as a video')
         if image.mode[0] in 'IF':
-            # Pillow would cut such numbers off at 255.
-            raise InvalidTrajectory(place, f'has pixels of mode {image.mode}; give 8 bits a channel')
+            # Pillow would clip such values at 255.
+            raise InvalidTrajectory(place, f'has pixels of mode {image.mode}; convert it to 8 bits per channel')
         return _decoded(image, place)
 
     def _check_size(self, image: Image.Image, place: str) -> None:
@@ -194,22 +198,23 @@ class MediaLoader:
                 place, f'has {width} x {height} pixels, more than max_pixels {self.limits.max_pixels}'
             )
         if not 0 < max(width, height) <= self.limits.max_side or not min(width, height):
-            raise InvalidTrajectory(place, f'has {width} x {height} pixels; its sides are 1 to {self.limits.max_side}')
+            problem = f'has {width} x {height} pixels; each side must have 1 to {self.limits.max_side} pixels'
+            raise InvalidTrajectory(place, problem)
 
 
 def _frame_count(image: Image.Image, place: str) -> int:
     try:
         return int(getattr(image, 'n_frames', 1))
-    except _BROKEN as error:
-        raise InvalidTrajectory(place, f'is broken: {type(error).__name__}') from None
+    except _DECODE_ERRORS as error:
+        raise InvalidTrajectory(place, f'cannot be decoded: {type(error).__name__}') from None
 
 
 def _decoded(image: Image.Image, place: str) -> Image.Image:
     try:
         image.load()
         return ImageOps.exif_transpose(image).convert('RGB')
-    except _BOMBS + _BROKEN as error:
-        raise InvalidTrajectory(place, f'is broken: {type(error).__name__}') from None
+    except _BOMBS + _DECODE_ERRORS as error:
+        raise InvalidTrajectory(place, f'cannot be decoded: {type(error).__name__}') from None
 
 
 def _of_array(pixels: 'np.ndarray[Any, Any]', place: str) -> Image.Image:

@@ -1,8 +1,8 @@
-"""Finds the images and videos of a chat, in the order in which the model meets them.
+"""Find the images, videos and audio of a chat, in the order of their placeholders.
 
-They stand in the text as `<image>` and `<video>`, with the trajectory's `images` and `videos` in that order, or as
-parts of a message that bring their own. Placeholders count in what users, systems and tools say: an assistant shows
-nothing.
+A text refers to media with `<image>`, `<video>` and `<audio>`, which stand for the items of the trajectory's `images`,
+`videos` and `audios` in that order. Parts of a message can also contain media. Placeholders in assistant messages are
+plain text.
 """
 
 import re
@@ -13,52 +13,53 @@ from typing import Any, cast
 from twinkle.template.errors import InvalidTrajectory
 
 MEDIA_FIELDS = {'image': 'images', 'video': 'videos', 'audio': 'audios'}
-"""Kind to the field of a trajectory."""
+"""Map from the kind of media to the field of a trajectory."""
 _PLACEHOLDER = re.compile('<(image|video|audio)>')
 _PART_KINDS = {'image': 'image', 'image_url': 'image', 'video': 'video', 'audio': 'audio', 'audio_url': 'audio'}
 _SOURCE_KEYS = ('url', 'path', 'bytes', 'base64')
-"""Under which a part may bring its own, beside the name of its type."""
+"""Keys under which a part may contain its media, in addition to the name of its type."""
 
 
 @dataclass(frozen=True)
 class FoundMedia:
-    """One image, video or audio of a chat."""
+    """One image, video or audio clip of a chat."""
 
     kind: str
     """'image', 'video' or 'audio'."""
     source: Any
-    """As given: a path, bytes, an address with its data, a decoded picture."""
+    """The caller's value: a path, bytes, a `data:` URL, a decoded image and so on."""
     place: str
-    """Where it was given, such as `messages[0].content[1]` or `images[0]`."""
+    """Path of the field, such as `messages[0].content[1]` or `images[0]`."""
 
 
 @dataclass
 class _Search:
-    """A walk through a chat."""
+    """State of the search in one chat."""
 
     given: Mapping[str, Sequence[Any]]
-    """The trajectory's own, by kind."""
+    """The items in the trajectory's media fields, by kind."""
     used: dict[str, int] = field(default_factory=dict[str, int])
-    """How many of those were shown so far."""
+    """Number of those items that placeholders have used so far, by kind."""
     found: list[FoundMedia] = field(default_factory=list[FoundMedia])
 
     def take(self, kind: str, place: str) -> None:
-        """Let the next of the trajectory's own stand here."""
+        """Use the trajectory's next item of this kind for the placeholder at `place`."""
         index = self.used.get(kind, 0)
         name = MEDIA_FIELDS[kind]
         if index >= len(self.given[kind]):
-            raise InvalidTrajectory(place, f'shows number {index + 1} of {name}, but there are {len(self.given[kind])}')
+            problem = f'refers to item {index + 1} of {name}, but there are {len(self.given[kind])}'
+            raise InvalidTrajectory(place, problem)
         self.used[kind] = index + 1
         self.found.append(FoundMedia(kind, self.given[kind][index], f'{name}[{index}]'))
 
 
 def find_media(trajectory: Mapping[str, Any]) -> tuple[list[Any], list[FoundMedia]]:
-    """Return the messages with a placeholder for every image, video and audio, and these in order.
+    """Return the messages with one placeholder per image, video and audio clip, and the media in order.
 
-    Messages that are malformed are left for others to refuse.
+    Malformed messages are returned unchanged; `check_trajectory` refuses them.
 
     Raises:
-        InvalidTrajectory: there are more placeholders than media, or fewer, or a part brings none.
+        InvalidTrajectory: the numbers of placeholders and media differ, or a part is malformed.
     """
     search = _Search({kind: _given(trajectory, name) for kind, name in MEDIA_FIELDS.items()})
     messages: list[Any] = []
@@ -69,12 +70,16 @@ def find_media(trajectory: Mapping[str, Any]) -> tuple[list[Any], list[FoundMedi
         shown = search.used.get(kind, 0)
         if shown < len(sources):
             name = MEDIA_FIELDS[kind]
-            raise InvalidTrajectory(f'{name}[{shown}]', f'is shown nowhere; put <{kind}> where it belongs')
+            raise InvalidTrajectory(f'{name}[{shown}]', f'has no placeholder; insert <{kind}> into a message')
     return messages, search.found
 
 
 def with_placeholders(trajectory: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat with media in its own fields alone, and placeholders in the text. Raises as `find_media`."""
+    """Return the chat with all media in the trajectory's fields and placeholders in the texts.
+
+    Raises:
+        InvalidTrajectory: as in `find_media`.
+    """
     messages, found = find_media(trajectory)
     changed: dict[str, Any] = {**trajectory, 'messages': messages}
     for kind, name in MEDIA_FIELDS.items():
@@ -94,7 +99,7 @@ def _given(trajectory: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 
 def _searched(message: Any, path: str, search: _Search) -> Any:
-    """Return a message with its content as text."""
+    """Return a message with its content as text with placeholders."""
     if not isinstance(message, Mapping):
         return message
     given = cast('Mapping[str, Any]', message)
@@ -136,13 +141,13 @@ def _part(part: Any, path: str, search: _Search) -> str:
         text = _text_of(fields)
         if text is None:
             known = ', '.join(['text', *_PART_KINDS])
-            raise InvalidTrajectory(path, f'must be a part of type {known}, got {fields.get("type")!r}')
+            raise InvalidTrajectory(path, f'must have one of the types {known}, got {fields.get("type")!r}')
         _take_all(text, path, search)
         return text
     names = (str(fields['type']), kind, *_SOURCE_KEYS)
     sources = [_source(name, fields[name]) for name in dict.fromkeys(names) if fields.get(name) is not None]
     if len(sources) > 1:
-        raise InvalidTrajectory(path, f'brings its {kind} more than once; give one of {", ".join(names)}')
+        raise InvalidTrajectory(path, f'contains its {kind} more than once; give only one of {", ".join(names)}')
     if not sources:
         search.take(kind, path)
     else:
@@ -152,5 +157,5 @@ def _part(part: Any, path: str, search: _Search) -> str:
 
 
 def _source(name: str, given: Any) -> Any:
-    # Alone, such a text would be taken for a path.
+    # A bare base64 string would be mistaken for a path.
     return {name: given} if name == 'base64' else given

@@ -1,4 +1,4 @@
-"""What a reader made of one image, video or clip."""
+"""One image, video or audio clip after conversion by a reader."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,13 @@ from twinkle.data_format import Grid, MediaKind
 
 @dataclass(frozen=True)
 class ReadMedia:
-    """One image, video or clip as the model reads it."""
+    """One image, video or audio clip as arrays for the model."""
 
     kind: MediaKind
+    """'image', 'video' or 'audio'."""
     patches_PC: npt.NDArray[np.float32]
-    """Patches, or mel bands of each frame."""
+    """Flattened patches [P, C] of an image or video, or mel bands [frames, bands] of a clip."""
     grid: Grid
+    """Patches (time, height, width) of an image or video; (valid frames, all frames, 1) of a clip."""
     seconds: float
-    """That one step of a video's time takes; else 0."""
+    """Duration of one temporal step of a video in seconds; 0.0 for images and clips."""

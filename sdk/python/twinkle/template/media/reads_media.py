@@ -1,4 +1,4 @@
-"""What a template does with images, videos and audio: the names that its users call and override."""
+"""The media methods of a template, which users call and override."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 from twinkle.data_format import InputFeature, Trajectory, VisionSpec, media_spec
 from twinkle.template.errors import InvalidFeature
+from twinkle.template.media.audio import AudioReader
 from twinkle.template.media.chat_media import ChatMedia, Reader, placed
-from twinkle.template.media.hearing import AudioReader
 from twinkle.template.media.loading import MediaLoader, Video
 from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.media.sound import Sound
@@ -17,65 +17,83 @@ from twinkle.template.tokenizer import ChatTokenizer
 
 
 class ReadsMedia:
-    """The part of a template that reads images and videos.
+    """Base class of templates that process images, videos and audio.
 
     Args:
-        folder: of the model; None: its images are not read.
-        tokenizer: of the model.
+        folder: folder of the model; None disables media.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(self, folder: Path | None, tokenizer: ChatTokenizer) -> None:
         reader = None if folder is None else _reader(folder, tokenizer)
         self._media = None if reader is None else ChatMedia(reader=reader)
         self.media_loader = MediaLoader()
-        """Opens images and videos, within limits."""
+        """Decodes images, videos and audio within limits."""
 
     @property
     def is_mm(self) -> bool:
-        """Whether images, videos or audio are understood: the model reads them, and its folder says how."""
+        """Whether chats may contain media: the model supports them and its folder has a processor configuration."""
         return self._media is not None
 
     def preprocess_image(self, image: Any, place: str = 'images[0]') -> Any:
-        """Return an image as RGB, a Pillow image; override it to change what the model sees.
+        """Return an RGB Pillow image; override this method to change the images that the model gets.
 
         Args:
-            image: a path, bytes, `data:` address, Pillow image or uint8 array; see `docs/templates.md`.
-            place: of the field, for refusals.
+            image: a path, bytes, `data:` URL, Pillow image or uint8 array [height, width, 3]; see `docs/templates.md`.
+            place: path of the field, for error messages. Default: 'images[0]'.
 
         Raises:
-            InvalidTrajectory: names the field.
+            InvalidTrajectory: names the field; it cannot be read, is not an image, or exceeds the limits.
         """
         return self.media_loader.image(image, place)
 
     def preprocess_images(self, images: Sequence[Any]) -> list[Any]:
-        """Return `preprocess_image` of each."""
+        """Return the result of `preprocess_image` for each image, in order."""
         return [self.preprocess_image(image, f'images[{index}]') for index, image in enumerate(images)]
 
     def preprocess_video(self, video: Any, place: str = 'videos[0]') -> Video:
-        """Return a video as frames: from a list of images, or `{'video': [...], 'fps': 2.0}`. Raises as for images."""
+        """Return a video as frames.
+
+        Args:
+            video: a list of images of equal size, or `{'video': [...], 'fps': 2.0}`; `fps` is in frames per second.
+            place: path of the field, for error messages. Default: 'videos[0]'.
+
+        Raises:
+            InvalidTrajectory: names the field; it cannot be read or exceeds the limits.
+        """
         return self.media_loader.video(video, place)
 
     def preprocess_videos(self, videos: Sequence[Any]) -> list[Video]:
-        """Return `preprocess_video` of each."""
+        """Return the result of `preprocess_video` for each video, in order."""
         return [self.preprocess_video(video, f'videos[{index}]') for index, video in enumerate(videos)]
 
     def preprocess_audio(self, audio: Any, place: str = 'audios[0]') -> Sound:
-        """Return a clip as numbers: from a WAV file, or an array with its rate. Raises as for images."""
+        """Return an audio clip as float32 samples.
+
+        Args:
+            audio: a WAV file as a path, `data:` URL or bytes, or `{'array': ..., 'sampling_rate': ...}`.
+            place: path of the field, for error messages. Default: 'audios[0]'.
+
+        Raises:
+            InvalidTrajectory: names the field; it cannot be read or exceeds the limits.
+        """
         return self.media_loader.sound(audio, place)
 
     def preprocess_audios(self, audios: Sequence[Any]) -> list[Sound]:
-        """Return `preprocess_audio` of each."""
+        """Return the result of `preprocess_audio` for each clip, in order."""
         return [self.preprocess_audio(audio, f'audios[{index}]') for index, audio in enumerate(audios)]
 
     def set_mm_position_ids(self, feature: InputFeature) -> InputFeature:
-        """Return the feature with positions [3, T] in time, height and width, where it has images or videos.
+        """Return a copy of the feature with position ids int32 [3, T] in time, height and width.
+
+        A feature without images and videos is returned unchanged.
 
         Raises:
-            InvalidFeature: its tokens are not those of its images and videos, or the model reads none.
+            InvalidFeature: the tokens do not match the images and videos, or the model does not support images.
         """
         spec = None if self._media is None else self._media.reader.spec
         if not isinstance(spec, VisionSpec):
-            raise InvalidFeature('position_ids', 'are of time, height and width for models that read images alone')
+            raise InvalidFeature('position_ids', 'have three axes only for models that support images')
         return placed(feature, spec)
 
     def _read_media(self, given: Mapping[str, Any], chat: Trajectory) -> list[ReadMedia]:
@@ -92,7 +110,7 @@ class ReadsMedia:
 
 
 def _reader(folder: Path, tokenizer: ChatTokenizer) -> Reader | None:
-    """Return what reads the media of a model's folder; None where it reads text alone, or has no processor."""
+    """Return the media reader of a model's folder, or None for text models and folders without a processor."""
     if not (folder / 'config.json').is_file() or not (folder / 'preprocessor_config.json').is_file():
         return None
     config: dict[str, Any] = json.loads((folder / 'config.json').read_text())

@@ -1,4 +1,4 @@
-"""Sound as numbers: from WAV files by the standard library, or from arrays."""
+"""Decode audio from WAV files (with the standard library) or from arrays."""
 
 import io
 import struct
@@ -13,33 +13,33 @@ import numpy.typing as npt
 from twinkle.template.errors import InvalidTrajectory
 
 _WIDTHS = {1: np.dtype('u1'), 2: np.dtype('<i2'), 4: np.dtype('<i4')}
-"""Bytes of a sample to its type; WAV holds single bytes without a sign."""
+"""Map from bytes per sample to dtype; one-byte samples in WAV files are unsigned."""
 
-_LOUDEST = 2.0
-"""Resampling goes a little beyond 1; whole numbers of 16 bits, written as floats, lie far beyond this."""
-_BROKEN = (wave.Error, EOFError, OSError, ValueError, ZeroDivisionError, RuntimeError, struct.error)
-"""What the standard library raises for files that are cut off or no WAV."""
+_MAX_AMPLITUDE = 2.0
+"""Largest accepted amplitude. Resampling slightly exceeds 1; unscaled 16-bit integers as floats are far above it."""
+_DECODE_ERRORS = (wave.Error, EOFError, OSError, ValueError, ZeroDivisionError, RuntimeError, struct.error)
+"""Exceptions of the standard library for truncated and non-WAV files."""
 
 
 @dataclass(frozen=True)
 class Sound:
-    """One clip of one channel."""
+    """One audio clip with one channel."""
 
     samples: npt.NDArray[np.float32]
-    """In -1 to 1."""
+    """Amplitudes [T], nominally in -1 to 1; arrays given by the caller may reach 2."""
     rate: int
-    """Samples a second."""
+    """Sampling rate in samples per second."""
 
 
 def sound_of_array(given: Any, place: str) -> Sound | None:
-    """Return sound that is given as numbers, None where it is not.
+    """Return the clip of an array with its sampling rate, or None if `given` has another form.
 
     Args:
-        given: `{'array': ..., 'sampling_rate': ...}`, as datasets hold audio.
-        place: of the field, for refusals.
+        given: `{'array': ..., 'sampling_rate': ...}`, the form of Hugging Face datasets.
+        place: path of the field, for error messages.
 
     Raises:
-        InvalidTrajectory: they are no samples of one channel.
+        InvalidTrajectory: the array or the rate is invalid.
     """
     if not isinstance(given, Mapping) or cast('Mapping[str, Any]', given).get('array') is None:
         return None
@@ -51,31 +51,32 @@ def sound_of_array(given: Any, place: str) -> Sound | None:
         raise InvalidTrajectory(place, 'must be finite floats [T]') from None
     if samples.ndim != 1 or samples.dtype.kind != 'f' or not len(samples) or not np.isfinite(samples).all():
         raise InvalidTrajectory(place, f'must be finite floats [T], got {samples.dtype} {list(samples.shape)}')
-    if np.abs(samples).max() > _LOUDEST:
-        raise InvalidTrajectory(place, f'must be floats in -1 to 1, got {np.abs(samples).max():.3g}; scale them')
+    if np.abs(samples).max() > _MAX_AMPLITUDE:
+        problem = f'must be floats in -1 to 1, got an amplitude of {np.abs(samples).max():.3g}; scale them'
+        raise InvalidTrajectory(place, problem)
     if not isinstance(rate, int | np.integer) or isinstance(rate, bool) or rate < 1:
-        raise InvalidTrajectory(f'{place}.sampling_rate', f'must be samples a second, got {rate!r}')
+        raise InvalidTrajectory(f'{place}.sampling_rate', f'must be samples per second, at least 1, got {rate!r}')
     return Sound(samples.astype(np.float32), int(cast('Any', rate)))
 
 
 def sound_of_wav(content: bytes, place: str) -> Sound:
-    """Return the sound of a WAV file, its channels mixed to one.
+    """Return the clip in a WAV file; several channels are averaged to one.
 
     Raises:
-        InvalidTrajectory: it is none, or not of 8, 16 or 32 bits.
+        InvalidTrajectory: the content is not a WAV file of 8, 16 or 32 bit PCM samples, or has no samples.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             frames = file.readframes(file.getnframes())
-    except _BROKEN:
-        raise InvalidTrajectory(place, 'is no WAV file of plain samples; other forms are not decoded') from None
+    except _DECODE_ERRORS:
+        raise InvalidTrajectory(place, 'is not a WAV file of PCM samples; other formats are not supported') from None
     if width not in _WIDTHS or rate < 1:
-        raise InvalidTrajectory(place, f'has samples of {8 * width} bits; give 8, 16 or 32')
+        raise InvalidTrajectory(place, f'has {8 * width} bit samples at rate {rate}; use 8, 16 or 32 bits')
     whole = len(frames) // (width * channels) * (width * channels)
     numbers = np.frombuffer(frames[:whole], _WIDTHS[width]).reshape(-1, channels).astype(np.float64)
     if not len(numbers):
-        raise InvalidTrajectory(place, 'is silent: it has no samples')
+        raise InvalidTrajectory(place, 'is empty: it has no samples')
     half = float(2 ** (8 * width - 1))
     centred = numbers - half if width == 1 else numbers
     return Sound((centred.mean(axis=1) / half).astype(np.float32), rate)

@@ -1,4 +1,4 @@
-"""The model's own image processor: from pictures to patches, and how many tokens stand for each."""
+"""Convert images and videos to patches with the model's own image processor."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import ChatTokenizer
 
 _PROCESSORS = ('Qwen2VLImageProcessor', 'Qwen2VLImageProcessorFast', 'Qwen2VLImageProcessorPil')
-"""Names of one and the same processor in `preprocessor_config.json`."""
+"""Names of the same processor in `preprocessor_config.json`."""
 _ARGUMENTS = (
     'do_convert_rgb', 'do_normalize', 'do_rescale', 'do_resize', 'image_mean', 'image_std', 'max_pixels', 'merge_size',
     'min_pixels', 'patch_size', 'resample', 'rescale_factor', 'size', 'temporal_patch_size',
@@ -26,7 +26,16 @@ _ARGUMENTS = (
 
 
 class VisionReader:
-    """What a model's folder says of its images and videos.
+    """Converts images and videos with the image processor in a model's folder.
+
+    Args:
+        spec: vision settings from the model's configuration.
+        folder: the model's folder.
+        tokenizer: the model's tokenizer.
+        names: texts of the media tokens and of their delimiters, by role: 'open', 'close', 'image' and 'video'.
+
+    Raises:
+        TemplateError: the tokenizer lacks one of these tokens.
 
     Concurrency: safe to share between threads.
     """
@@ -35,14 +44,20 @@ class VisionReader:
         self.spec = spec
         self._folder = folder
         self._names = names
-        """Texts of the tokens that stand for pieces of each kind, and of those around them."""
         missing = [name for name in names.values() if tokenizer.token_id(name) is None]
         if missing:
-            raise TemplateError(f'{folder.name} has no tokens {missing}, which its images need')
+            raise TemplateError(f'the tokenizer in {folder.name} lacks the media tokens {missing}')
 
     @classmethod
     def of(cls, spec: VisionSpec, config: Mapping[str, Any], folder: Path, tokenizer: ChatTokenizer) -> 'VisionReader':
-        """Return the reader of a model's folder."""
+        """Return the reader of a model's folder.
+
+        Args:
+            spec: vision settings from the model's configuration.
+            config: content of the model's `config.json`.
+            folder: the model's folder.
+            tokenizer: the model's tokenizer.
+        """
         ids = {
             'open': int(config.get('vision_start_token_id', 151652)),
             'close': int(config.get('vision_end_token_id', 151653)),
@@ -52,20 +67,23 @@ class VisionReader:
         return cls(spec, folder, tokenizer, {name: tokenizer.decode([one]) for name, one in ids.items()})
 
     def shown(self, kind: MediaKind) -> str:
-        """Return the text that stands for one image or video in a rendered chat."""
+        """Return the text that replaces one placeholder of this kind in a rendered chat."""
         return f'{self._names["open"]}{self._names[kind]}{self._names["close"]}'
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts of tokens that no message may hold, for the model would take them for an image."""
+        """Texts of the media tokens; messages must not contain them, because the model would read them as media."""
         return self._names['image'], self._names['video']
 
     def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
-        """Return an opened image or video as patches; raises as `read_image`."""
+        """Convert a decoded image or video to patches; raises the errors of `read_image`."""
         return self.read_image(opened, place) if kind == 'image' else self.read_video(opened, place)
 
     def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
-        """Return what a feature says of its images and videos."""
+        """Return the media fields of a feature: patches float32 [P, C] and grids int64 [N, 3] for each kind in `media`.
+
+        Videos also have `second_per_grid_ts`, float32 [N] in seconds.
+        """
         fields = InputFeature()
         images = [item for item in media if item.kind == 'image']
         videos = [item for item in media if item.kind == 'video']
@@ -79,22 +97,23 @@ class VisionReader:
         return fields
 
     def read_image(self, image: Image.Image, place: str) -> ReadMedia:
-        """Return an image as patches.
+        """Convert an image to patches.
 
         Raises:
-            InvalidTrajectory: the processor refuses it.
+            InvalidTrajectory: the image processor refuses the image.
         """
         patches_PC, grid = self._patches(image, place)
         return ReadMedia('image', patches_PC, grid, 0.0)
 
     def read_video(self, video: Video, place: str) -> ReadMedia:
-        """Return a video as patches; the last frame is repeated where a step of time is not full.
+        """Convert a video to patches; the last frame is repeated to fill the last temporal step.
 
-        transformers' video processors need torchvision. Theirs puts the frames of a step into the slots into which the
-        image processor puts one image several times, so that each frame is run as an image here, and its slot taken.
+        The video processors of transformers need torchvision, so the image processor is used for each frame. For one
+        image it repeats the same pixels in every temporal slot of a patch; for a video each slot holds one frame. So
+        one slot is taken from each frame's patches, and the slots of a step are stacked.
 
         Raises:
-            InvalidTrajectory: the processor refuses a frame.
+            InvalidTrajectory: the image processor refuses a frame.
         """
         step = self.spec.temporal_patch_size
         patches = [self._patches(frame, place) for frame in video.frames]
@@ -111,11 +130,13 @@ class VisionReader:
 
     @cached_property
     def _processor(self) -> Any:
-        """The processor of transformers, without torchvision; loaded with the first image."""
+        """The image processor of transformers that does not need torchvision, loaded on first use."""
         settings: dict[str, Any] = json.loads((self._folder / 'preprocessor_config.json').read_text())
         name = settings.get('image_processor_type', _PROCESSORS[0])
         if name not in _PROCESSORS:
-            raise TemplateError(f'{self._folder.name} has the image processor {name}; known are {_PROCESSORS}')
+            raise TemplateError(
+                f'{self._folder.name} has the image processor {name}; use one of {", ".join(_PROCESSORS)}'
+            )
         try:
             module = importlib.import_module('transformers.models.qwen2_vl.image_processing_pil_qwen2_vl')
         except ImportError:
@@ -131,6 +152,6 @@ class VisionReader:
         try:
             read = self._processor.preprocess([image], return_tensors='np')
         except ValueError as error:
-            raise InvalidTrajectory(place, f'is refused by the image processor: {error}') from None
+            raise InvalidTrajectory(place, f'was refused by the image processor: {error}') from None
         frames, rows, columns = (int(side) for side in read['image_grid_thw'][0])
         return np.asarray(read['pixel_values'], np.float32), (frames, rows, columns)

@@ -1,4 +1,4 @@
-"""Calls of tools, found in what a model says. One style per file; the registry knows them by name."""
+"""Parsers of tool calls in model output. One format per file; the registry maps names to parsers."""
 
 from twinkle.template.tool_calls.hermes import HermesQwenParser
 from twinkle.template.tool_calls.parser import FoundCall, ToolCallParser, calls_of, text_without

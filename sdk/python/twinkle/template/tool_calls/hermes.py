@@ -1,4 +1,4 @@
-"""Calls within `<tool_call>`: a JSON object, as Hermes and Qwen write it, or Qwen3.5's tags for each argument."""
+"""Tool calls inside `<tool_call>` tags: a JSON object (Hermes, Qwen) or one tag per argument (Qwen3.5)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,20 +17,20 @@ _FUNCTION_END, _PARAMETER_END = '</function>', '</parameter>'
 
 
 class HermesQwenParser:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and the same with `<function=...>` inside.
+    """Parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and of the same tag with `<function=...>`.
 
-    A JSON string may hold the tags themselves. Qwen3.5's form cannot, having no way to write them; its values are
-    text unless the tool declares another type.
+    JSON strings may contain the tags. The Qwen3.5 format has no escape sequences, so its values cannot contain them;
+    its values are strings unless the tool declares another type.
     """
 
     name = 'hermes'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the whole calls of `text`.
+        """Return the complete calls in `text`.
 
-        Linear, as any place is read at most twice. A JSON body: of two readings that begin at different tags, one is
-        within a string wherever the other is not, and outside strings the next tag ends a reading. A body of tags:
-        only the first and the last opening before an end are tried.
+        The time is linear because each character is read at most twice. For a JSON body: of two attempts that start at
+        different opening tags, one is inside a string where the other is not, and an attempt ends at the next tag
+        outside a string. For a body of tags: only the first and the last opening tag before a closing tag are tried.
         """
         position, closing, tried = 0, -1, -1
         while start := _START.search(text, position):
@@ -77,21 +77,21 @@ def _tagged_call(text: str, start: re.Match[str], closing: int, tools: Sequence[
 
 
 def _parameters(inner: str) -> dict[str, str] | None:
-    """Return the texts of the arguments, None where there is something else between them."""
+    """Return the texts of the arguments by name, or None if there is other text between them."""
     texts: dict[str, str] = {}
     position = 0
     while head := _PARAMETER.match(inner, position):
         end = inner.find(_PARAMETER_END, head.end())
         if end < 0:
             return None
-        # The format puts a value on lines of its own.
+        # The format puts a newline before and after each value.
         texts[head[1]] = inner[head.end() : end].removeprefix('\n').removesuffix('\n')
         position = end + len(_PARAMETER_END)
     return None if inner[position:].strip() else texts
 
 
 def _declared_types(name: str, tools: Sequence[Tool]) -> dict[str, tuple[str, ...]]:
-    """Return the JSON types of a tool's parameters, as far as it declares them."""
+    """Return the declared JSON types of a tool's parameters; undeclared parameters are missing or have no types."""
     for tool in tools:
         function = _fields(tool.get('function'))
         if function.get('name') == name:
@@ -111,12 +111,12 @@ def _types(declared: Any) -> tuple[str, ...]:
 
 
 def _typed(text: str, types: tuple[str, ...]) -> Any:
-    """Return an argument's value; what does not read as its type stays text, for the tool to refuse."""
+    """Return an argument's value; text that is not valid JSON stays a string, so that the tool can refuse it."""
     if not types or 'string' in types:
         return text
-    # Chat templates write truth values as Python does.
-    written = text.lower() if text in {'True', 'False'} else 'null' if text == 'None' else text
+    # Chat templates write booleans and null in Python's notation.
+    json_text = text.lower() if text in {'True', 'False'} else 'null' if text == 'None' else text
     try:
-        return read_json(written)
+        return read_json(json_text)
     except ValueError:
         return text

@@ -1,16 +1,16 @@
-"""JSON inside other text: where a value ends, and what it says. Both take any text and stay linear."""
+"""Find the end of a JSON value inside other text, and parse it. Both accept any text and take linear time."""
 
 import json
 import math
 import re
 from typing import Any, NoReturn
 
-_DEEPEST = 100
-"""Levels of nesting; what is deeper is no call. Python's encoder gives up at about a thousand."""
+_MAX_DEPTH = 100
+"""Maximum nesting depth of a call's JSON. Python's JSON encoder fails at a depth of about 1000."""
 
-# From one bracket or string to the next. Outside strings only what JSON can have there goes on: prose ends the
-# value at once, and so does what calls are wrapped in.
-_LEAP = re.compile(
+# Matches up to and including the next bracket or string. Outside strings it accepts only characters that JSON allows
+# there, so prose and the delimiters around calls end the value.
+_STEP = re.compile(
     r"""[\s\d:,+\-.truefalsnE]*+
     (?: "[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+(?P<quote>")?
       | (?P<opening>[{\[])
@@ -20,30 +20,31 @@ _LEAP = re.compile(
 
 
 def value_end(text: str, begin: int) -> tuple[int, bool]:
-    """Return where the object or list that begins at `begin` ends, and whether it is closed there.
+    """Return the end of the object or list that begins at `begin`, and whether it is closed there.
 
-    One that is not closed ends where it stops to be JSON. Brackets and strings are minded, nothing else is checked.
+    An unclosed value ends at the first character that cannot be JSON. Only brackets and strings are checked.
     """
     depth, position = 0, begin
-    while leap := _LEAP.match(text, position):
-        position = leap.end()
-        if leap['opening']:
+    while step := _STEP.match(text, position):
+        position = step.end()
+        if step['opening']:
             depth += 1
-        elif leap['closing']:
+        elif step['closing']:
             depth -= 1
-        elif not leap['quote']:
+        elif not step['quote']:
             return position, False
-        if depth <= 0 or depth > _DEEPEST:
+        if depth <= 0 or depth > _MAX_DEPTH:
             return position, depth == 0
-    # Some way into what is no JSON, so that a caller who goes on from here does not read it again.
+    # The position is inside the invalid part, so a caller that continues from here does not read it again.
     return position, False
 
 
 def read_json(text: str) -> Any:
-    """Return the value that `text` is.
+    """Return the parsed value of `text`.
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or holds what cannot be written again (NaN, half a character).
+        ValueError: the text is not JSON, is nested too deeply, or contains values that cannot be written back (NaN,
+            infinity or a lone surrogate).
     """
     try:
         value = _DECODER.decode(text)
@@ -55,7 +56,7 @@ def read_json(text: str) -> Any:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f'{name} is no JSON')
+    raise ValueError(f'{name} is not valid JSON')
 
 
 def _finite(number: str) -> float:

@@ -1,4 +1,4 @@
-"""What every style of tool calls shares: a found call, the seam of a parser, and what is made of its findings."""
+"""Types and functions shared by all tool call parsers: the found call, the parser protocol and conversions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,48 +10,52 @@ from twinkle.template.tool_calls.json_value import read_json
 
 @dataclass(frozen=True)
 class FoundCall:
-    """One call and the characters `[begin, end)` of the text that make it."""
+    """One tool call and its character range `[begin, end)` in the text."""
 
     begin: int
+    """Index of the first character."""
     end: int
+    """Index after the last character."""
     name: str
-    """Of the tool; not empty."""
+    """Name of the tool; not empty."""
     arguments: dict[str, Any]
+    """Arguments by name, as JSON values."""
 
 
 class ToolCallParser(Protocol):
-    """One style of writing calls.
+    """A parser of one format of tool calls.
 
     Concurrency: safe to share between threads.
     """
 
     @property
     def name(self) -> str:
-        """What a registry and the option `tool_call_parser` know the style by."""
+        """Name in a registry, which the option `tool_call_parser` accepts."""
         ...
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterable[FoundCall]:
-        """Return the whole, well-formed calls of `text`, in order and without overlap.
+        """Return the complete, well-formed calls in `text`, in order and without overlap.
 
-        Takes any text, in time linear in its length, and raises nothing: a half call is no call.
+        Accepts any text, takes linear time and never raises; incomplete calls are ignored.
 
         Args:
-            tools: those the model was offered, for styles that do not say what type a value has.
+            text: the sampled text.
+            tools: the tools offered to the model, for formats that do not state the types of values.
         """
         ...
 
 
 def calls_of(found: Iterable[FoundCall]) -> list[ToolCall]:
-    """Return calls as messages hold them; their ids count within the text."""
+    """Return calls in the form of a message's `tool_calls`, with ids `call00000`, `call00001`, ..."""
     return [
-        # Nine letters and digits: the only form that Mistral's chat templates take, and any other takes it too.
-        ToolCall(id=f'call{place:05d}', type='function', function={'name': call.name, 'arguments': call.arguments})
-        for place, call in enumerate(found)
+        # Mistral's chat templates accept only ids of nine letters and digits; all other templates accept them too.
+        ToolCall(id=f'call{index:05d}', type='function', function={'name': call.name, 'arguments': call.arguments})
+        for index, call in enumerate(found)
     ]
 
 
 def text_without(text: str, found: Iterable[FoundCall]) -> str:
-    """Return `text` without its calls, without blanks at its ends; as it is where there are none."""
+    """Return `text` without its calls and without whitespace at its ends; unchanged if there are no calls."""
     pieces: list[str] = []
     position = 0
     for call in found:
@@ -61,9 +65,9 @@ def text_without(text: str, found: Iterable[FoundCall]) -> str:
 
 
 def name_and_arguments(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return what a JSON value calls, None where it calls nothing.
+    """Return the tool name and arguments of a JSON value, or None if it is not a call.
 
-    `arguments` (Llama: `parameters`) may be missing, or be an object written as a string.
+    `arguments` (Llama: `parameters`) may be missing, or be an object encoded as a JSON string.
     """
     if not isinstance(value, Mapping):
         return None

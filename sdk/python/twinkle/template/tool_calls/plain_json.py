@@ -1,4 +1,4 @@
-"""Calls that are bare JSON, as Llama and Mistral write them."""
+"""Tool calls as JSON without tags, the format of Llama and Mistral."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ _BRACKET = re.compile(r'[{\[]')
 _BEFORE = re.compile(r'(?:```(?:json)?|<\|python_tag\|>|\[TOOL_CALLS\])\s{0,8}\Z')
 _AFTER = re.compile(r'\s{0,8}```')
 _WINDOW = 32
-"""Characters in front of a call in which its wrapping is looked for: the longest one and some blanks."""
+"""Characters before a call that are searched for its delimiter: the longest delimiter and some whitespace."""
 _FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
 
 
 class JsonParser:
-    """`{"name": ..., "arguments": {...}}` (or `parameters`) anywhere, or a list of them, fenced or not.
+    """Parser of `{"name": ..., "arguments": {...}}` (or `parameters`) or a list of them, with or without a code fence.
 
-    An object with other fields is not a call: models also answer in JSON.
+    An object with other fields is not a call, because models also answer in JSON.
     """
 
     name = 'json'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the whole calls of `text`; a list counts only if all in it are calls. Reads every place once."""
+        """Return the complete calls in `text`; a list counts only if all its items are calls. Reads the text once."""
         del tools
         position = 0
         while bracket := _BRACKET.search(text, position):
@@ -35,7 +35,7 @@ class JsonParser:
             if called:
                 first, end = _wrapped(text, begin, position)
                 position = end
-                # A list's characters belong to its first call.
+                # The characters of a list are assigned to its first call.
                 yield FoundCall(first, end, *called[0])
                 yield from (FoundCall(end, end, *each) for each in called[1:])
 
@@ -61,7 +61,7 @@ def _call(item: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def _wrapped(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the range with the fence or the model's mark around it."""
+    """Return the range extended by the code fence or the model's marker around it."""
     window = text[max(0, begin - _WINDOW) : begin]
     before = _BEFORE.search(window)
     if before is None:

@@ -1,4 +1,4 @@
-"""Calls as lines of text: `Action:` and `Action Input:` (Yao et al. 2022, "ReAct", in the form agents use today)."""
+"""Tool calls as lines `Action:` and `Action Input:` (Yao et al. 2022, "ReAct", in the form that agents use today)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,16 @@ _NEXT = re.compile(r'^[ \t]*+(?:Thought|Action|Action Input|Observation|Final An
 
 
 class ReActParser:
-    """`Action: name` and, on the next line, `Action Input:` with a JSON object or with text.
+    """Parser of `Action: name` followed, on the next line, by `Action Input:` with a JSON object or text.
 
-    Text becomes the one argument `input`, and ends before the next line that begins with a word of the format.
+    Text becomes the single argument `input`. It ends before the next line that starts with a keyword of the format,
+    such as `Observation:`.
     """
 
     name = 'react'
 
     def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
-        """Return the whole calls of `text`. An input that begins an object must be one. Reads no place twice."""
+        """Return the complete calls in `text`, in linear time; an input that begins with `{` must be a JSON object."""
         del tools
         position = 0
         while action := _ACTION.search(text, position):

@@ -1,4 +1,4 @@
-"""Styles of tool calls by name."""
+"""Registry of tool call parsers by name."""
 
 from twinkle.template.errors import UnknownToolCallParser
 from twinkle.template.tool_calls.hermes import HermesQwenParser
@@ -8,39 +8,42 @@ from twinkle.template.tool_calls.react import ReActParser
 
 
 class ToolCallRegistry:
-    """Parsers by the names users give."""
+    """A mutable mapping from names to tool call parsers.
+
+    Args:
+        parsers: the first parsers to register.
+    """
 
     def __init__(self, *parsers: ToolCallParser) -> None:
-        """Hold `parsers`; more may be registered."""
         self._parsers: dict[str, ToolCallParser] = {}
         for parser in parsers:
             self.register(parser)
 
     def register(self, parser: ToolCallParser) -> None:
-        """Add a parser under its name.
+        """Add a parser under its `name`.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: the name is already registered.
         """
         if parser.name in self._parsers:
-            raise ValueError(f'a tool call parser is registered as {parser.name!r}; give this one another name')
+            raise ValueError(f'tool call parser {parser.name!r} is already registered; choose another name')
         self._parsers[parser.name] = parser
 
     def names(self) -> tuple[str, ...]:
-        """Return the names `parser` takes, sorted."""
+        """Return the registered names, sorted."""
         return tuple(sorted(self._parsers))
 
     def parser(self, name: str) -> ToolCallParser:
-        """Return the parser of this name.
+        """Return the parser with this name.
 
         Raises:
-            UnknownToolCallParser: none is registered under it.
+            UnknownToolCallParser: no parser is registered under the name.
         """
         if name not in self._parsers:
             known = ', '.join(self.names())
-            raise UnknownToolCallParser(f'tool_call_parser: there is no parser {name!r}; there are {known}')
+            raise UnknownToolCallParser(f'tool_call_parser: unknown parser {name!r}; use one of {known}')
         return self._parsers[name]
 
 
 TOOL_CALL_PARSERS = ToolCallRegistry(HermesQwenParser(), JsonParser(), ReActParser())
-"""Those that the option `tool_call_parser` names; register your own here."""
+"""The parsers that the option `tool_call_parser` accepts by name; register custom parsers here."""

@@ -1,4 +1,4 @@
-"""The model's own feature extractor: from sound to mel bands, and how many tokens stand for a clip."""
+"""Convert audio clips to mel spectrograms with the model's own feature extractor."""
 
 import importlib
 import json
@@ -18,11 +18,19 @@ from twinkle.template.tokenizer import ChatTokenizer
 
 _ARGUMENTS = ('chunk_length', 'dither', 'feature_size', 'hop_length', 'n_fft', 'padding_value', 'sampling_rate')
 _OPEN, _CLOSE = '<|audio_bos|>', '<|audio_eos|>'
-"""Around the tokens of a clip, as Qwen2-Audio's processor writes them."""
+"""Delimiters of a clip's tokens, the same as in Qwen2-Audio's processor."""
 
 
 class AudioReader:
-    """What a model's folder says of its audio.
+    """Converts audio clips with the feature extractor in a model's folder.
+
+    Args:
+        spec: audio settings from the model's configuration.
+        folder: the model's folder.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        TemplateError: the tokenizer lacks an audio token.
 
     Concurrency: safe to share between threads.
     """
@@ -33,62 +41,72 @@ class AudioReader:
         self._piece = tokenizer.decode([spec.audio_token_id])
         self._shown = f'{_OPEN}{self._piece}{_CLOSE}'
         if any(tokenizer.token_id(name) is None for name in (self._piece, _OPEN, _CLOSE)):
-            raise TemplateError(f'{folder.name} lacks tokens of {self._shown}, which its audio needs')
+            raise TemplateError(f'the tokenizer in {folder.name} lacks audio tokens; it needs {self._shown}')
 
     def shown(self, kind: MediaKind) -> str:
-        """Return the text that stands for a clip in a rendered chat."""
+        """Return the text that replaces one placeholder in a rendered chat."""
         del kind
         return self._shown
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts of tokens that no message may hold, for the model would take them for sound."""
+        """Text of the audio token; messages must not contain it, because the model would read it as audio."""
         return (self._piece,)
 
     def read(self, kind: MediaKind, opened: Sound, place: str) -> ReadMedia:
-        """Return a clip as mel bands.
+        """Return the mel spectrogram of a clip.
 
         Raises:
-            InvalidTrajectory: it has another rate than the model hears, is too short or too long.
+            InvalidTrajectory: the clip has another sampling rate than the model, or is too short or too long.
         """
         rate = int(self._extractor.sampling_rate)
         if opened.rate != rate:
-            raise InvalidTrajectory(place, f'has {opened.rate} samples a second, the model hears {rate}; resample it')
+            problem = f'has {opened.rate} samples per second, but the model needs {rate}; resample it'
+            raise InvalidTrajectory(place, problem)
         if len(opened.samples) > self._extractor.n_samples:
             seconds = self._extractor.n_samples / rate
-            raise InvalidTrajectory(place, f'has {len(opened.samples) / rate:.1f} seconds, more than {seconds:.1f}')
+            problem = f'has {len(opened.samples) / rate:.1f} seconds, more than the maximum of {seconds:.1f}'
+            raise InvalidTrajectory(place, problem)
         read = self._extractor(
             [opened.samples], sampling_rate=rate, padding='max_length', return_attention_mask=True, return_tensors='np'
         )
-        heard = int(np.asarray(read['attention_mask'])[0].sum())
-        if heard < 3:
-            raise InvalidTrajectory(place, 'is too short to be heard')
+        frame_count = int(np.asarray(read['attention_mask'])[0].sum())
+        if frame_count < 3:
+            raise InvalidTrajectory(place, f'is too short: it has {frame_count} frames, but the model needs 3')
         frames_FM = np.ascontiguousarray(np.asarray(read['input_features'], np.float32)[0].T)
-        return ReadMedia(kind, frames_FM, (heard, len(frames_FM), 1), 0.0)
+        return ReadMedia(kind, frames_FM, (frame_count, len(frames_FM), 1), 0.0)
 
     def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
-        """Return what a feature says of its clips."""
-        heard = np.asarray([item.grid[0] for item in media])
+        """Return `input_features` float32 [N, M, F] and `feature_attention_mask` int32 [N, F] of N clips.
+
+        M is the number of mel bands and F the number of frames.
+        """
+        frame_counts = np.asarray([item.grid[0] for item in media])
         fields = InputFeature()
         fields['input_features'] = np.stack([item.patches_PC.T for item in media])
-        fields['feature_attention_mask'] = self._mask(heard)
+        fields['feature_attention_mask'] = self._mask(frame_counts)
         return fields
 
-    def _mask(self, heard: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        return (np.arange(self.spec.frame_count) < heard[:, None]).astype(np.int32)
+    def _mask(self, frame_counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        return (np.arange(self.spec.frame_count) < frame_counts[:, None]).astype(np.int32)
 
     @cached_property
     def _extractor(self) -> Any:
-        """The extractor of transformers; loaded with the first clip."""
+        """The feature extractor of transformers, loaded on first use."""
         settings: dict[str, Any] = json.loads((self._folder / 'preprocessor_config.json').read_text())
         name = settings.get('feature_extractor_type')
         if name != 'WhisperFeatureExtractor':
-            raise TemplateError(f"{self._folder.name} has the feature extractor {name}; known is Whisper's")
+            raise TemplateError(
+                f'{self._folder.name} has the feature extractor {name}; only WhisperFeatureExtractor is supported'
+            )
         try:
             module = importlib.import_module('transformers.models.whisper.feature_extraction_whisper')
         except ImportError:
             raise TemplateError('audio needs transformers; install twinkle-grpc[model]') from None
         extractor = module.WhisperFeatureExtractor(**{key: settings[key] for key in _ARGUMENTS if key in settings})
         if extractor.nb_max_frames != self.spec.frame_count:
-            raise TemplateError(f"{self._folder.name} extracts {extractor.nb_max_frames} frames of its model's clips")
+            raise TemplateError(
+                f'the feature extractor in {self._folder.name} gives {extractor.nb_max_frames} frames per clip, '
+                f'but the model needs {self.spec.frame_count}'
+            )
         return extractor
