@@ -19,19 +19,18 @@ from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
+from services.gateway.forwarding.merged import MergedServerInfoServicer
 from services.gateway.forwarding.open import open_forwarding
-from services.gateway.forwarding.server_info import MergedServerInfoServicer
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.grpc import GrpcTrainer
 from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.open import FutureService, open_futures, open_handles
-from services.gateway.http.open import open_http
-from services.gateway.http.server import HttpServer
+from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
 from services.gateway.openai.models import FleetSamplers
-from services.gateway.openai.open import open_openai
+from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer

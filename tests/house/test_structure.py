@@ -19,9 +19,9 @@ PENDING_SMALL = {'data'}
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 PENDING_HOMONYMS = {'data'}
-GATEWAY_FILES = 168
+GATEWAY_FILES = 150
 GATEWAY_LINES = 22_500
-"""Size of the gateway, generated code excluded. Both only shrink; the goals are 150 files and 22,500 lines."""
+"""Size of the gateway, generated code excluded. Both only shrink."""
 
 
 @pytest.mark.parametrize('service', sorted(set(SERVICES) - PENDING_SMALL))

@@ -8,7 +8,7 @@ from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.errors import ExportNotFound
 from services.gateway.exports.ports import ExportStore
 from services.gateway.exports.rules import MAX_UNFINISHED, Export, ExportRequest, check_token, parse_target
-from services.gateway.exports.targets import ExportTargets
+from services.gateway.exports.transfers import ExportTargets
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.paging import Cursor, Listing, Page, list_page
 from services.kit.caller import Caller

@@ -2,12 +2,11 @@
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.config import GatewayConfig
-from services.gateway.exports.archives import CheckpointArchives
 from services.gateway.exports.exports import ExportNotifier, Exports
 from services.gateway.exports.rules import ExportLimits
 from services.gateway.exports.runner import ExportRunner, ExportTransfer
 from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.targets import ExportTargets
+from services.gateway.exports.transfers import CheckpointArchives, ExportTargets
 from services.gateway.keys.open import pepper_of
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.store.database import Database

@@ -18,7 +18,7 @@ import structlog
 from services.gateway.exports.exports import ExportNotifier
 from services.gateway.exports.ports import ArchiveSource, ExportStore, ReportBytes
 from services.gateway.exports.rules import Export, ExportLimits, ExportState, SentFolder, parse_target, pause_after
-from services.gateway.exports.targets import ExportTargets
+from services.gateway.exports.transfers import ExportTargets
 from services.gateway.keys.pepper import PepperedSealer
 from services.kit.caller import Caller
 from services.kit.clock import Clock

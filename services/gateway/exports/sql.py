@@ -21,9 +21,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.exports.rules import Export, ExportState
 from services.gateway.paging import Page
-from services.gateway.store.base import Base, EnumName, ErrorStatus
-from services.gateway.store.database import Database
-from services.gateway.store.statements import (
+from services.gateway.store.base import (
+    Base,
+    EnumName,
+    ErrorStatus,
     as_row,
     fetch_all,
     fetch_one,
@@ -31,6 +32,7 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
+from services.gateway.store.database import Database
 from services.kit.errors import DomainError, QuotaExceeded
 
 _UNFINISHED = (ExportState.WAITING, ExportState.RUNNING)

@@ -1,17 +1,19 @@
-"""Opens the services behind a gateway: channels to them, and the fleet of samplers."""
+"""Opens the services behind a gateway: channels to them, the fleet of samplers, and the background jobs of both."""
 
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, aclosing
+from datetime import timedelta
+from typing import Any, Never
 
 import grpc
+import structlog
 
 from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.catalogue.grpc import GrpcRunFeed
 from services.gateway.catalogue.sql import SqlRunStore, SqlServiceRuns
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
-from services.gateway.fleet.jobs import ExpireLeases, FollowStatic
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.model_routes import MODEL, OneModel, SeveralModels
 from services.gateway.fleet.replicas import Replicas
@@ -19,11 +21,14 @@ from services.gateway.fleet.rules import Fleet, ReplicaReport
 from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcUpstreamFacts, Upstreams
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
+from services.kit.errors import DomainError
 from services.kit.rpc.channel import open_channel, open_forwarding_channel
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 """Starts a background task that runs until it is cancelled."""
 _SHORTEST_REFRESH_SECONDS = 0.1
+
+_log = structlog.get_logger('fleet')
 
 
 async def open_upstreams(
@@ -119,3 +124,40 @@ def fleet_jobs(
 def _kind_of(service: str) -> str:
     """Return the kind of a service behind the gateway: 'model' for 'model-2'."""
     return service.partition('-')[0]
+
+
+class ExpireLeases:
+    """Marks silent replicas as lost, and closes connections to removed ones."""
+
+    def __init__(self, membership: Membership, *, channels: ReplicaChannels) -> None:
+        self._membership = membership
+        self._channels = channels
+
+    async def keep_on(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Sweep every `interval` until cancelled."""
+        while True:
+            await pause(interval.total_seconds())
+            self._membership.expire()
+            await self._channels.keep_only(self._membership.addresses_in_use())
+
+
+class FollowStatic:
+    """Registers the static sampler at once, and updates the fleet with its reports."""
+
+    def __init__(self, membership: Membership, sampler: StaticSampler) -> None:
+        self._membership = membership
+        self._sampler = sampler
+        self._replica_id = sampler.report.replica_id
+        membership.register(sampler.report, is_static=True)
+
+    async def keep_on(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Poll until cancelled. A sampler that cannot be reached is lost, and is polled again after a second."""
+        while True:
+            try:
+                async with aclosing(self._sampler.follow()) as reports:
+                    async for report in reports:
+                        self._membership.renew(report)
+            except DomainError as error:
+                _log.info('static sampler unreachable', replica=self._replica_id, reason=error.reason)
+            self._membership.lose(self._replica_id)
+            await pause(1.0)

@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from services.gateway.fleet.model_routes import ModelRoutes
-from services.gateway.forwarding.adapter_lists import AdapterLists
 from services.gateway.forwarding.bytes import Context, Forwarder
+from services.gateway.forwarding.merged import AdapterLists
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text

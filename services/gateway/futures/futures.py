@@ -11,7 +11,7 @@ from services.gateway.futures.ports import Executor
 from services.gateway.futures.rules import Future, FutureRequest, FutureState, Notification, NotificationKind
 from services.gateway.futures.runner import Runner
 from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.futures.topics import Topics
+from services.gateway.futures.waiters import Topics
 from services.kit.caller import Caller
 from services.kit.errors import Draining
 from services.kit.failpoints import reach

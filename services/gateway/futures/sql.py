@@ -21,9 +21,17 @@ from services.gateway.futures.rules import (
     NotificationKind,
     topic_name,
 )
-from services.gateway.store.base import Base, EnumName, ErrorStatus
+from services.gateway.store.base import (
+    Base,
+    EnumName,
+    ErrorStatus,
+    as_row,
+    fetch_all,
+    fetch_one,
+    insert_into,
+    select_values,
+)
 from services.gateway.store.database import Database
-from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
 from services.kit.errors import DomainError, ServiceUnreachable
 
 CHANNEL = 'twinkle_futures'

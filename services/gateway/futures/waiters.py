@@ -1,13 +1,33 @@
-"""Callers that wait in this process for futures to finish. Waiting needs no database query."""
+"""Callers that wait in this process for futures to finish. Waiting needs no database query.
+
+`Waiters` waits for one future or the next of a topic. `Topics` returns the finished futures of a topic after a cursor.
+A cursor is a time; its holder has seen all ends up to it. Every gateway on the database, and the next process, can
+therefore continue from it. An end shortly before the cursor is returned again unless this process returned it; none
+is lost.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
+from services.gateway.futures.records import FutureRecords
 from services.gateway.futures.rules import Future, topic_name
+from services.kit.caller import Caller
 
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""
+_OVERLAP = timedelta(seconds=2)
+"""Delay with which ends may appear out of order: gateways' clocks differ, and transactions may overtake each other."""
+_PAGE_SIZE = 1000
+"""Ends per read, and per response besides those of the overlap; the rest follows after the next cursor."""
+_MAX_REMEMBERED = 4096
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MAX_CURSOR = (datetime(9999, 1, 1, tzinfo=UTC) - _START) // _MICROSECOND
+"""Largest cursor that is a time."""
 
 
 class Waiters:
@@ -57,3 +77,83 @@ class Waiters:
         for waiter in [item for waiting in self._waiting.values() for item in waiting]:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """Last ends of a topic that this process returned."""
+
+    cursor: int = 0
+    """Cursor of the last response with ends."""
+    known: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
+    """Ends that the holder of the cursor has seen and that the next read lists again."""
+
+
+class Topics:
+    """Returns the ends of a topic's futures, each at least once."""
+
+    def __init__(self, records: FutureRecords, waiters: Waiters, *, caller: Callable[[], Caller]) -> None:
+        """Create topics over the stored futures; `caller` returns the current caller."""
+        self._store = records.store
+        self._waiters = waiters
+        self._caller = caller
+        self._deliveries: OrderedDict[tuple[str, str], _Delivery] = OrderedDict()
+
+    async def ended_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
+        """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
+
+        One response has a page of the ends at most.
+
+        Args:
+            topic: Topic of the futures.
+            cursor: Cursor of the previous response; 0 for the first.
+            seconds: Longest wait for an end.
+        """
+        tenant_id = self._caller().tenant_id
+        last = self._deliveries.get((tenant_id, topic))
+        # Another cursor comes from another process, or from before a lost response: the overlap is returned again.
+        known = (last if last is not None and last.cursor == cursor else _Delivery()).known
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + seconds
+        while True:
+            with self._waiters.waiting(topic_name(tenant_id, topic)) as waiter:
+                ended = await self._read(tenant_id, topic, cursor, known)
+                left = give_up_at - loop.time()
+                if ended or left <= 0:
+                    break
+                await asyncio.wait({waiter}, timeout=left)
+                if self._waiters.is_closed:
+                    break
+        return ended, self._record(tenant_id, topic, cursor, {**known, **_times(ended)}) if ended else cursor
+
+    async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
+        """Return the unknown ends since shortly before a cursor: all up to the cursor, and some after it."""
+        reached = _time_of(cursor)
+        since = reached - _OVERLAP if cursor else None
+        found: dict[str, Future] = {}
+        while True:
+            ended = await self._store.list_ended(tenant_id, topic, since=since, limit=_PAGE_SIZE)
+            found |= {future.future_id: future for future in ended if future.future_id not in known}
+            last = ended[-1].finish_time if ended else None
+            if len(ended) < _PAGE_SIZE or last is None or last == since or (found and last > reached):
+                return list(found.values())
+            since = last
+
+    def _record(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> int:
+        """Remember a response, and return the cursor after it, which is larger than the previous one."""
+        after = max(cursor + 1, *((time - _START) // _MICROSECOND for time in known.values()))
+        oldest = _time_of(after) - _OVERLAP
+        self._deliveries[tenant_id, topic] = _Delivery(after, {key: at for key, at in known.items() if at >= oldest})
+        self._deliveries.move_to_end((tenant_id, topic))
+        if len(self._deliveries) > _MAX_REMEMBERED:
+            self._deliveries.popitem(last=False)
+        return after
+
+
+def _times(futures: Sequence[Future]) -> dict[str, datetime]:
+    return {future.future_id: future.finish_time for future in futures if future.finish_time is not None}
+
+
+def _time_of(cursor: int) -> datetime:
+    """Return the time up to which a cursor's holder has seen every end. Cursors are untrusted input."""
+    return _START + min(cursor, _MAX_CURSOR) * _MICROSECOND

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 from services.gateway.credentials import Scope
 from services.gateway.errors import KeyNotFound
+from services.gateway.keys.authenticator import KeyVerifier
 from services.gateway.keys.ports import KeyStore
 from services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, RotatedKey, new_secret
 from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.keys.verifier import KeyVerifier
 from services.gateway.paging import Cursor, Listing, Page, list_page
 from services.kit.clock import Clock
 from services.kit.ids import new_id

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from services.gateway.config import GatewayConfig
+from services.gateway.keys.authenticator import KeyVerifier
 from services.gateway.keys.keys import Keys
 from services.gateway.keys.pepper import PepperedHasher, load_pepper
 from services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
 from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.keys.verifier import KeyVerifier
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 

@@ -2,19 +2,42 @@
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
+import re
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import grpc
 
-from services.gateway.keys import convert
+from services.gateway.credentials import Scope
 from services.gateway.keys.keys import Keys
+from services.gateway.keys.rules import DEFAULT_OVERLAP, ApiKey, KeyRequest, Project, Tenant
 from services.gateway.keys.tenants import Projects, Tenants
 from services.gateway.page_tokens import next_token, page_from_proto
-from services.kit.rpc.fields import id_from_proto
+from services.kit.errors import InvalidField
+from services.kit.rpc.fields import (
+    LONGEST_TTL,
+    duration_from_proto,
+    id_from_proto,
+    text_from_proto,
+    timestamp_to_proto,
+    ttl_from_proto,
+)
 from twinkle.api.gateway.v1 import key_service_pb2 as messages
 from twinkle.api.gateway.v1 import key_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+MAX_NAME_LENGTH = 256
+"""Largest number of characters of a display name."""
+_CHOSEN_ID = re.compile(r'[a-z0-9-]{1,64}')
+_SCOPES: Mapping[messages.Scope.ValueType, Scope] = {
+    messages.SCOPE_TRAIN: Scope.TRAIN,
+    messages.SCOPE_SAMPLE: Scope.SAMPLE,
+    messages.SCOPE_DATA: Scope.DATA,
+    messages.SCOPE_OPERATOR: Scope.OPERATOR,
+    messages.SCOPE_ADMIN: Scope.ADMIN,
+}
+_SCOPE_NUMBERS = {scope: number for number, scope in _SCOPES.items()}
 
 
 class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
@@ -28,16 +51,16 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     async def CreateTenant(
         self, request: messages.CreateTenantRequest, context: Context
     ) -> messages.CreateTenantResponse:
-        tenant_id = convert.tenant_id_from_proto(request.tenant_id)
-        display_name = convert.display_name_from_proto(request.display_name)
+        tenant_id = tenant_id_from_proto(request.tenant_id)
+        display_name = display_name_from_proto(request.display_name)
         tenant = await self._tenants.create(tenant_id, display_name=display_name)
-        return messages.CreateTenantResponse(tenant=convert.tenant_to_proto(tenant))
+        return messages.CreateTenantResponse(tenant=tenant_to_proto(tenant))
 
     async def ListTenants(self, request: messages.ListTenantsRequest, context: Context) -> messages.ListTenantsResponse:
         query = ('ListTenants',)
         listing = await self._tenants.list(page_from_proto(request.page_size, request.page_token, query=query))
         return messages.ListTenantsResponse(
-            tenants=map(convert.tenant_to_proto, listing.items),
+            tenants=map(tenant_to_proto, listing.items),
             next_page_token=next_token(listing.next_cursor, query=query),
         )
 
@@ -45,45 +68,143 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         self, request: messages.CreateProjectRequest, context: Context
     ) -> messages.CreateProjectResponse:
         project = await self._projects.create(
-            convert.tenant_id_from_proto(request.tenant_id),
-            convert.project_id_from_proto(request.project_id),
-            display_name=convert.display_name_from_proto(request.display_name),
+            tenant_id_from_proto(request.tenant_id),
+            project_id_from_proto(request.project_id),
+            display_name=display_name_from_proto(request.display_name),
         )
-        return messages.CreateProjectResponse(project=convert.project_to_proto(project))
+        return messages.CreateProjectResponse(project=project_to_proto(project))
 
     async def ListProjects(
         self, request: messages.ListProjectsRequest, context: Context
     ) -> messages.ListProjectsResponse:
-        query = ('ListProjects', convert.tenant_id_from_proto(request.tenant_id))
+        query = ('ListProjects', tenant_id_from_proto(request.tenant_id))
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._projects.list(request.tenant_id, page)
         return messages.ListProjectsResponse(
-            projects=map(convert.project_to_proto, listing.items),
+            projects=map(project_to_proto, listing.items),
             next_page_token=next_token(listing.next_cursor, query=query),
         )
 
     async def CreateKey(self, request: messages.CreateKeyRequest, context: Context) -> messages.CreateKeyResponse:
-        issued = await self._keys.create(convert.key_request_from_proto(request))
-        return messages.CreateKeyResponse(key=convert.key_to_proto(issued.key), secret=issued.secret)
+        issued = await self._keys.create(key_request_from_proto(request))
+        return messages.CreateKeyResponse(key=key_to_proto(issued.key), secret=issued.secret)
 
     async def ListKeys(self, request: messages.ListKeysRequest, context: Context) -> messages.ListKeysResponse:
-        query = ('ListKeys', convert.tenant_id_from_proto(request.tenant_id))
+        query = ('ListKeys', tenant_id_from_proto(request.tenant_id))
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._keys.list(request.tenant_id, page)
         return messages.ListKeysResponse(
-            keys=map(convert.key_to_proto, listing.items),
+            keys=map(key_to_proto, listing.items),
             next_page_token=next_token(listing.next_cursor, query=query),
         )
 
     async def RotateKey(self, request: messages.RotateKeyRequest, context: Context) -> messages.RotateKeyResponse:
         key_id = id_from_proto(request.key_id, 'key_id')
-        rotated = await self._keys.rotate(key_id, overlap=convert.overlap_from_proto(request))
+        rotated = await self._keys.rotate(key_id, overlap=overlap_from_proto(request))
         return messages.RotateKeyResponse(
-            key=convert.key_to_proto(rotated.new.key),
+            key=key_to_proto(rotated.new.key),
             secret=rotated.new.secret,
-            replaced_key=convert.key_to_proto(rotated.old),
+            replaced_key=key_to_proto(rotated.old),
         )
 
     async def RevokeKey(self, request: messages.RevokeKeyRequest, context: Context) -> messages.RevokeKeyResponse:
         key = await self._keys.revoke(id_from_proto(request.key_id, 'key_id'))
-        return messages.RevokeKeyResponse(key=convert.key_to_proto(key))
+        return messages.RevokeKeyResponse(key=key_to_proto(key))
+
+
+def tenant_id_from_proto(value: str) -> str:
+    """Return a tenant id.
+
+    Raises:
+        InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
+    """
+    return _chosen_id(value, 'tenant_id')
+
+
+def project_id_from_proto(value: str) -> str:
+    """Return a project id.
+
+    Raises:
+        InvalidField: the id is not 1 to 64 lower-case letters, digits and '-'.
+    """
+    return _chosen_id(value, 'project_id')
+
+
+def display_name_from_proto(value: str) -> str:
+    """Return a display name.
+
+    Raises:
+        InvalidField: the name is too long or has a control character.
+    """
+    return text_from_proto(value, 'display_name', limit=MAX_NAME_LENGTH)
+
+
+def key_request_from_proto(request: messages.CreateKeyRequest) -> KeyRequest:
+    """Return the request for a key.
+
+    Raises:
+        InvalidField: a field is missing or out of range.
+    """
+    if not request.scopes:
+        raise InvalidField('scopes', 'is required; give at least one')
+    for index, number in enumerate(request.scopes):
+        if number not in _SCOPES:
+            raise InvalidField(f'scopes[{index}]', f'must be one of {", ".join(scope.name for scope in Scope)}')
+    return KeyRequest(
+        tenant_id=tenant_id_from_proto(request.tenant_id),
+        scopes=frozenset(_SCOPES[number] for number in request.scopes),
+        display_name=display_name_from_proto(request.display_name),
+        project_id=project_id_from_proto(request.project_id) if request.project_id else '',
+        ttl=ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None,
+    )
+
+
+def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
+    """Return the time for which the replaced key stays valid.
+
+    Raises:
+        InvalidField: the overlap is out of range.
+    """
+    if not request.HasField('overlap'):
+        return DEFAULT_OVERLAP
+    return duration_from_proto(request.overlap, 'overlap', least=timedelta(), most=LONGEST_TTL)
+
+
+def tenant_to_proto(tenant: Tenant) -> messages.Tenant:
+    """Return the message of a tenant."""
+    return messages.Tenant(
+        tenant_id=tenant.tenant_id,
+        display_name=tenant.display_name,
+        create_time=timestamp_to_proto(tenant.create_time),
+    )
+
+
+def project_to_proto(project: Project) -> messages.Project:
+    """Return the message of a project."""
+    return messages.Project(
+        tenant_id=project.tenant_id,
+        project_id=project.project_id,
+        display_name=project.display_name,
+        create_time=timestamp_to_proto(project.create_time),
+    )
+
+
+def key_to_proto(key: ApiKey) -> messages.ApiKey:
+    """Return the message of a key, without its secret."""
+    ends = {'expire_time': key.expire_time, 'revoke_time': key.revoke_time, 'retire_time': key.retire_time}
+    return messages.ApiKey(
+        key_id=key.key_id,
+        tenant_id=key.tenant_id,
+        scopes=sorted(_SCOPE_NUMBERS[scope] for scope in key.scopes),
+        display_name=key.display_name,
+        create_time=timestamp_to_proto(key.create_time),
+        project_id=key.project_id,
+        replaces_key_id=key.replaces_key_id,
+        **{name: timestamp_to_proto(moment) for name, moment in ends.items() if moment is not None},
+    )
+
+
+def _chosen_id(value: str, field: str) -> str:
+    if not _CHOSEN_ID.fullmatch(value):
+        raise InvalidField(field, "must be 1 to 64 of lower-case letters, digits and '-'")
+    return value

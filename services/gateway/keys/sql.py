@@ -11,9 +11,8 @@ from sqlalchemy.types import TypeDecorator
 from services.gateway.credentials import Scope
 from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant, scope_names
 from services.gateway.paging import Page
-from services.gateway.store.base import Base
-from services.gateway.store.database import Database
-from services.gateway.store.statements import (
+from services.gateway.store.base import (
+    Base,
     as_row,
     fetch_all,
     fetch_one,
@@ -21,6 +20,7 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
+from services.gateway.store.database import Database
 
 
 class ScopeSet(TypeDecorator[frozenset[Scope]]):

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from services.gateway.catalogue.runs import Runs
+from services.gateway.config import GatewayConfig
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.answers import AnswerWriter, ChatFormat, ChoiceFormat, CompletionFormat
@@ -174,3 +176,9 @@ async def _closing(
     async with aclosing(deltas), aclosing(chunks):
         async for chunk in chunks:
             yield chunk
+
+
+def open_openai(config: GatewayConfig, samplers: FleetSamplers, runs: Runs, *, clock: Clock) -> list[Route]:
+    """Return the routes of the OpenAI API."""
+    models = ModelResolver(samplers, runs=runs, started_at=clock.now())
+    return OpenAiRoutes(samplers, models, clock=clock, body_bytes=config.http_body_bytes).routes()

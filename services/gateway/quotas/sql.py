@@ -11,9 +11,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.sql import CheckpointRow
 from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
-from services.gateway.store.base import Base
+from services.gateway.store.base import Base, as_row, insert_into
 from services.gateway.store.database import Database
-from services.gateway.store.statements import as_row, insert_into
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
 _LIMITS = [field.name for field in fields(Quota)]

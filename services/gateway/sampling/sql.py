@@ -7,9 +7,8 @@ from sqlalchemy import ColumnElement, Index, func, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.sampling.rules import SamplingHandle
-from services.gateway.store.base import Base
+from services.gateway.store.base import Base, as_row, fetch_all, fetch_one, insert_into, select_values
 from services.gateway.store.database import Database
-from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
 
 
 class SamplingHandleRow(Base):

@@ -8,9 +8,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.paging import Cursor, Page
 from services.gateway.sessions.rules import FinishReason, Session, SessionState
-from services.gateway.store.base import Base, EnumName, TextTuple
-from services.gateway.store.database import Database
-from services.gateway.store.statements import (
+from services.gateway.store.base import (
+    Base,
+    EnumName,
+    TextTuple,
     as_row,
     fetch_all,
     fetch_one,
@@ -18,6 +19,7 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
+from services.gateway.store.database import Database
 
 
 class SessionRow(Base):

@@ -1,23 +1,36 @@
-"""Base class of all tables, and the column types that they share.
+"""Base class of all tables, the column types that they share, and helpers for the statements of all stores."""
 
-Each feature defines its own tables. Columns have the names of the fields of the feature's values, so that rows and
-values convert by name. Only the migrations create the schema; a contract test compares the two.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.rpc import status_pb2
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, LargeBinary, String
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    LargeBinary,
+    Select,
+    String,
+    func,
+    select,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
 from sqlalchemy.types import TypeDecorator
 
+from services.gateway.paging import Page
 from services.kit.errors import DomainError
 from services.kit.rpc.status import error_from_status, status_from_error
 
 Member = TypeVar('Member', bound=StrEnum)
+Value = TypeVar('Value')
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -99,3 +112,47 @@ class Base(DeclarativeBase):
         Mapping[str, str]: JSON,
         int: BigInteger,
     }
+
+
+def select_values(row_class: type[Base], value_class: type[Any]) -> Select[Any]:
+    """Return a query for the columns that are fields of `value_class`."""
+    return cast(Select[Any], select(*(getattr(row_class, field.name) for field in fields(value_class))))
+
+
+def as_row(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, without copying them."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+async def fetch_one(connection: AsyncConnection, query: Select[Any], value_class: type[Value]) -> Value | None:
+    """Return the only row as a value, or None."""
+    row = (await connection.execute(query)).mappings().one_or_none()
+    return None if row is None else value_class(**cast(dict[str, Any], row))
+
+
+async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class: type[Value]) -> Sequence[Value]:
+    """Return the rows as values."""
+    rows = (await connection.execute(query)).mappings().all()
+    return [value_class(**cast(dict[str, Any], row)) for row in rows]
+
+
+def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    """Return an insert with `on_conflict_*` methods, in the connection's dialect."""
+    return (postgresql if connection.dialect.name == 'postgresql' else sqlite).insert(row_class)
+
+
+def newest_first(
+    query: Select[Any], page: Page, *, time: InstrumentedAttribute[Any], item_id: InstrumentedAttribute[str]
+) -> Select[Any]:
+    """Return `query` for a page and one more item, which tells whether there is a next page, newest first."""
+    key: ColumnElement[Any] = tuple_(time, item_id)
+    if page.after is not None:
+        query = query.where(key < tuple_(page.after.create_time, page.after.item_id))
+    return query.order_by(time.desc(), item_id.desc()).limit(page.size + 1)
+
+
+def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
+    """Return a condition that a column of labels has this label, whose name may contain any characters."""
+    expand = func.json_each_text if dialect == 'postgresql' else func.json_each
+    entry = expand(labels).table_valued('key', 'value')
+    return select(entry.c.key).where(entry.c.key == label[0], entry.c.value == label[1]).exists()

@@ -1,12 +1,17 @@
-"""Database connections and transactions, on SQLite or PostgreSQL."""
+"""Database connections and transactions, on SQLite or PostgreSQL.
+
+The SQLite driver runs statements in a thread. If a caller were cancelled in the middle of a statement, the connection
+could stay open with its transaction begun, and would block all writers until it is garbage-collected. A
+`ShieldedConnection` therefore finishes each statement.
+"""
 
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import structlog
 from sqlalchemy import Connection, event, make_url, text
@@ -16,16 +21,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from services.gateway.store.migrations import upgrade_schema
-from services.gateway.store.shielded_connection import ShieldedConnection
 from services.kit.errors import InvalidField, ServiceUnreachable
 
+Result = TypeVar('Result')
 _BUSY_SECONDS = 30
 """Longest time that a writer waits for another transaction."""
 _RETRY_SECONDS = 0.02
 """Pause before retrying an operation that SQLite refuses instead of waiting."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
 """Number of the PostgreSQL advisory lock under which one gateway at a time changes the schema."""
-
 KEPT_ALIVE: Mapping[str, Any] = {
     'connect_timeout': 10,
     'keepalives': 1,
@@ -37,8 +41,48 @@ KEPT_ALIVE: Mapping[str, Any] = {
 """PostgreSQL connection options that detect a lost server within 30 seconds, also during a statement."""
 _READ_ONLY = '25006'
 """SQLSTATE of a write in a read-only transaction."""
-
 _log = structlog.get_logger('database')
+
+
+class ShieldedConnection(AsyncConnection):
+    """Delays a cancellation until the current step, at most one statement, has finished."""
+
+    async def start(self, is_ctxmanager: bool = False) -> 'ShieldedConnection':  # noqa: FBT001, FBT002 (overrides)
+        try:
+            await finish(super().start(is_ctxmanager))
+        except asyncio.CancelledError:
+            # The cancelled caller never receives the connection, so nothing else would close it.
+            if self.sync_connection is not None:
+                await self.close()
+            raise
+        return self
+
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        return await finish(super().execute(*arguments, **options))
+
+    async def run_sync(self, work: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+        return await finish(super().run_sync(work, *arguments, **options))
+
+    async def commit(self) -> None:
+        await finish(super().commit())
+
+    async def close(self) -> None:
+        await finish(super().close())
+
+
+async def finish(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work` to its end and return its result; a cancellation is raised only after that."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            # Marks the exception as retrieved: a cancelled caller cannot receive it.
+            task.exception()
+        raise
 
 
 class Database:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.fleet.base_models import served_name
+from services.gateway.fleet.model_routes import served_name
 from services.gateway.fleet.upstreams import ServiceFacts
 from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2

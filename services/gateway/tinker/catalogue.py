@@ -10,7 +10,7 @@ from services.gateway.catalogue.checkpoints import Checkpoints
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.runs import Runs
-from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.errors import RunNotFound
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import not_served

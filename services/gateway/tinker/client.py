@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.base_models import BaseModel, BaseModels
 from services.gateway.tinker.bodies import read_object

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from services.gateway.catalogue.open import Catalogue
-from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.catalogue.sql import SqlBrowser, SqlRunStore
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.upstreams import GrpcLookups, ServiceFacts, Upstreams
 from services.gateway.futures.open import FutureService
@@ -15,7 +14,7 @@ from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database
-from services.gateway.tinker.archives import ArchiveRoutes, Links
+from services.gateway.tinker.archives import ArchiveRoutes, Links, UploadRoutes
 from services.gateway.tinker.base_models import BaseModels
 from services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
 from services.gateway.tinker.client import AccountRoutes, ClientRoutes
@@ -27,7 +26,6 @@ from services.gateway.tinker.sampling import SamplingRoutes
 from services.gateway.tinker.session_search import SessionSearch
 from services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
 from services.gateway.tinker.training import TrainingRoutes
-from services.gateway.tinker.uploads import UploadRoutes
 from services.gateway.tinker.weights import WeightsRoutes
 from services.kit.clock import Clock
 from services.kit.rpc.context import current_caller

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
-from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.errors import SessionNotFound
 from services.gateway.http.validation import TextLabels
 from services.gateway.paging import Cursor, Page

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.rules import FinishReason, SessionRequest
 from services.gateway.sessions.sessions import Sessions

@@ -13,7 +13,7 @@ from services.gateway.exports.exports import ExportNotifier
 from services.gateway.exports.rules import Export, ExportLimits, ExportState
 from services.gateway.exports.runner import ExportRunner, ExportTransfer
 from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.targets import ExportTargets
+from services.gateway.exports.transfers import ExportTargets
 from services.gateway.keys.pepper import PepperedSealer
 from services.gateway.store.database import Database
 from services.kit.clock import SystemClock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.gateway.errors import BaseModelsUnreachable
-from services.gateway.forwarding.adapter_lists import AdapterLists
+from services.gateway.forwarding.merged import AdapterLists
 from services.kit.caller import Caller
 from services.kit.errors import ServiceUnreachable
 from services.kit.rpc.context import acting_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.gateway.fleet.base_models import served_name
+from services.gateway.fleet.model_routes import served_name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from fixtures.gateway_stores import MemoryRunStore
 from services.gateway.catalogue.rules import Run
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.base_models import Conflict, ModelTable
-from services.gateway.fleet.model_routes import SeveralModels
+from services.gateway.fleet.model_routes import Conflict, ModelTable, SeveralModels
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)

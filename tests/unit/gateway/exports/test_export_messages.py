@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.gateway.exports.convert import (
+from services.gateway.exports.rules import Export, ExportState
+from services.gateway.exports.servicer import (
     export_filter_from_proto,
     export_listing_to_proto,
     export_request_from_proto,
     export_to_proto,
 )
-from services.gateway.exports.rules import Export, ExportState
 from services.gateway.paging import Cursor, Listing
 from services.kit.errors import Code, InvalidField, ServiceUnreachable
 from services.kit.rpc.status import ForwardedError

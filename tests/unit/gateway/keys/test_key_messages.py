@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from services.gateway.credentials import Scope
-from services.gateway.keys import convert
+from services.gateway.keys.servicer import key_request_from_proto, tenant_id_from_proto
 from services.kit.errors import InvalidField
 from twinkle.api.gateway.v1 import key_service_pb2
 
@@ -16,7 +16,7 @@ from twinkle.api.gateway.v1 import key_service_pb2
 def test_bad_tenant_id_is_refused(tenant_id: str) -> None:
     """A tenant id has 1 to 64 lower-case letters, digits and '-'."""
     with pytest.raises(InvalidField) as caught:
-        convert.tenant_id_from_proto(tenant_id)
+        tenant_id_from_proto(tenant_id)
     assert caught.value.field == 'tenant_id'
 
 
@@ -36,15 +36,15 @@ def test_bad_key_request_names_the_field(change: dict[str, Any], field: str) -> 
     """The error for a bad request for a key names the path of the bad field."""
     good: dict[str, Any] = {'tenant_id': 'alice', 'scopes': [key_service_pb2.SCOPE_TRAIN]}
     with pytest.raises(InvalidField) as caught:
-        convert.key_request_from_proto(key_service_pb2.CreateKeyRequest(**{**good, **change}))
+        key_request_from_proto(key_service_pb2.CreateKeyRequest(**{**good, **change}))
     assert caught.value.field == field
 
 
 def test_key_request_without_ttl_never_expires() -> None:
     """An unset ttl converts to None, and repeated scopes collapse into one."""
     request = key_service_pb2.CreateKeyRequest(tenant_id='alice', scopes=[1, 2, 2], ttl=Duration(seconds=60))
-    assert convert.key_request_from_proto(request).ttl == timedelta(minutes=1)
+    assert key_request_from_proto(request).ttl == timedelta(minutes=1)
     request.ClearField('ttl')
-    converted = convert.key_request_from_proto(request)
+    converted = key_request_from_proto(request)
     assert converted.ttl is None
     assert converted.scopes == {Scope.TRAIN, Scope.SAMPLE}

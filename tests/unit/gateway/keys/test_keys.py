@@ -8,11 +8,11 @@ import pytest
 from fixtures.gateway_stores import MemoryKeyStore, MemoryProjectStore, MemoryTenantStore
 from services.gateway.credentials import Scope
 from services.gateway.errors import KeyEnded, KeyNotFound, ProjectNotFound, TenantNotFound
+from services.gateway.keys.authenticator import MAX_CACHED, KeyVerifier
 from services.gateway.keys.keys import Keys
 from services.gateway.keys.pepper import PepperedHasher
 from services.gateway.keys.rules import IssuedKey, KeyRequest
 from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.keys.verifier import MAX_CACHED, KeyVerifier
 from services.gateway.paging import Page
 from services.kit.clock import FakeClock
 from services.kit.errors import CredentialsInvalid

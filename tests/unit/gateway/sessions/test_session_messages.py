@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.sessions import convert
+from services.gateway.sessions.servicer import finish_reason_from_proto, session_request_from_proto
 from services.kit.errors import InvalidField
 from twinkle.api.gateway.v1 import session_service_pb2
 
@@ -23,11 +23,11 @@ def test_bad_session_request_names_the_field(change: dict[str, Any], field: str)
     """The error for a bad request for a session names the path of the bad field."""
     good: dict[str, Any] = {'request_id': 'rq', 'client': 'test'}
     with pytest.raises(InvalidField) as caught:
-        convert.session_request_from_proto(session_service_pb2.CreateSessionRequest(**{**good, **change}))
+        session_request_from_proto(session_service_pb2.CreateSessionRequest(**{**good, **change}))
     assert caught.value.field == field
 
 
 def test_unknown_finish_reason_is_refused() -> None:
     """A finish reason outside the contract raises InvalidField."""
     with pytest.raises(InvalidField):
-        convert.finish_reason_from_proto(99)  # type: ignore[arg-type]
+        finish_reason_from_proto(99)  # type: ignore[arg-type]

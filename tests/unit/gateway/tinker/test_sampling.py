@@ -16,7 +16,7 @@ from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
 from services.gateway.errors import NoReplica
 from services.gateway.futures.rules import Bounds
 from services.gateway.tinker.results import sample_to_json, sample_to_proto
-from services.gateway.tinker.sampling_request import sample_request
+from services.gateway.tinker.sampling import sample_request
 from services.gateway.tinker.wire import tinker_pb2
 from services.kit.errors import InvalidField
 from services.kit.rpc.tensors import tensor_to_proto

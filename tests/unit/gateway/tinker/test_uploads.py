@@ -10,7 +10,7 @@ import pytest
 from services.gateway.catalogue.rules import Checkpoint, UploadRequest
 from services.gateway.http.body import ClientGone
 from services.gateway.http.call import HttpCall, JsonResponse
-from services.gateway.tinker.uploads import UploadRoutes
+from services.gateway.tinker.archives import UploadRoutes
 from services.kit.errors import DeadlinePassed, StreamOutOfOrder
 
 CHECKPOINT = Checkpoint(

@@ -1,20 +1,24 @@
-"""ListAdapters across several model services: their lists, merged with the newest adapter first."""
+"""Answers of several services merged into one: ListAdapters, newest adapter first, and GetServerInfo."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
 
 from services.gateway.errors import BaseModelsUnreachable
+from services.gateway.fleet.upstreams import ServiceFacts
 from services.kit.errors import InvalidPageToken, ServiceUnreachable
 from services.kit.paging import Page, page_token_after, parse_page
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.server_info import CONTRACT_VERSION
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle.api.server.v1 import server_service_pb2 as messages
+from twinkle.api.server.v1 import server_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ListOne = Callable[[bytes, Context], Awaitable[bytes]]
@@ -125,3 +129,29 @@ def _key_of(adapter: adapter_pb2.Adapter) -> _Key:
 def _is_after(adapter: adapter_pb2.Adapter, last: Any) -> bool:
     """Return whether an adapter comes after `last` in a list sorted from newest to oldest."""
     return last is None or _key_of(adapter) < last
+
+
+class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
+    """Describes the gateway first, then the services in a fixed order."""
+
+    def __init__(self, *, own: Callable[[], messages.ServiceInfo], upstreams: Sequence[ServiceFacts]) -> None:
+        self._own = own
+        self._upstreams = tuple(upstreams)
+
+    async def GetServerInfo(  # noqa: N802 (the contract's name)
+        self, request: messages.GetServerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> messages.GetServerInfoResponse:
+        others = await asyncio.gather(*(upstream.describe() for upstream in self._upstreams))
+        own = self._own()
+        _copy_support(own, others)
+        return messages.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
+
+
+def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
+    """Report a forwarded method as supported if its own service does."""
+    support: dict[str, bool] = {}
+    for item in (item for info in others for item in info.methods):
+        support[item.method] = support.get(item.method, False) or item.is_supported
+    for item in own.methods:
+        if not item.method.startswith('twinkle.api.server.'):
+            item.is_supported = support.get(item.method, item.is_supported)
