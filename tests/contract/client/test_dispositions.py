@@ -1,4 +1,4 @@
-"""Client, services and contract agree on what a failed request means."""
+"""Client, services and contract derive the same disposition from a failed request."""
 
 import re
 from pathlib import Path
@@ -40,8 +40,8 @@ def test_all_sides_have_the_dispositions_of_the_contract() -> None:
 
 @pytest.mark.parametrize('disposition', Disposition)
 @pytest.mark.parametrize('code', CODES)
-def test_client_and_services_read_what_was_sent(code: Code, disposition: Disposition) -> None:
-    """A sent disposition counts more than the code, and does not appear among the metadata."""
+def test_client_and_services_read_the_sent_disposition(code: Code, disposition: Disposition) -> None:
+    """A sent disposition overrides the status code and does not appear in the metadata."""
     error = _error(code)
     error.disposition = disposition
     status = status_from_error(error)
@@ -54,7 +54,7 @@ def test_client_and_services_read_what_was_sent(code: Code, disposition: Disposi
 @pytest.mark.parametrize('has_retry_time', [False, True])
 @pytest.mark.parametrize('code', CODES)
 def test_client_and_services_fall_back_to_the_code(code: Code, has_retry_time: bool) -> None:  # noqa: FBT001
-    """Without a disposition, both sides derive the same one from the status code."""
+    """Both sides derive the same disposition from the status code if none was sent."""
     status = _bare_status(code, has_retry_time=has_retry_time)
     expected = disposition_by_code(code, has_retry_time=has_retry_time)
     assert error_from_status(status).disposition is expected
@@ -77,7 +77,7 @@ def test_failures_of_the_transport_are_ambiguous() -> None:
 
 
 def test_contract_lists_the_codes_of_each_disposition() -> None:
-    """The comment that clients of other languages follow is what the code does."""
+    """The comment of the contract lists the status codes that the implementation uses."""
     comment = ' '.join(re.findall(r'^// ?(.*)', CONTRACT.read_text(), re.MULTILINE))
     refused = {code for code in CODES if disposition_by_code(code, has_retry_time=False) is Disposition.REFUSED}
     listed = re.search(r'REFUSED for (.*?); RETRYABLE', comment)

@@ -1,4 +1,4 @@
-"""The client has the library's verbs and names, so that a loop moves to the services by changing its imports."""
+"""The client has the methods and names of the library, so that a training loop moves by changing its imports."""
 
 import dataclasses
 import inspect
@@ -13,31 +13,33 @@ from twinkle_client.model import StepOutput
 from twinkle_client.rpc import RemoteMethod, RemoteStream
 
 LOCAL_ONLY = {'chosen_adapter', 'export_base', 'export_weights', 'get_state_dict'}
-"""Verbs that need the weights in this process; remotely, checkpoints are downloaded and versions published."""
-NAMED_OTHERWISE = {
+"""Methods that need the weights in this process. Remote programs download checkpoints or publish versions instead."""
+RENAMED_OR_ABSENT = {
     'apply_patch': {'patch'},
     'load': {'name', 'output_dir'},
     'resume_from_checkpoint': {'checkpoint_dir'},
     'save': {'output_dir', 'merge_lora'},
 }
-"""Arguments that mean a folder of this machine, have no place in the contract, or a verb of their own there
-(`export_merged`); this list may only shrink."""
+"""Arguments that name a local folder, that the contract lacks, or that are separate verbs there (`export_merged`).
+
+This list may only shrink.
+"""
 
 
 def verbs_of(model: type) -> dict[str, Any]:
-    """Return the public methods of a class, the client's without their wrappers."""
+    """Return the public methods of a class without the client's wrappers."""
     found = {name: inspect.getattr_static(model, name) for name in dir(model) if not name.startswith('_')}
     plain = {name: getattr(item, '_function', item) for name, item in found.items()}
     return {name: item for name, item in plain.items() if inspect.isfunction(item)}
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:
-    """Return a method's parameters but self."""
+    """Return a method's parameters without `self`."""
     return list(inspect.signature(function).parameters.values())[1:]
 
 
-def test_every_verb_of_the_library_is_there() -> None:
-    """Every method that a loop calls in process exists on the remote handle."""
+def test_every_verb_of_the_library_exists() -> None:
+    """Every library method that a training loop calls exists on the remote handle."""
     assert set(verbs_of(LibraryModel)) - set(verbs_of(RemoteModel)) == LOCAL_ONLY
 
 
@@ -50,7 +52,7 @@ def test_arguments_have_the_library_s_names() -> None:
         for name, function in verbs_of(LibraryModel).items()
         if name in remote
     }
-    assert {name: names for name, names in missing.items() if names} == NAMED_OTHERWISE
+    assert {name: names for name, names in missing.items() if names} == RENAMED_OR_ABSENT
 
 
 def test_arguments_have_the_library_s_defaults() -> None:
@@ -68,8 +70,8 @@ def test_arguments_have_the_library_s_defaults() -> None:
     assert differing == []
 
 
-def test_every_remote_verb_has_its_faces() -> None:
-    """Every verb blocks and has a coroutine; verbs with one answer can also be submitted."""
+def test_every_remote_verb_has_blocking_and_async_forms() -> None:
+    """Every verb has a blocking and a coroutine form, and verbs with one response can also be submitted."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)
@@ -80,8 +82,8 @@ def test_every_remote_verb_has_its_faces() -> None:
         client.close()
 
 
-def test_what_the_client_adds_takes_an_adapter_by_name() -> None:
-    """All verbs of an adapter use the same argument for its name."""
+def test_verbs_of_the_client_take_an_adapter_name() -> None:
+    """All verbs that only the client has use the same argument for the adapter's name."""
     added = set(verbs_of(RemoteModel)) - set(verbs_of(LibraryModel))
     lacking = {
         name

@@ -1,4 +1,4 @@
-"""A fake gateway on loopback, and a client of it."""
+"""A fake gateway on loopback and its client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from twinkle_client import TwinkleClient
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[FakeGateway]:
-    """A gateway in the test's own loop."""
+    """A gateway in the event loop of the test."""
     fake = FakeGateway()
     await fake.start()
     yield fake
@@ -21,8 +21,8 @@ async def gateway() -> AsyncIterator[FakeGateway]:
 
 @pytest.fixture
 async def client(gateway: FakeGateway) -> AsyncIterator[TwinkleClient]:
-    """A client that gives up soon."""
+    """A client that retries for at most five seconds."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta(seconds=5))
     yield client
-    # Closing blocks until the session is ended, and the gateway lives in this loop.
+    # Closing blocks until the session has ended, and the gateway runs in this event loop.
     await asyncio.to_thread(client.close)

@@ -1,4 +1,4 @@
-"""Names of adapters over the wire: every model handle has its own, and a name stands for one adapter."""
+"""Names of adapters over the wire: each model handle has separate names."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 
 
-async def test_two_handles_use_one_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Each trains its own adapter; a sampler asks which is meant, until there is only one."""
+async def test_two_handles_share_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Each handle trains its own adapter, and a sampler refuses the ambiguous name until one adapter is removed."""
     first, second = (MultiLoraTransformersModel('tiny', client=client) for _ in range(2))
     ids = list[str]()
     for model in (first, second):
@@ -29,8 +29,8 @@ async def test_two_handles_use_one_name(gateway: FakeGateway, client: TwinkleCli
     assert [request.adapter.adapter_id for request in gateway.calls['SampleBatch']] == ids[::-1]
 
 
-async def test_a_name_is_given_once_in_a_handle(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Also while the server is still being asked for the first of them; a refusal frees the name."""
+async def test_name_is_unique_within_a_handle(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A name is reserved while its adapter is being created, and a refused creation releases it."""
     model = MultiLoraTransformersModel('tiny', client=client)
     gateway.fail('CreateAdapter', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))
     with pytest.raises(UsageError):
@@ -42,8 +42,8 @@ async def test_a_name_is_given_once_in_a_handle(gateway: FakeGateway, client: Tw
     assert (len(gateway.calls['CreateAdapter']), gateway.calls['GetAdapter']) == (2, [])
 
 
-async def test_an_adapter_needs_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The empty one means the base model to a sampler."""
+async def test_adapter_needs_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """An empty name is refused, because it means the base model to a sampler."""
     with pytest.raises(ValueError, match='adapter_name'):
         await MultiLoraTransformersModel('tiny', client=client).add_adapter_to_model.aio('')
     assert gateway.calls['CreateAdapter'] == []

@@ -1,4 +1,4 @@
-"""`twinkle certs` and the certificates of a stack: made, kept, renewed, shown."""
+"""`twinkle certs` and the certificates of a stack: creation, renewal and output."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,16 +21,16 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_command_makes_what_is_missing_and_keeps_the_rest(tmp_path: Path) -> None:
-    """An authority and a pair for each service, shown with their ends; a second run changes nothing."""
+def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path) -> None:
+    """The command creates an authority and a pair for each service, and a second run changes nothing."""
     folder = tmp_path / 'certificates'
-    code, told = _certs(str(folder), '--host', 'train.example', '--host', 'model=10.0.0.5')
+    code, output = _certs(str(folder), '--host', 'train.example', '--host', 'model=10.0.0.5')
     assert code == 0
     files = {f'{name}.{kind}' for name in ('ca', *SERVICES) for kind in ('crt', 'key')}
     before = _contents(folder)
     assert set(before) == files
-    assert str(datetime.now(UTC).year + 10) in told
-    assert 'train.example' in told
+    assert str(datetime.now(UTC).year + 10) in output
+    assert 'train.example' in output
     assert _certs(str(folder))[0] == 0
     assert _contents(folder) == before
     assert _certs(str(folder), '--force')[0] == 0
@@ -38,21 +38,21 @@ def test_command_makes_what_is_missing_and_keeps_the_rest(tmp_path: Path) -> Non
     assert kept == {'ca.crt', 'ca.key'}
 
 
-def test_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    """A kept certificate that lacks a host, and a service that there is not: no traceback, and nothing changes."""
+def test_command_refuses_new_hosts_and_unknown_services(tmp_path: Path) -> None:
+    """A host that a kept certificate lacks, and an unknown service, are refused without a traceback or a change."""
     assert _certs(str(tmp_path))[0] == 0
     before = _contents(tmp_path)
-    code, told = _certs(str(tmp_path), '--host', 'new.example')
-    assert (code, 'new.example' in told, '--force' in told) == (1, True, True)
-    code, told = _certs(str(tmp_path), '--host', 'trainer=new.example')
-    assert (code, "'trainer'" in told) == (1, True)
+    code, output = _certs(str(tmp_path), '--host', 'new.example')
+    assert (code, 'new.example' in output, '--force' in output) == (1, True, True)
+    code, output = _certs(str(tmp_path), '--host', 'trainer=new.example')
+    assert (code, "'trainer'" in output) == (1, True)
     assert _contents(tmp_path) == before
 
 
-def test_stack_renews_certificates_before_they_end(tmp_path: Path) -> None:
-    """At a start within a month of it, by the authority that clients know."""
-    soon = datetime.now(UTC) - timedelta(days=340)
-    make_certificates(tmp_path, dict.fromkeys(SERVICES, ()), now=soon)
+def test_stack_renews_certificates_before_they_expire(tmp_path: Path) -> None:
+    """A start within a month of the expiry renews the certificates with the same authority."""
+    creation_time = datetime.now(UTC) - timedelta(days=340)
+    make_certificates(tmp_path, dict.fromkeys(SERVICES, ()), now=creation_time)
     before = _contents(tmp_path)
     assert renewed_certificates(tmp_path, '127.0.0.1:0') == tmp_path / 'ca.crt'
     renewed = _contents(tmp_path)
@@ -64,29 +64,29 @@ def test_stack_renews_certificates_before_they_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', ['sampler', 'sampler-2'])
 def test_every_process_of_a_service_has_its_certificate(tmp_path: Path, name: str) -> None:
-    """One more sampler is a sampler, and believes others by their own names."""
+    """An additional sampler uses the certificate of the sampler service, and expects other services by their names."""
     section = tls_settings(tmp_path / 'ca.crt', name)
     assert section['certificate'] == str(tmp_path / 'sampler.crt')
     assert section['server_names'] == {service: service for service in SERVICES}
 
 
 @pytest.mark.parametrize(('text', 'is_secure'), [('tls: true', True), ('tls: false', False), ('{}', False)])
-def test_file_says_whether_a_stack_speaks_tls(tmp_path: Path, text: str, *, is_secure: bool) -> None:
-    """Beside `--tls`."""
+def test_stack_file_enables_tls(tmp_path: Path, text: str, *, is_secure: bool) -> None:
+    """The key `tls` of a stack file enables TLS, as the option `--tls` does."""
     (tmp_path / 'stack.yaml').write_text(text)
     assert StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml').tls is is_secure
 
 
-def test_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
-    """A word that looks like yes is no answer."""
+def test_tls_setting_must_be_a_boolean(tmp_path: Path) -> None:
+    """A string such as "on" is refused."""
     (tmp_path / 'stack.yaml').write_text('tls: "on"')
     with pytest.raises(ValueError, match='tls must be true or false'):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')
 
 
 @pytest.mark.parametrize('listen', ['0.0.0.0:8000', '[::]:8000', '127.0.0.1:8000'])
-def test_stack_is_called_by_a_name_of_its_certificate(tmp_path: Path, listen: str) -> None:
-    """What listens everywhere is no host that a certificate is for."""
+def test_wildcard_address_is_replaced_by_loopback_with_tls(tmp_path: Path, listen: str) -> None:
+    """A wildcard listen address becomes the loopback address, because no certificate is valid for a wildcard."""
     gateway = ServiceState(name='gateway', pid=1, start_mark='', address=listen, log_path='')
     fields = {'base_model': 'tiny', 'services': (gateway,), 'http_address': listen}
     secure = StackState.create(tmp_path, ca='ca.crt', **fields)

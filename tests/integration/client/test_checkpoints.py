@@ -30,16 +30,16 @@ TENSORS = unpack_state(STATE.manifest, STATE.data)
 
 @dataclass(frozen=True)
 class World:
-    """What is running, and who calls."""
+    """A running gateway and checkpoint service, and the key of a tenant."""
 
     gateway: RunningGateway
     checkpoints: Running
     secret: str
     adapter: Path
-    """A peft folder."""
+    """A folder in the format of PEFT."""
 
     def run(self, act: Callable[[TwinkleClient, CheckpointLibrary], Any]) -> Any:
-        """Return what a program with a client of its own comes to."""
+        """Run a function with a new client and its checkpoint library, and return the result."""
 
         def program() -> Any:
             with TwinkleClient(f'http://{self.gateway.address}', self.secret) as client:
@@ -50,7 +50,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """Serve, with an adapter on the client's disk."""
+    """Run a gateway and a checkpoint service, with an adapter on the client's disk."""
     config = STATE.manifest.lora_config
     assert config is not None
     write_peft_folder(tmp_path / 'adapter', TENSORS, config, base_model=MODEL)
@@ -68,8 +68,8 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield World(gateway, checkpoints, secret, tmp_path / 'adapter')
 
 
-async def test_an_adapter_goes_up_and_comes_back(world: World, tmp_path: Path) -> None:
-    """Bit for bit; the same adapter again is the same checkpoint, and nothing is left beside it."""
+async def test_uploaded_adapter_downloads_unchanged(world: World, tmp_path: Path) -> None:
+    """The download is bitwise equal, a repeated upload gives the same checkpoint, and no temporary files remain."""
 
     def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
         labels = {'from': 'elsewhere'}
@@ -88,8 +88,8 @@ async def test_an_adapter_goes_up_and_comes_back(world: World, tmp_path: Path) -
     assert seen[-1][0] == seen[-1][1] > len(STATE.data)
 
 
-async def test_an_upload_goes_on_where_it_was_cut(world: World, tmp_path: Path) -> None:
-    """Only what is missing is sent."""
+async def test_interrupted_upload_is_resumed(world: World, tmp_path: Path) -> None:
+    """The client sends only the bytes that the server lacks."""
     archive = tmp_path / 'adapter.tar'
     with tarfile.open(archive, 'w') as tar:
         for path in sorted(world.adapter.iterdir()):
@@ -99,13 +99,13 @@ async def test_an_upload_goes_on_where_it_was_cut(world: World, tmp_path: Path) 
     header = wire.CheckpointUploadHeader(upload_id=upload_id, name='mine', base_model=MODEL, size_bytes=len(data))
     half = len(data) // 2
 
-    async def cut() -> AsyncIterator[wire.UploadCheckpointRequest]:
+    async def interrupted() -> AsyncIterator[wire.UploadCheckpointRequest]:
         yield wire.UploadCheckpointRequest(header=header)
         for chunk in iter_chunks(data[:half], chunk_bytes=1 << 19):
             yield wire.UploadCheckpointRequest(chunk=chunk_to_proto(chunk))
 
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
-    failure = await failure_of(stub.UploadCheckpoint(cut(), metadata=bearer(world.secret)))
+    failure = await failure_of(stub.UploadCheckpoint(interrupted(), metadata=bearer(world.secret)))
     assert failure.metadata['offset'] == str(half)
     sent: list[int] = []
     made = await world.run(
@@ -117,8 +117,8 @@ async def test_an_upload_goes_on_where_it_was_cut(world: World, tmp_path: Path) 
     assert half < sent[0] <= half + (1 << 20)
 
 
-async def test_a_download_begins_anew_where_its_beginning_is_another_archives(world: World, tmp_path: Path) -> None:
-    """A beginning with its digest, one without, one that is longer than the archive, and one that is damaged."""
+async def test_download_restarts_if_the_partial_file_does_not_match(world: World, tmp_path: Path) -> None:
+    """A partial file of another archive, without a digest, of excessive length, or with damage is discarded."""
     made = await world.run(lambda _, library: library.upload(world.adapter, 'mine', base_model=MODEL))
     whole = tmp_path / 'whole'
     await world.run(lambda client, _: client.download_checkpoint(made.path, whole))
@@ -127,18 +127,18 @@ async def test_a_download_begins_anew_where_its_beginning_is_another_archives(wo
     pieces = [piece async for piece in stub.DownloadCheckpoint(request, metadata=bearer(world.secret))]
     digest, size = pieces[0].archive_digest, pieces[0].archive_size_bytes
     cases = [(b'other', 'f' * 64), (b'other', ''), (bytes(size + 1), digest), (b'x' * 700, digest)]
-    for number, (beginning, noted) in enumerate(cases):
+    for number, (beginning, recorded) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / '.download.tar').write_bytes(beginning)
-        (folder / '.download.digest').write_text(noted)
+        (folder / '.download.digest').write_text(recorded)
         await world.run(lambda client, _, folder=folder: client.download_checkpoint(made.path, folder))
         assert read_peft_folder(folder)[0] == TENSORS
         assert not list(folder.glob('.*'))
 
 
-async def test_what_is_no_adapter_is_refused(world: World, tmp_path: Path) -> None:
-    """Here where that can be seen here, and by the server otherwise."""
+async def test_upload_of_anything_but_an_adapter_is_refused(world: World, tmp_path: Path) -> None:
+    """The client refuses an empty folder or a missing base model, and the server refuses a malformed archive."""
     (tmp_path / 'empty').mkdir()
     for source, base_model, error in (
         (tmp_path / 'empty', MODEL, ValueError),
@@ -153,16 +153,16 @@ async def test_what_is_no_adapter_is_refused(world: World, tmp_path: Path) -> No
             )
 
 
-async def test_commands_do_what_they_say(world: World, tmp_path: Path) -> None:
-    """From upload to deletion."""
+async def test_checkpoint_commands(world: World, tmp_path: Path) -> None:
+    """Each checkpoint command has its effect, from upload to deletion."""
 
     async def run(*arguments: str, status: int = 0) -> str:
         result = await asyncio.to_thread(CliRunner().invoke, app, ['checkpoint', *arguments])
         assert result.exit_code == status, result.output
         return result.stdout
 
-    told = await run('upload', str(world.adapter), '--name', 'mine', '--base-model', MODEL)
-    (path,) = [line for line in told.splitlines() if line.startswith('twinkle://')]
+    output = await run('upload', str(world.adapter), '--name', 'mine', '--base-model', MODEL)
+    (path,) = [line for line in output.splitlines() if line.startswith('twinkle://')]
     await run('publish', path)
     await run('ttl', path, '30d')
     found = await world.run(lambda client, _: client.get_checkpoint(path))

@@ -1,4 +1,4 @@
-"""The client over a real socket: identity, retries, sessions, catalogue, downloads."""
+"""The client over a real socket: identity, retries, sessions, catalogue and downloads."""
 
 import asyncio
 from datetime import timedelta
@@ -23,7 +23,7 @@ UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_
 
 
 async def test_call_carries_key_request_id_and_trace(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Every call says who calls and which request it is."""
+    """Every call carries the API key and a request id."""
     await client.get_server_info.aio()
     metadata = gateway.metadata['GetServerInfo'][0]
     assert metadata['authorization'] == f'Bearer {API_KEY}'
@@ -31,14 +31,14 @@ async def test_call_carries_key_request_id_and_trace(gateway: FakeGateway, clien
 
 
 async def test_blocking_and_async_forms_agree(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The same verb blocks a thread, fills a future or suspends a coroutine."""
+    """The same verb can block a thread, return a future or suspend a coroutine."""
     blocking = await asyncio.to_thread(client.get_server_info)
     future = await asyncio.wrap_future(client.get_server_info.submit())
     assert blocking == future == await client.get_server_info.aio()
 
 
 async def test_retries_share_one_request_id(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A call that is tried again is the same request to the server."""
+    """All attempts of a call have the same request id."""
     gateway.fail('GetServerInfo', *[UNREACHABLE] * 7)
     await client.get_server_info.aio()
     ids = {metadata['x-request-id'] for metadata in gateway.metadata['GetServerInfo']}
@@ -46,15 +46,15 @@ async def test_retries_share_one_request_id(gateway: FakeGateway, client: Twinkl
     assert len(ids) == 1
 
 
-async def test_full_queue_is_retried_after_the_time_told(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """RESOURCE_EXHAUSTED with a retry time is waited for."""
+async def test_full_queue_is_retried_after_the_retry_time(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A RESOURCE_EXHAUSTED error with a retry time is retried."""
     gateway.fail('GetServerInfo', failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL', retry_seconds=0.01))
     await client.get_server_info.aio()
     assert len(gateway.calls['GetServerInfo']) == 2
 
 
-async def test_retrying_ends_with_the_server_s_reason(gateway: FakeGateway) -> None:
-    """When the time for retries is over, the last refusal is raised."""
+async def test_last_refusal_is_raised_when_retries_end(gateway: FakeGateway) -> None:
+    """The last refusal is raised once the time for retries is over."""
     client = TwinkleClient(f'127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta(0))
     gateway.fail('GetServerInfo', *[failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL', retry_seconds=1)] * 9)
     with pytest.raises(BusyError) as caught:
@@ -65,7 +65,7 @@ async def test_retrying_ends_with_the_server_s_reason(gateway: FakeGateway) -> N
 
 
 async def test_call_survives_a_restart_of_the_server(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A server that is gone for a moment costs a pause, nothing else."""
+    """A call during a restart of the server is retried until the server is back."""
     await client.get_server_info.aio()
     await gateway.stop()
     call = asyncio.ensure_future(client.get_server_info.aio())
@@ -74,7 +74,7 @@ async def test_call_survives_a_restart_of_the_server(gateway: FakeGateway, clien
 
 
 async def test_unknown_key_is_refused_at_once(gateway: FakeGateway) -> None:
-    """A wrong key is not tried again."""
+    """An authentication error is not retried."""
     client = TwinkleClient(f'127.0.0.1:{gateway.port}', 'sk-wrong')
     with pytest.raises(AccessError):
         await client.create_session.aio()
@@ -82,13 +82,13 @@ async def test_unknown_key_is_refused_at_once(gateway: FakeGateway) -> None:
 
 
 async def test_missing_method_is_not_supported(client: TwinkleClient) -> None:
-    """UNIMPLEMENTED has a class of its own."""
+    """An UNIMPLEMENTED error becomes NotSupportedError."""
     with pytest.raises(NotSupportedError):
         await client.get_training_run.aio('ad-1')
 
 
 async def test_health_is_false_without_a_server() -> None:
-    """Nobody listens: unhealthy, no exception."""
+    """A health check without a server returns False instead of raising an error."""
     client = TwinkleClient('127.0.0.1:1', API_KEY, retry_timeout=timedelta(0))
     assert not await client.health_check.aio()
     with pytest.raises(RetryableError):
@@ -96,25 +96,25 @@ async def test_health_is_false_without_a_server() -> None:
     await asyncio.to_thread(client.close)
 
 
-async def test_session_beats_and_ends(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A session is begun, kept alive without help, and finished on leaving."""
+async def test_session_sends_heartbeats_and_ends(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A session starts with the context manager, sends heartbeats in the background, and ends with it."""
     async with client:
         assert client.session_id == 'ss-1'
         async with asyncio.timeout(10):
             while len(gateway.calls['Heartbeat']) < 2:
                 await client.get_server_info.aio()
-    # Leaving ended it on the client's own thread; its call is answered by this loop.
+    # The session was finished on the client's own thread, by a call that this loop answered.
     assert client.session_id == ''
 
 
 async def test_pages_are_joined(client: TwinkleClient) -> None:
-    """Lists hold all pages, those with filters too."""
+    """Lists contain the items of all pages, also with filters."""
     assert [run.run_id for run in await client.list_training_runs.aio()] == ['ad-1', 'ad-2']
     assert [item.name for item in await client.list_checkpoints.aio(is_public=True)] == ['a', 'b']
 
 
-async def test_filters_of_lists_are_asked_for(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """On every page; another name than the contract's is refused before anybody is asked."""
+async def test_filters_of_lists_are_sent(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Filters are sent with every page, and an unknown filter is refused before any call."""
     await client.list_training_runs.aio(user_metadata={'team': 'a'}, is_active=False)
     await client.list_checkpoints.aio('ad-1', user_metadata={'team': 'a'})
     for method in ('ListRuns', 'ListRunCheckpoints'):
@@ -125,16 +125,16 @@ async def test_filters_of_lists_are_asked_for(gateway: FakeGateway, client: Twin
         await client.list_training_runs.aio(model_name='tiny')  # type: ignore[call-arg]
 
 
-async def test_download_goes_on_where_it_was_cut(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
-    """A cut download resumes at the bytes already there and unpacks the folder."""
+async def test_interrupted_download_is_resumed(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
+    """An interrupted download resumes at the next missing byte and unpacks the folder."""
     gateway.fail('AfterChunk', UNREACHABLE)
     folder = await client.download_checkpoint.aio('twinkle://ad-1/weights/a', tmp_path / 'out')
     assert sorted(path.name for path in folder.iterdir()) == ['adapter_config.json', 'adapter_model.safetensors']
     assert [request.offset for request in gateway.calls['DownloadCheckpoint']] == [0, 1 << 20]
 
 
-async def test_init_makes_the_default_client(gateway: FakeGateway) -> None:
-    """Components find the client that was initialised last."""
+async def test_init_sets_the_default_client(gateway: FakeGateway) -> None:
+    """Components use the client that was initialised last."""
     client = await asyncio.to_thread(init_twinkle_client, f'127.0.0.1:{gateway.port}', API_KEY)
     assert current_client() is client
     await asyncio.to_thread(client.close)

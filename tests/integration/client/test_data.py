@@ -1,4 +1,4 @@
-"""Datasets and loaders: uploads that resume, steps that travel, cursors that are exact."""
+"""Datasets and data loaders: resumable uploads, dataset steps, and exact cursors."""
 
 from io import BytesIO
 from pathlib import Path
@@ -18,8 +18,8 @@ from twinkle_client.dataset import Dataset, DatasetMeta, IterableDataset, Iterab
 UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
 
 
-async def test_rows_in_memory_are_uploaded_as_they_are(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Integers stay integers, slices are taken, and the source is the upload."""
+async def test_rows_in_memory_are_uploaded_unchanged(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Integers stay integers, the slice is applied, and the dataset's source is the upload."""
     meta = DatasetMeta(data=[{'n': 1}, {'n': 2}, {'n': 3}], data_slice=range(2))
     await Dataset(meta, client=client).describe.aio()
     source = gateway.calls['CreateDataset'][0].source
@@ -27,8 +27,8 @@ async def test_rows_in_memory_are_uploaded_as_they_are(gateway: FakeGateway, cli
     assert gateway.uploads[source.upload.upload_id] == b'{"n": 1}\n{"n": 2}\n'
 
 
-async def test_cut_upload_goes_on(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
-    """An upload resumes at the committed byte."""
+async def test_interrupted_upload_is_resumed(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
+    """An upload resumes at the last committed byte."""
     path = tmp_path / 'rows.csv'
     path.write_bytes(b'a,b\n' + b'1,2\n' * 700_000)
     gateway.fail('AfterUploadChunk', UNREACHABLE)
@@ -37,15 +37,15 @@ async def test_cut_upload_goes_on(gateway: FakeGateway, client: TwinkleClient, t
     assert len(gateway.calls['Upload']) == 2
 
 
-async def test_hub_id_and_slice_travel(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """What is no file is left to the data service."""
+async def test_hub_id_and_slice_are_sent(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """An id that is not a local file is resolved by the data service."""
     await Dataset(DatasetMeta('ms://swift/self-cognition', data_slice=range(500)), client=client).describe.aio()
     hub = gateway.calls['CreateDataset'][0].source.hub
     assert (hub.dataset_id, hub.split, hub.begin_row, hub.end_row) == ('ms://swift/self-cognition', 'train', 0, 500)
 
 
-async def test_steps_travel_in_order(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Each verb is one step with its arguments."""
+async def test_steps_are_sent_in_order(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Each verb is sent as one step with its arguments."""
     dataset = Dataset('org/name', client=client)
     await dataset.set_template.aio('Template', model_id='tiny', max_length=64, truncation_strategy='right')
     await dataset.map.aio('SelfCognitionProcessor', init_args={'model_name': 'a'}, load_from_cache_file=False)
@@ -57,7 +57,7 @@ async def test_steps_travel_in_order(gateway: FakeGateway, client: TwinkleClient
 
 
 async def test_preprocessor_object_becomes_name_and_arguments(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """An object the server's class can be built from again travels as its arguments."""
+    """An object whose arguments can be read from its attributes is sent as class name and arguments."""
 
     class SelfCognitionProcessor:
         def __init__(self, model_name: str, model_author: str = '') -> None:
@@ -70,14 +70,14 @@ async def test_preprocessor_object_becomes_name_and_arguments(gateway: FakeGatew
     assert dict(step.init_args) == {'model_name': 'twinkle', 'model_author': 'us'}
 
 
-async def test_function_is_refused_as_code(client: TwinkleClient) -> None:
-    """Code does not travel, and the message says what does."""
+async def test_function_is_refused(client: TwinkleClient) -> None:
+    """Code is not sent, and the error names the accepted types."""
     with pytest.raises(TypeError, match='name'):
         await Dataset('org/name', client=client).map.aio(lambda row: row)
 
 
-async def test_every_row_comes_once_despite_a_cut(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A broken stream is opened again behind the last batch."""
+async def test_every_row_is_delivered_once_despite_an_interruption(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """An interrupted stream is reopened after the last received batch."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=3)
     gateway.fail('AfterBatch', UNREACHABLE)
     batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader]
@@ -85,8 +85,8 @@ async def test_every_row_comes_once_despite_a_cut(gateway: FakeGateway, client: 
     assert [start.cursor.consumed_rows for start in gateway.calls['StreamStart']] == [0, 3]
 
 
-async def test_resumed_loader_goes_on_behind_the_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """State taken between two batches brings exactly the next one, in another program too."""
+async def test_resumed_loader_continues_after_the_last_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A state taken between two batches resumes at the next batch, also in another program."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     async for _ in loader:
         state = loader.get_state()
@@ -99,8 +99,8 @@ async def test_resumed_loader_goes_on_behind_the_batch(gateway: FakeGateway, cli
     assert gateway.calls['StreamStart'][-1].cursor.state == b'\x07'
 
 
-async def test_loader_takes_a_checkpoint_s_count(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The count alone is enough; what is none is refused here."""
+async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The number of consumed rows is enough to resume, and an invalid state is refused."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     loader.resume_from_checkpoint(8)
     assert [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader] == [[8, 9]]
@@ -110,8 +110,8 @@ async def test_loader_takes_a_checkpoint_s_count(gateway: FakeGateway, client: T
             loader.resume_from_checkpoint(wrong)
 
 
-async def test_handles_are_the_places_of_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The same batches without reading one, over all epochs, from where a state says."""
+async def test_handles_identify_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Handles identify the same batches over all epochs without reading them, from a given state on."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=2)
     handles = [handle async for handle in loader.handles.aio()]
     assert [(handle.consumed_rows, len(handle)) for handle in handles] == [
@@ -125,8 +125,8 @@ async def test_handles_are_the_places_of_the_batches(gateway: FakeGateway, clien
     assert 'StreamStart' not in gateway.calls
 
 
-async def test_handles_leave_out_what_the_loader_does(client: TwinkleClient) -> None:
-    """Without last batches that are not full; and a loader that has none says so."""
+async def test_handles_exclude_dropped_batches(client: TwinkleClient) -> None:
+    """Incomplete last batches are excluded with `drop_last`, and a loader without batches raises an error."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=0, drop_last=True)
     handles = loader.handles.aio()
     assert [(await anext(handles)).consumed_rows for _ in range(4)] == [0, 4, 8, 12]
@@ -139,16 +139,16 @@ async def test_handles_leave_out_what_the_loader_does(client: TwinkleClient) -> 
         await loader.batch_at.aio(-1)
 
 
-async def test_prompts_have_no_handles(client: TwinkleClient) -> None:
-    """What was encoded for sampling cannot be trained on."""
+async def test_batches_of_prompts_have_no_handles(client: TwinkleClient) -> None:
+    """Rows that are encoded for sampling cannot be used for training."""
     dataset = Dataset('org/name', client=client)
     await dataset.encode.aio(add_generation_prompt=True)
     with pytest.raises(ValueError, match='sampling'):
         await DataLoader(dataset).batch_at.aio(0)
 
 
-async def test_rows_of_hugging_face_travel_in_their_types(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A table as Parquet, a slice and a split of it as well; a stream as JSON lines."""
+async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Tables, also sliced or from a split, are uploaded as Parquet, and streams as JSON lines."""
     given = datasets.Dataset.from_list([{'n': number, 'b': b'\x00'} for number in range(4)])
     sources: list[DatasetMeta] = [
         DatasetMeta(data=given, data_slice=slice(1, 3)),
@@ -169,8 +169,8 @@ async def test_rows_of_hugging_face_travel_in_their_types(gateway: FakeGateway, 
         await Dataset(DatasetMeta(data=datasets.DatasetDict(test=given)), client=client).describe.aio()
 
 
-async def test_lazy_dataset_asks_for_one(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Its verbs travel as steps; streams are refused by name."""
+async def test_lazy_dataset_is_requested_as_lazy(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A lazy dataset sends its verbs as steps, and streaming datasets are refused by name."""
     dataset = LazyDataset('org/name', client=client)
     await dataset.encode.aio()
     await Dataset('org/name', client=client).describe.aio()
@@ -180,8 +180,8 @@ async def test_lazy_dataset_asks_for_one(gateway: FakeGateway, client: TwinkleCl
             kind('org/name', client=client)
 
 
-async def test_added_datasets_are_changed_apart_and_mixed(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Each is made of its own; after mixing there is one, and what it was mixed of is gone."""
+async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Each dataset is created separately; mixing creates one dataset and deletes its sources."""
     first, second = DatasetMeta('org/one'), DatasetMeta('org/two')
     dataset = LazyDataset(first, client=client)
     dataset.add_dataset(second)
@@ -202,8 +202,10 @@ async def test_added_datasets_are_changed_apart_and_mixed(gateway: FakeGateway, 
         await Dataset(client=client).mix_dataset.aio()
 
 
-async def test_rows_are_saved_here_despite_a_cut(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
-    """The stream goes on where it stopped, and the file is there when it is whole."""
+async def test_rows_are_saved_locally_despite_an_interruption(
+    gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
+) -> None:
+    """The interrupted export resumes, and the file appears once it is complete."""
     dataset = Dataset('org/name', client=client)
     gateway.fail('AfterExportChunk', UNREACHABLE)
     await dataset.save_as.aio(tmp_path / 'deep' / 'rows.jsonl')
@@ -214,10 +216,10 @@ async def test_rows_are_saved_here_despite_a_cut(gateway: FakeGateway, client: T
         await dataset.save_as.aio(tmp_path / 'rows.xml')
 
 
-async def test_rows_that_are_refused_leave_the_file_as_it_was(
+async def test_refused_export_leaves_the_file_unchanged(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """Nor does the beginning of what came stay beside it."""
+    """No partial file remains next to the unchanged file."""
     path = tmp_path / 'rows.jsonl'
     path.write_text('before')
     gateway.fail('AfterExportChunk', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))

@@ -1,4 +1,4 @@
-"""One address for both APIs: a client that is given where HTTP is served finds gRPC."""
+"""Finding the gRPC port of a gateway from its HTTP address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,8 +16,8 @@ from twinkle_client.rpc.discovery import grpc_address
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def test_a_client_finds_grpc_behind_the_address_of_http(tmp_path: Path) -> None:
-    """The server answers its calls, though they went to another port than was given."""
+async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) -> None:
+    """The client sends its calls to the gRPC port that the HTTP server names."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         client = await asyncio.to_thread(TwinkleClient, f'http://{gateway.http_address}', ADMIN_KEY)
         try:
@@ -28,8 +28,8 @@ async def test_a_client_finds_grpc_behind_the_address_of_http(tmp_path: Path) ->
     assert len(info.services) > 0
 
 
-async def test_an_address_of_grpc_is_called_as_it_is(gateway: FakeGateway) -> None:
-    """What speaks no HTTP/1.1 is no reason to look further."""
+async def test_grpc_address_is_used_unchanged(gateway: FakeGateway) -> None:
+    """A server that does not speak HTTP/1.1 keeps its address."""
     given = f'http://127.0.0.1:{gateway.port}'
     assert await asyncio.to_thread(grpc_address, given) == given
     client = await asyncio.to_thread(TwinkleClient, given, API_KEY)
@@ -52,8 +52,8 @@ async def test_an_address_of_grpc_is_called_as_it_is(gateway: FakeGateway) -> No
     ],
     ids=['text', 'zero', 'large', 'truth', 'unreachable', 'list', 'text-body', 'long', 'deep', 'none'],
 )
-async def test_other_servers_are_called_as_they_were_written(body: bytes) -> None:
-    """What answers, but tells no port of gRPC, is left to gRPC to complain about."""
+async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
+    """A response without a valid gRPC port leaves the address unchanged, and the later gRPC call reports the error."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b'\r\n\r\n')
@@ -66,36 +66,36 @@ async def test_other_servers_are_called_as_they_were_written(body: bytes) -> Non
         assert await asyncio.to_thread(grpc_address, given) == given
 
 
-async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_told() -> None:
-    """The call goes on with the address as it was written."""
+async def test_silent_server_is_queried_until_the_timeout() -> None:
+    """The address is used unchanged after the timeout."""
 
-    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(keep_silent, '127.0.0.1', 0) as server:
+    async with await asyncio.start_server(stay_silent, '127.0.0.1', 0) as server:
         given = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
         assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=50)) == given
 
 
-async def test_a_server_that_goes_on_and_on_is_waited_for_no_longer_than_told() -> None:
-    """However often something of its answer comes, the whole of it has one deadline."""
+async def test_endless_response_is_read_until_the_timeout() -> None:
+    """The timeout applies to the whole response, not to each of its parts."""
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b'\r\n\r\n')
-        leaving = asyncio.create_task(reader.read())
+        disconnected = asyncio.create_task(reader.read())
         writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 4000\r\n\r\n')
-        while not leaving.done():
+        while not disconnected.done():
             writer.write(b' ')
-            await asyncio.wait([leaving], timeout=0.02)
+            await asyncio.wait([disconnected], timeout=0.02)
 
     async with _serving(trickle, '127.0.0.1', connections=1) as port, asyncio.timeout(10):
         given = f'http://127.0.0.1:{port}'
         assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=100)) == given
 
 
-async def test_a_server_at_an_address_of_version_six_is_found_too() -> None:
-    """The address keeps its brackets, and an answer is over where its length says so."""
+async def test_ipv6_address_is_supported() -> None:
+    """The address keeps its brackets, and the response ends at its content length."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = writer.get_extra_info('sockname')[1]
@@ -105,13 +105,13 @@ async def test_a_server_at_an_address_of_version_six_is_found_too() -> None:
             await reader.read()
 
     async with _serving(answer, '::1', connections=2) as port:
-        told = f'http://[::1]:{port}'
-        assert await asyncio.to_thread(grpc_address, f'{told}/api/v1') == told
+        address = f'http://[::1]:{port}'
+        assert await asyncio.to_thread(grpc_address, f'{address}/api/v1') == address
 
 
 @asynccontextmanager
 async def _serving(answer: Answer, host: str, *, connections: int) -> AsyncIterator[int]:
-    """Answer so many connections at a free port, and wait for the end of all of them."""
+    """Handle the given number of connections at a free port, and wait until all of them have ended."""
     ended = asyncio.Semaphore(0)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,6 +127,6 @@ async def _serving(answer: Answer, host: str, *, connections: int) -> AsyncItera
 
 
 @pytest.mark.parametrize('given', ['127.0.0.1:9', 'grpc://127.0.0.1:9', 'http://127.0.0.1:9'])
-def test_nobody_at_the_address_is_found_out_by_the_call(given: str) -> None:
-    """Making a client does not need its server."""
+def test_missing_server_does_not_fail_the_lookup(given: str) -> None:
+    """The address of an unreachable server is used unchanged, so a client can be created before its server."""
     assert grpc_address(given) == given

@@ -25,7 +25,7 @@ Program = Callable[[MultiLoraTransformersModel, CheckpointLibrary, str], Any]
 
 @pytest.fixture
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[Program], Any]]:
-    """Return what runs a program with a model handle, the library and the path of a checkpoint."""
+    """A function that runs a program with a model handle, the checkpoint library and the path of a checkpoint."""
     config = STATE.manifest.lora_config
     assert config is not None
     write_peft_folder(tmp_path / 'adapter', TENSORS, config, base_model='tiny')
@@ -50,24 +50,24 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A hub on loopback, which every process of the test takes for the real one."""
+    """A hub on loopback that all processes of the test use instead of the public hub."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
-        # It speaks the older of the two ways to send large files.
+        # The fake hub supports only the older protocol for large files.
         monkeypatch.setenv('HF_HUB_DISABLE_XET', '1')
         yield hub
 
 
-async def test_an_upload_is_waited_for(run: Callable[[Program], Any], tmp_path: Path) -> None:
-    """It is there when the call returns, and says where."""
+async def test_synchronous_upload_is_complete_on_return(run: Callable[[Program], Any], tmp_path: Path) -> None:
+    """The call returns after the export has finished, with the URL of the result."""
     export = await run(lambda model, _, path: model.upload_to_hub(path, 'file:///here', async_upload=False))
     assert export.state == export_service_pb2.EXPORT_STATE_DONE
     assert export.url
     assert read_peft_folder(tmp_path / 'out' / 'alice' / 'here')[0] == TENSORS
 
 
-async def test_an_upload_goes_on_in_the_background(run: Callable[[Program], Any], hub: FakeHub) -> None:
-    """The call returns with an id, by which it is followed to its end on the hub."""
+async def test_asynchronous_upload_runs_in_the_background(run: Callable[[Program], Any], hub: FakeHub) -> None:
+    """The call returns an export id that can be used to wait for the upload."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> Any:
         export = model.upload_to_hub(path, 'hf://org/name', 'hf_right')
@@ -79,8 +79,8 @@ async def test_an_upload_goes_on_in_the_background(run: Callable[[Program], Any]
     assert 'adapter_model.safetensors' in hub.files['org/name']
 
 
-async def test_a_refused_upload_is_an_error_to_who_waits(run: Callable[[Program], Any], hub: FakeHub) -> None:
-    """The hub knows no such token."""
+async def test_refused_upload_raises_an_error(run: Callable[[Program], Any], hub: FakeHub) -> None:
+    """A token that the hub does not accept raises StateError with the reason HUB_REFUSED."""
 
     def act(model: MultiLoraTransformersModel, _: CheckpointLibrary, path: str) -> str:
         with pytest.raises(StateError) as caught:
@@ -102,10 +102,10 @@ async def test_a_refused_upload_is_an_error_to_who_waits(run: Callable[[Program]
         ('twinkle://nobody/weights/final', 'hf://org/name', 'hf_right', NotFoundError, 'nobody'),
     ],
 )
-async def test_what_cannot_be_sent_is_refused_at_once(
+async def test_invalid_upload_is_refused_at_once(
     run: Callable[[Program], Any], checkpoint: str, target: str, token: str | None, kind: type[Exception], word: str
 ) -> None:
-    """The field is named, and no export is left; an empty checkpoint stands for the one there is."""
+    """The error names the invalid argument, and no export is created."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> list[Any]:
         with pytest.raises(kind, match=word):

@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: one line, status 130, and the server hears of it."""
+"""Ctrl-C on the command line: one line of output, status 130, and cancellation on the server."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 from fixtures.fake_gateway import API_KEY, FakeGateway
 
 
-async def test_an_answer_that_is_interrupted_ends_on_the_server_too(gateway: FakeGateway, tmp_path: Path) -> None:
-    """What came is kept; no traceback is shown."""
+async def test_interrupted_sample_is_cancelled_on_the_server(gateway: FakeGateway, tmp_path: Path) -> None:
+    """The received text stays visible, and no traceback is shown."""
     environment = {
         **os.environ,
         'TWINKLE_SERVER_URL': f'http://127.0.0.1:{gateway.port}',
@@ -25,13 +25,13 @@ async def test_an_answer_that_is_interrupted_ends_on_the_server_too(gateway: Fak
         assert process.stdout is not None
         shown = await asyncio.wait_for(process.stdout.readuntil(b'two '), 60)
         process.send_signal(signal.SIGINT)
-        rest, said = await asyncio.wait_for(process.communicate(), 60)
+        rest, errors = await asyncio.wait_for(process.communicate(), 60)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert shown + rest == b'one two '
     assert process.returncode == 128 + signal.SIGINT
-    assert said.count(b'twinkle: interrupted') == 1
-    assert b'Traceback' not in said
+    assert errors.count(b'twinkle: interrupted') == 1
+    assert b'Traceback' not in errors
     assert len(gateway.calls['SampleCancelled']) == 1

@@ -1,4 +1,4 @@
-"""The model handle: every verb is numbered, applied once, and given back when refused."""
+"""The model handle: every operation is numbered and applied once, and refused numbers are reused."""
 
 import asyncio
 
@@ -27,8 +27,10 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
     return model
 
 
-async def test_adapter_is_created_as_configured(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """LoRA settings, mean reduction and the model travel."""
+async def test_adapter_is_created_with_its_configuration(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """The request contains the LoRA settings, mean reduction and the base model."""
     request = gateway.calls['CreateAdapter'][0]
     assert request.base_model == 'tiny'
     assert request.lora_config.lora_rank == 4
@@ -37,8 +39,10 @@ async def test_adapter_is_created_as_configured(gateway: FakeGateway, model: Mul
     assert model.adapter_id() == RUN_ID
 
 
-async def test_training_loop_of_the_seeds(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The verbs users type arrive as operations in their order."""
+async def test_verbs_of_a_training_loop_arrive_in_order(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Each verb becomes one operation, and operations arrive in the order of the calls."""
     await model.set_loss.aio('CrossEntropyLoss')
     await model.set_optimizer.aio('AdamW', lr=1e-4, weight_decay=0.1)
     await model.set_lr_scheduler.aio('CosineWarmupScheduler', num_warmup_steps=5, num_training_steps=10)
@@ -58,16 +62,18 @@ async def test_training_loop_of_the_seeds(gateway: FakeGateway, model: MultiLora
     assert (optimizer.name, optimizer.learning_rate, optimizer.options['weight_decay']) == ('AdamW', 1e-4, 0.1)
 
 
-async def test_lost_answer_is_asked_for_again(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """An operation that was applied, but whose answer was lost, is applied once."""
+async def test_operation_with_a_lost_response_is_applied_once(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """An operation whose response was lost is sent again and answered from the record."""
     gateway.fail('AfterExecute', *[UNREACHABLE] * 6)
     await model.step.aio()
     assert gateway.applied == ['step']
     assert len(gateway.calls['Execute']) == 7
 
 
-async def test_refused_operation_gives_its_number_back(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """After INVALID_ARGUMENT the next operation takes the same number."""
+async def test_number_of_a_refused_operation_is_reused(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """The operation after an INVALID_ARGUMENT error uses the same sequence number."""
     gateway.fail('Execute', BAD_FIELD)
     with pytest.raises(UsageError):
         await model.forward_backward.aio([FEATURE])
@@ -76,10 +82,10 @@ async def test_refused_operation_gives_its_number_back(gateway: FakeGateway, mod
 
 
 @pytest.mark.parametrize('was_applied', [True, False])
-async def test_number_in_doubt_is_settled_before_the_next(
+async def test_ambiguous_failure_is_resolved_before_the_next_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, was_applied: bool
 ) -> None:
-    """After a failure that does not say whether the number is used, the service is asked."""
+    """The client queries the service after a failure that leaves open whether the number is used."""
     gateway.fail('AfterExecute' if was_applied else 'Execute', failure(grpc.StatusCode.INTERNAL, 'INTERNAL'))
     with pytest.raises(ServerError):
         await model.step.aio()
@@ -88,10 +94,10 @@ async def test_number_in_doubt_is_settled_before_the_next(
 
 
 @pytest.mark.parametrize(('disposition', 'numbers'), [('FAILED', [1, 2]), ('REFUSED', [1])])
-async def test_disposition_of_an_operation_spares_the_question(
+async def test_disposition_makes_the_query_unnecessary(
     gateway: FakeGateway, model: MultiLoraTransformersModel, disposition: str, numbers: list[int]
 ) -> None:
-    """A client that knows from the disposition whether the number is used does not ask the service."""
+    """A client that knows from the disposition whether the number is used does not query the service."""
     lost = failure(grpc.StatusCode.DATA_LOSS, 'DIGEST_MISMATCH', disposition=disposition)
     gateway.fail('AfterExecute' if disposition == 'FAILED' else 'Execute', lost)
     with pytest.raises(ServerError):
@@ -101,10 +107,10 @@ async def test_disposition_of_an_operation_spares_the_question(
     assert gateway.calls['GetOperation'] == []
 
 
-async def test_operation_of_another_program_is_noticed(
+async def test_number_used_by_another_program_is_refused_once(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
-    """A number somebody else used is refused once; then the handle goes on behind it."""
+    """The refused handle continues after the numbers that the other program has used."""
     other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()
@@ -114,10 +120,10 @@ async def test_operation_of_another_program_is_noticed(
     assert gateway.applied == ['zero_grad', 'step']
 
 
-async def test_pipeline_sends_without_waiting_and_keeps_order(
+async def test_pipeline_sends_operations_in_order_without_waiting(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Operations begun one after the other travel on one stream, in that order."""
+    """Operations of a pipeline are sent on one stream in the order of the calls."""
     async with model.pipeline():
         results = await asyncio.gather(
             model.forward_backward.aio([FEATURE]), model.clip_grad_and_step.aio(), model.zero_grad.aio()
@@ -133,7 +139,7 @@ async def test_pipeline_sends_without_waiting_and_keeps_order(
 async def test_broken_pipeline_applies_each_operation_once(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """What a broken stream left unanswered is sent again and answered from the record."""
+    """Unanswered operations of an interrupted stream are sent again and answered from the record."""
     gateway.fail('Operation', UNREACHABLE)
     async with model.pipeline():
         await asyncio.gather(model.forward_backward.aio([FEATURE]), model.clip_grad_and_step.aio())
@@ -141,10 +147,10 @@ async def test_broken_pipeline_applies_each_operation_once(
     assert len(gateway.calls['Train']) == 2
 
 
-async def test_refusal_inside_a_pipeline_takes_those_behind_it_along(
+async def test_refusal_in_a_pipeline_fails_the_operations_after_it(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Nothing that counted on a refused operation is applied, and the next one takes its number."""
+    """No operation after a refused one is applied, and the next operation uses the refused number."""
     gateway.fail('Operation', BAD_FIELD)
     async with model.pipeline():
         outcomes = await asyncio.gather(
@@ -156,10 +162,10 @@ async def test_refusal_inside_a_pipeline_takes_those_behind_it_along(
     assert sorted(gateway.operations) == [1, 2]
 
 
-async def test_refusal_among_calls_lets_those_behind_it_go_on(
+async def test_refusal_of_a_call_does_not_fail_concurrent_calls(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Calls begun at once do not wait for the number of one that was refused."""
+    """The number of the refused call is filled with an empty change, so that the other call proceeds."""
     gateway.fail('Execute', BAD_FIELD)
     outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
     assert isinstance(outcomes[0], UsageError)
@@ -167,10 +173,10 @@ async def test_refusal_among_calls_lets_those_behind_it_go_on(
     assert gateway.operations[2].WhichOneof('verb') == 'step'
 
 
-async def test_operation_of_a_pipeline_that_could_not_be_journaled_is_sent_again(
+async def test_unjournaled_operation_of_a_pipeline_is_sent_again(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An answer that says to try again is no failure of the loop."""
+    """A retryable response within a pipeline is retried on the same stream."""
     gateway.fail('Answer', failure(grpc.StatusCode.UNAVAILABLE, 'JOURNAL_UNAVAILABLE', retry_seconds=0.01))
     async with model.pipeline():
         await model.forward_backward.aio([FEATURE])
@@ -178,8 +184,10 @@ async def test_operation_of_a_pipeline_that_could_not_be_journaled_is_sent_again
     assert len(gateway.calls['Train']) == 1
 
 
-async def test_policy_inputs_are_laid_onto_the_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Scalars go to every label, one number a label to its place, a sampler's pairs to numbers."""
+async def test_policy_inputs_are_aligned_with_the_labels(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """A scalar applies to every label, a list has one number per label, and a sampler's pairs become numbers."""
     await model.forward_backward.aio(
         inputs=[FEATURE, FEATURE],
         advantages=[0.5, -1.0],
@@ -191,21 +199,23 @@ async def test_policy_inputs_are_laid_onto_the_labels(gateway: FakeGateway, mode
     assert np.frombuffer(features[1].advantages.data, '<f4').tolist() == [0.0, -1.0, -1.0]
 
 
-async def test_chats_travel_as_chats(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A batch of trajectories is left to the adapter's template."""
+async def test_trajectories_are_sent_as_messages(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Trajectories are encoded on the server with the adapter's template."""
     await model.forward_backward.aio({'messages': [{'role': 'user', 'content': 'hi'}]})
     trajectories = gateway.operations[1].forward_backward.batch.trajectories.trajectories
     assert trajectories[0].messages[0].parts[0].text == 'hi'
 
 
-async def test_unknown_adapter_name_is_refused_here(model: MultiLoraTransformersModel) -> None:
-    """A name nobody added is a KeyError that lists those there are."""
+async def test_unknown_adapter_name_is_refused_by_the_client(model: MultiLoraTransformersModel) -> None:
+    """An unknown name raises a KeyError that lists the known names."""
     with pytest.raises(KeyError, match='default'):
         await model.step.aio(adapter_name='other')
 
 
-async def test_handle_travels_in_the_place_of_features(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Loader and cursor alone are sent; numbers beside examples that are not here are refused before anything is."""
+async def test_batch_handle_is_sent_instead_of_features(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Only loader and cursor are sent, and per-example arguments with a handle are refused before any call."""
     handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
     await model.forward_backward.aio(handle, temperature=0.5)
     batch = gateway.memory.operations[1].forward_backward.batch

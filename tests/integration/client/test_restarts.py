@@ -1,4 +1,4 @@
-"""A service that dies is a pause: the same numbers are sent until it is back, and everything is applied once."""
+"""Operations survive restarts of the service: they are sent again and applied once."""
 
 import asyncio
 from datetime import timedelta
@@ -23,13 +23,13 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
 
 
 async def restart(gateway: FakeGateway) -> None:
-    """Cut everything, and serve again on the same port."""
+    """Close all connections and serve again on the same port."""
     await gateway.stop()
     await gateway.start()
 
 
-async def test_call_outlives_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A call under way when everything is cut is answered by the next process."""
+async def test_call_survives_a_restart_of_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """A call that is interrupted by a restart is answered by the next process."""
     gateway.memory.gate.clear()
     step = asyncio.create_task(model.step.aio())
     await gateway.memory.is_called.wait()
@@ -40,8 +40,10 @@ async def test_call_outlives_the_service(gateway: FakeGateway, model: MultiLoraT
     assert gateway.applied == ['step']
 
 
-async def test_loop_in_flight_outlives_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Unanswered operations of a pipeline are sent again, whatever was applied before the cut."""
+async def test_pipeline_survives_restarts_of_the_service(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Unanswered operations of a pipeline are sent again and applied once."""
     async with model.pipeline():
         steps = []
         for index in range(24):
@@ -55,8 +57,10 @@ async def test_loop_in_flight_outlives_the_service(gateway: FakeGateway, model: 
     assert outputs[-1]['step_count'] == 24
 
 
-async def test_service_that_cannot_journal_is_borne(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """An operation that could not be made durable is sent again with its number."""
+async def test_operation_that_was_not_journaled_is_sent_again(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """An operation that could not be made durable is sent again with the same sequence number."""
     refusal = failure(grpc.StatusCode.UNAVAILABLE, 'JOURNAL_UNAVAILABLE', retry_seconds=0.01)
     gateway.fail('Execute', refusal, refusal)
     await model.step.aio()
@@ -64,8 +68,8 @@ async def test_service_that_cannot_journal_is_borne(gateway: FakeGateway, model:
     assert len(gateway.calls['Execute']) == 3
 
 
-async def test_patience_ends(gateway: FakeGateway) -> None:
-    """A service that stays away is told to the program, which may go on when it is back."""
+async def test_error_is_raised_when_the_retry_timeout_ends(gateway: FakeGateway) -> None:
+    """A service that stays unreachable raises RetryableError, in calls and in pipelines."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta())
     try:
         model = MultiLoraTransformersModel('tiny', client=client)
@@ -81,8 +85,8 @@ async def test_patience_ends(gateway: FakeGateway) -> None:
         await asyncio.to_thread(client.close)
 
 
-async def test_pipeline_goes_on_after_patience_ended(gateway: FakeGateway) -> None:
-    """What is begun after a failure is sent on a new stream, not forgotten."""
+async def test_pipeline_continues_after_the_retry_timeout(gateway: FakeGateway) -> None:
+    """Operations after a failure are sent on a new stream."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta())
     try:
         model = MultiLoraTransformersModel('tiny', client=client)

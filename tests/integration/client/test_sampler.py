@@ -1,4 +1,4 @@
-"""The sampler handle: prompts out, completions back in order, streams that can be left."""
+"""The sampler handle: results in the order of the prompts, and streams that can be cancelled."""
 
 import asyncio
 
@@ -15,8 +15,8 @@ from twinkle_client.sampler import Sampler, vLLMSampler
 CHAT = {'messages': [{'role': 'user', 'content': 'who are you?'}], 'user_data': [('target', '7')]}
 
 
-async def test_number_of_samples_is_honoured(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The argument reaches the server, and replaces the parameters' own."""
+async def test_num_samples_overrides_the_parameters(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The argument is sent and replaces the value in the sampling parameters."""
     results = await vLLMSampler('tiny', client=client).sample.aio(
         [CHAT, 'plain'], {'max_tokens': 4, 'num_samples': 2}, num_samples=4
     )
@@ -24,22 +24,22 @@ async def test_number_of_samples_is_honoured(gateway: FakeGateway, client: Twink
     assert [len(response.sequences) for response in results] == [4, 4]
 
 
-async def test_answers_are_in_the_order_of_the_prompts(client: TwinkleClient) -> None:
-    """Whichever finishes first, the first prompt's answer is first."""
+async def test_results_are_in_the_order_of_the_prompts(client: TwinkleClient) -> None:
+    """Results have the order of their prompts, independent of the order of completion."""
     results = await Sampler('tiny', client=client).sample.aio(['a', [5, 6], {'input_ids': [7]}])
     assert [response.sequences[0].decoded for response in results] == ['answer 0', 'answer 1', 'answer 2']
 
 
-async def test_cut_batch_is_finished_by_another_call(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Only the prompts that were not answered are asked again."""
+async def test_interrupted_batch_is_completed_by_another_call(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Only the unanswered prompts are sent again."""
     gateway.fail('AfterPrompt', failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01))
     results = await Sampler('tiny', client=client).sample.aio(['a', 'b', 'c'])
     assert [len(request.prompts) for request in gateway.calls['SampleBatch']] == [3, 2]
     assert len(results) == 3
 
 
-async def test_results_read_like_the_seeds(client: TwinkleClient) -> None:
-    """`get` works on results and sequences; the new feature trains on the completion alone."""
+async def test_results_support_get_and_training_features(client: TwinkleClient) -> None:
+    """`get` works on results and sequences, and the labels of the new feature cover only the completion."""
     results = await Sampler('tiny', client=client).sample.aio(CHAT)
     sequence = results.get('sequences', [])[0]
     feature = sequence.get('new_input_feature', sequence)
@@ -52,8 +52,8 @@ async def test_results_read_like_the_seeds(client: TwinkleClient) -> None:
     assert sequence.stop_reason is StopReason.STOP
 
 
-async def test_weights_are_named_exactly(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A program's name, a version or a path become the reference they mean."""
+async def test_weights_are_sent_as_an_exact_reference(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A name, a version or a path becomes the corresponding reference in the request."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('mine')
     sampler = Sampler('tiny', client=client)
@@ -70,15 +70,15 @@ async def test_weights_are_named_exactly(gateway: FakeGateway, client: TwinkleCl
         await sampler.sample.aio('a', version=3)
 
 
-async def test_stream_yields_words_and_the_end(client: TwinkleClient) -> None:
-    """Deltas come as they are drawn; the last says why it ended."""
+async def test_stream_yields_deltas_and_the_stop_reason(client: TwinkleClient) -> None:
+    """Deltas arrive during sampling, and the last one carries the stop reason."""
     deltas = [delta async for delta in Sampler('tiny', client=client).sample_stream.aio('a')]
     assert ''.join(delta.text for delta in deltas) == 'one two '
     assert deltas[-1].stop_reason is StopReason.LENGTH
 
 
-async def test_blocking_stream_can_be_left(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Leaving the loop of a stream that goes on cancels the call at the server."""
+async def test_leaving_a_blocking_stream_cancels_it(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Leaving the loop over an endless stream cancels the call on the server."""
 
     def first_word() -> str:
         for delta in Sampler('tiny', client=client).sample_stream('a', {'max_tokens': 0}):

@@ -1,4 +1,4 @@
-"""A client of a gateway with TLS: whom it believes, and what it says where the address or the trust is wrong."""
+"""A client of a gateway with TLS: trusted authorities, and errors for wrong addresses and certificates."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 PAGES = 2
-"""Calls that listing takes there."""
+"""Calls that listing takes with the fake gateway."""
 
 
 @asynccontextmanager
@@ -33,12 +33,12 @@ async def _secure_gateway(folder: Path) -> AsyncIterator[FakeGateway]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An authority's folder."""
+    """A folder with the certificates of an authority."""
     return make_authority(tmp_path / 'tls', services=('gateway',))
 
 
 async def _list_runs(address: str, ca: Path | None = None) -> None:
-    """List runs as a client does that is patient for a minute."""
+    """List runs with a client that retries for a minute."""
     client = TwinkleClient(address, API_KEY, ca=ca, retry_timeout=timedelta(seconds=60))
     try:
         await client.list_training_runs.aio()
@@ -52,12 +52,12 @@ async def _refusal(address: str, ca: Path | None = None) -> str:
     return str(caught.value)
 
 
-async def _explained(address: str, folder: Path) -> str:
+async def _diagnosis(address: str, folder: Path) -> str:
     return await diagnose_connection(Address.parse(address), read_authorities(str(folder / 'ca.crt')))
 
 
 async def test_authority_comes_from_argument_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either way, under every scheme that means TLS."""
+    """Argument and environment variables set the authority, for every URL scheme with TLS."""
     async with _secure_gateway(folder) as gateway:
         await _list_runs(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
         monkeypatch.setenv('TWINKLE_CA', str(folder / 'ca.crt'))
@@ -68,34 +68,34 @@ async def test_authority_comes_from_argument_or_environment(folder: Path, monkey
         assert len(gateway.metadata['ListRuns']) == 3 * PAGES
 
 
-async def test_plaintext_to_a_server_with_tls_is_told_at_once(folder: Path) -> None:
-    """Waiting would not help: the address has to be written otherwise, and how is said."""
+async def test_plaintext_call_to_a_tls_server_fails_at_once(folder: Path) -> None:
+    """The call is not retried, and the error names the correct address."""
     async with _secure_gateway(folder) as gateway:
         assert f'write https://127.0.0.1:{gateway.port}' in await _refusal(f'127.0.0.1:{gateway.port}')
 
 
-async def test_tls_to_a_server_without_is_told_at_once(gateway: FakeGateway, folder: Path) -> None:
-    """The reverse."""
-    told = await _refusal(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
-    assert f'write http://127.0.0.1:{gateway.port}' in told
+async def test_tls_call_to_a_plaintext_server_fails_at_once(gateway: FakeGateway, folder: Path) -> None:
+    """The call is not retried, and the error names the correct address."""
+    error = await _refusal(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
+    assert f'write http://127.0.0.1:{gateway.port}' in error
 
 
-async def test_certificate_that_is_not_believed_is_told(folder: Path, tmp_path: Path) -> None:
-    """Another authority, another name, one that expired: each with its own cure, and nothing is sent."""
+async def test_untrusted_certificate_is_explained(folder: Path, tmp_path: Path) -> None:
+    """A wrong authority, a wrong host and an expired certificate have different errors, and no call is sent."""
     other = make_authority(tmp_path / 'other', services=('gateway',))
     make_certificates(tmp_path / 'old', {'gateway': ()}, now=long_ago())
     async with _secure_gateway(folder) as gateway:
         assert 'TWINKLE_CA' in await _refusal(f'https://127.0.0.1:{gateway.port}', other / 'ca.crt')
-        assert 'not for 127.1;' in await _explained(f'https://127.1:{gateway.port}', folder)
-        assert await _explained(f'https://127.0.0.1:{gateway.port}', folder) == ''
+        assert 'not for 127.1;' in await _diagnosis(f'https://127.1:{gateway.port}', folder)
+        assert await _diagnosis(f'https://127.0.0.1:{gateway.port}', folder) == ''
         assert gateway.calls == {}
     async with _secure_gateway(tmp_path / 'old') as gateway:
-        assert 'expired' in await _explained(f'https://127.0.0.1:{gateway.port}', tmp_path / 'old')
+        assert 'expired' in await _diagnosis(f'https://127.0.0.1:{gateway.port}', tmp_path / 'old')
 
 
 @pytest.mark.parametrize('scheme', ['http', 'https'])
-async def test_server_that_is_away_stays_one_to_be_waited_for(gateway: FakeGateway, folder: Path, scheme: str) -> None:
-    """Only what no waiting can mend is told as such."""
+async def test_unreachable_server_is_retryable(gateway: FakeGateway, folder: Path, scheme: str) -> None:
+    """An unreachable server raises RetryableError with and without TLS."""
     port = gateway.port
     await gateway.stop()
     ca = folder / 'ca.crt' if scheme == 'https' else None

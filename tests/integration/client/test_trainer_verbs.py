@@ -1,4 +1,4 @@
-"""What the trainer offers beyond a plain loop: undo, health, estimates, custom losses, watching, cancelling."""
+"""Verbs beyond a basic training loop: undo, layer health, estimates, custom losses, watching, cancelling."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
 
 FEATURE = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
-CUT = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
+INTERRUPTED = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
     return model
 
 
-async def test_a_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """As they were given; an argument that there is none of takes no number."""
+async def test_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """The labels are sent unchanged, and an unknown argument raises TypeError without using a sequence number."""
     with pytest.raises(TypeError, match='owner'):
         await model.save.aio('a', owner='me')  # type: ignore[call-arg]
     await model.save.aio('a', user_metadata={'team': 'a'}, overwrite=True)
@@ -35,15 +35,15 @@ async def test_a_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model
 
 
 async def test_undo_and_export_are_operations(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """They take numbers like every other verb and tell where they led."""
+    """`undo` and `export_merged` are numbered like every other operation and return their results."""
     assert (await model.undo.aio(2))['is_applied']
     assert await model.export_merged.aio('merged') == '/exports/merged'
     assert gateway.operations[1].undo.step_count == 2
     assert gateway.operations[2].export_merged.name == 'merged'
 
 
-async def test_data_cursor_goes_with_a_checkpoint(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """It is saved where it is given, zero too, and counters come back but for the weights alone."""
+async def test_checkpoint_contains_the_data_cursor(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """A given count is saved even if it is zero, and counters are restored unless only the weights are loaded."""
     await model.save.aio('a', save_optimizer=True, consumed_train_samples=0)
     await model.save.aio('b', save_optimizer=True)
     counters = await model.resume_from_checkpoint.aio('twinkle://run/weights/a')
@@ -54,16 +54,18 @@ async def test_data_cursor_goes_with_a_checkpoint(gateway: FakeGateway, model: M
     assert [gateway.operations[number].load.is_optimizer_included for number in (3, 4)] == [True, False]
 
 
-async def test_metrics_of_evaluation_are_asked_for(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Each goes into the list of the batches that it is of."""
+async def test_evaluation_metrics_are_configured_separately(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """A metric is added to the training metrics or to the evaluation metrics."""
     await model.add_metric.aio('Accuracy', is_training=False)
     await model.add_metric.aio('Accuracy')
     sent = [gateway.operations[number].configure.training_config for number in (1, 2)]
     assert [(len(config.metrics), len(config.evaluation_metrics)) for config in sent] == [(0, 1), (1, 0)]
 
 
-async def test_limits_and_health_are_asked_for(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """What is left out stays unset; health comes back by layer."""
+async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Optional arguments stay unset by default, and health is returned by layer."""
     output = await model.clip_grad_and_step.aio(max_grad_value=0.5, return_health=True)
     await model.step.aio()
     sent = gateway.operations[1].clip_grad_and_step
@@ -72,10 +74,10 @@ async def test_limits_and_health_are_asked_for(gateway: FakeGateway, model: Mult
     assert not gateway.operations[2].step.is_health_returned
 
 
-async def test_batches_and_steps_bring_what_is_theirs_alone(
+async def test_loss_and_optimizer_options_apply_to_one_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A loss with its options, a rate and options of the optimizer; what is left out stays unset."""
+    """A batch may carry a loss and its options, and a step a learning rate and optimizer options."""
     feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
     await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
     await model.forward_only.aio([feature])
@@ -95,10 +97,10 @@ async def test_batches_and_steps_bring_what_is_theirs_alone(
         await model.forward_only.aio([feature], loss_options={'beta': 1})
 
 
-async def test_full_parameters_ask_for_no_adapter(
+async def test_full_parameters_send_no_lora_configuration(
     gateway: FakeGateway, client: TwinkleClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No LoRA configuration goes with them, and what the service warns of is told."""
+    """The request has no LoRA configuration, and warnings of the service are logged."""
     model = MultiLoraTransformersModel('tiny', client=client)
     with caplog.at_level(logging.WARNING, logger='twinkle_client'):
         await model.add_adapter_to_model.aio('all', full_parameters=True)
@@ -110,8 +112,8 @@ async def test_full_parameters_ask_for_no_adapter(
         await model.add_adapter_to_model.aio('both', LoraConfig(), full_parameters=True)
 
 
-async def test_estimate_needs_no_adapter(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Nothing is made; figures come as numbers and times."""
+async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The estimate contains numbers and durations, and no adapter is created."""
     model = MultiLoraTransformersModel('tiny', client=client)
     cost = await model.estimate.aio(LoraConfig(r=4), batch_size=8, sequence_tokens=200, optimizer='SGD')
     assert (cost['does_fit'], cost['peak_bytes'], cost['step_time'].total_seconds()) == (False, 1600, 1.5)
@@ -120,8 +122,8 @@ async def test_estimate_needs_no_adapter(gateway: FakeGateway, client: TwinkleCl
     assert gateway.calls['CreateAdapter'] == []
 
 
-async def test_custom_loss_in_numpy_runs_here(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The gradients of a loss of one's own go back as they are, but where no label counts."""
+async def test_custom_loss_in_numpy_runs_in_the_client(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """The gradients of a custom loss are sent unchanged, except for zeros where no label counts."""
     seen = []
 
     def loss_fn(features, logps):
@@ -138,7 +140,7 @@ async def test_custom_loss_in_numpy_runs_here(gateway: FakeGateway, model: Multi
 
 
 async def test_custom_loss_in_torch_is_differentiated(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A scalar tensor is enough: its gradient by the log-probabilities is what travels."""
+    """A scalar tensor is enough, because the client sends its gradient with respect to the log-probabilities."""
     output = await model.forward_backward_custom.aio(FEATURE, lambda _, logps: -(logps[0] * 2).sum())
     assert output['loss'] == pytest.approx(3.0)
     (sent,) = gateway.operations[2].backward.logprob_gradients
@@ -156,20 +158,20 @@ async def test_custom_loss_in_torch_is_differentiated(gateway: FakeGateway, mode
         (1.0, [np.ones((3, 1))]),
     ],
 )
-async def test_custom_loss_that_gives_no_gradient_adds_none(
+async def test_invalid_gradient_of_a_custom_loss_is_refused(
     gateway: FakeGateway, model: MultiLoraTransformersModel, returned: object
 ) -> None:
-    """What does not fit the features is refused here, and the adapter goes on."""
+    """The client refuses values that do not fit the features, and the adapter remains usable."""
     with pytest.raises(ValueError, match=r'loss|gradients'):
         await model.forward_backward_custom.aio(FEATURE, lambda *_: returned, framework='numpy')
     await model.zero_grad.aio()
     assert gateway.applied == ['forward', 'zero_grad']
 
 
-async def test_nothing_comes_between_the_halves_of_a_custom_loss(
+async def test_custom_loss_is_not_interleaved_with_other_operations(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A step begun while the loss is computed comes after its gradient."""
+    """A step that is submitted while the loss is computed is applied after its gradient."""
     step = []
 
     def loss_fn(features, logps):
@@ -182,25 +184,27 @@ async def test_nothing_comes_between_the_halves_of_a_custom_loss(
     assert gateway.applied == ['forward', 'backward', 'step']
 
 
-async def test_broken_watch_goes_on_where_it_was(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Every operation is told once, in order."""
+async def test_interrupted_watch_is_resumed(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Every operation is reported once and in order."""
     for _ in range(4):
         await model.zero_grad.aio()
-    gateway.fail('AfterWatched', CUT, CUT)
+    gateway.fail('AfterWatched', INTERRUPTED, INTERRUPTED)
     numbers = [result.sequence_number async for result in model.watch_operations.aio(after=1)]
     assert numbers == [2, 3, 4]
     assert [call.after_sequence_number for call in gateway.calls['WatchOperations']] == [1, 2, 3]
 
 
-async def test_cancel_says_whether_it_came_in_time(model: MultiLoraTransformersModel) -> None:
-    """One that was applied is not cancelled."""
+async def test_cancel_returns_whether_it_succeeded(model: MultiLoraTransformersModel) -> None:
+    """An operation that was already applied cannot be cancelled."""
     await model.zero_grad.aio()
     assert not await model.cancel_operation.aio(1)
     assert await model.cancel_operation.aio(2)
 
 
-async def test_dropped_call_lets_those_behind_it_go_on(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """An operation that ended as cancelled gives its number to an empty change, and nobody waits for it."""
+async def test_cancelled_call_does_not_block_later_calls(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """The number of a cancelled operation is filled with an empty change."""
     gateway.fail('Execute', failure(grpc.StatusCode.CANCELLED, 'CANCELLED'))
     outcomes = await asyncio.gather(model.zero_grad.aio(), model.step.aio(), return_exceptions=True)
     assert outcomes[0].code is grpc.StatusCode.CANCELLED

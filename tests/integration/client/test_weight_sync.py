@@ -1,4 +1,4 @@
-"""The client's way of keeping a sampler in step with a trainer."""
+"""Synchronising a sampler with a trainer through the client."""
 
 import grpc
 import pytest
@@ -12,15 +12,15 @@ from twinkle_client.sampler import Sampler
 
 
 async def connected(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, Sampler, CheckpointEngineManager]:
-    """Return a trainer with one adapter, a sampler, and what connects them."""
+    """Return a trainer with one adapter, a sampler, and the manager that synchronises them."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('policy')
     sampler = Sampler('tiny', client=client)
     return model, sampler, CheckpointEngineManager(model=model, sampler=sampler)
 
 
-async def test_sync_publishes_and_loads_exactly_that_version(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The sampler is asked for the version that was published, and requests without a name then mean it."""
+async def test_sync_loads_the_published_version(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The sampler loads the published version, which becomes the default of later requests."""
     _, sampler, manager = await connected(client)
     synced = await manager.sync_weights.aio(merge_and_sync=False, dtype='bfloat16')
     (load,) = gateway.calls['LoadAdapter']
@@ -36,10 +36,8 @@ async def test_sync_publishes_and_loads_exactly_that_version(gateway: FakeGatewa
         await sampler.sample.aio('a', None, 'policy', use_base_model=True)
 
 
-async def test_a_sampler_that_refuses_the_version_keeps_the_old_one(
-    gateway: FakeGateway, client: TwinkleClient
-) -> None:
-    """Nothing is noted before the sampler has the weights: the base model still answers."""
+async def test_refused_version_does_not_become_the_default(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The default changes only after the sampler has loaded the version."""
     _, sampler, manager = await connected(client)
     gateway.fail('LoadAdapter', failure(grpc.StatusCode.FAILED_PRECONDITION, 'ADAPTER_NOT_READY'))
     with pytest.raises(StateError):
@@ -48,8 +46,8 @@ async def test_a_sampler_that_refuses_the_version_keeps_the_old_one(
     assert not gateway.calls['SampleBatch'][-1].adapter.adapter_id
 
 
-async def test_several_synced_adapters_have_to_be_named(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Nobody guesses which of them is meant."""
+async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A request without a name is ambiguous after several adapters were synchronised."""
     _, sampler, manager = await connected(client)
     await manager.sync_weights.aio(merge_and_sync=False)
     sampler.note_synced('ad-other', 1)
@@ -57,8 +55,8 @@ async def test_several_synced_adapters_have_to_be_named(gateway: FakeGateway, cl
         await sampler.sample.aio('a')
 
 
-async def test_a_platform_that_there_is_not_is_refused(client: TwinkleClient) -> None:
-    """As by the library's class of that name."""
+async def test_unknown_platform_is_refused(client: TwinkleClient) -> None:
+    """An unknown platform raises ValueError, as in the library's class of that name."""
     model, sampler, _ = await connected(client)
     with pytest.raises(ValueError, match='TPU'):
         CheckpointEngineManager(model, sampler, platform='TPU')

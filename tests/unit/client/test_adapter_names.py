@@ -1,4 +1,4 @@
-"""What a name of an adapter means, where several model handles give names."""
+"""Resolving adapter names when several model handles assign names."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from twinkle_client.adapter_names import AdapterNames
 
 
 class Handle:
-    """Gives names."""
+    """An object that assigns names."""
 
 
-def test_a_name_means_what_its_handle_called_so_last() -> None:
-    """What is no name is taken for an id."""
+def test_name_refers_to_the_latest_adapter_of_its_handle() -> None:
+    """A string that is not a known name is treated as an adapter id."""
     names, handle = AdapterNames(), Handle()
     names.add(handle, 'default', 'ad-1', base_model='tiny')
     names.add(handle, 'default', 'ad-2', base_model='tiny')
@@ -18,8 +18,8 @@ def test_a_name_means_what_its_handle_called_so_last() -> None:
     assert names.find('ad-9') == 'ad-9'
 
 
-def test_handles_share_no_names() -> None:
-    """A name of two is refused; each still finds its own once the other one has given the name up."""
+def test_handles_have_separate_names() -> None:
+    """A name used by two handles is ambiguous and refused, until one of the handles removes it."""
     names, first, second = AdapterNames(), Handle(), Handle()
     names.add(first, 'default', 'ad-1', base_model='tiny')
     names.add(second, 'default', 'ad-2', base_model='tiny')
@@ -29,8 +29,8 @@ def test_handles_share_no_names() -> None:
     assert names.find('default', base_model='tiny') == 'ad-1'
 
 
-def test_an_adapter_that_was_synced_is_the_one_that_is_meant() -> None:
-    """If there is exactly one."""
+def test_synced_adapter_resolves_an_ambiguous_name() -> None:
+    """The synced adapter is chosen if exactly one of the candidates was synced."""
     names, handles = AdapterNames(), [Handle(), Handle()]
     for number, handle in enumerate(handles):
         names.add(handle, 'default', f'ad-{number}', base_model='tiny')
@@ -40,7 +40,7 @@ def test_an_adapter_that_was_synced_is_the_one_that_is_meant() -> None:
 
 
 def test_adapters_of_the_base_model_come_first() -> None:
-    """A sampler of one model is not asked for weights of another while there are some of its own."""
+    """A name refers to an adapter of the sampler's base model if one exists, else to an adapter of another model."""
     names, first, second = AdapterNames(), Handle(), Handle()
     names.add(first, 'default', 'ad-1', base_model='tiny')
     names.add(second, 'default', 'ad-2', base_model='large')
@@ -49,11 +49,11 @@ def test_adapters_of_the_base_model_come_first() -> None:
     assert names.find('default', base_model='large') == 'ad-1'
 
 
-def test_a_handle_that_is_gone_yields_to_one_that_lives() -> None:
-    """Until then its adapters are still found, as at the end of a function that trained them."""
-    names, gone = AdapterNames(), Handle()
-    names.add(gone, 'default', 'ad-1', base_model='tiny')
-    del gone
+def test_deleted_handle_loses_its_name_to_a_live_handle() -> None:
+    """The names of a deleted handle still resolve until a live handle assigns the same name."""
+    names, deleted = AdapterNames(), Handle()
+    names.add(deleted, 'default', 'ad-1', base_model='tiny')
+    del deleted
     assert names.find('default') == 'ad-1'
     handle = Handle()
     names.add(handle, 'default', 'ad-2', base_model='tiny')

@@ -1,4 +1,4 @@
-"""The command line: every command explains itself, and wrong use ends with one line."""
+"""The command line: help for every command, and one-line errors for incorrect use."""
 
 import io
 import json
@@ -65,8 +65,8 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize('command', COMMANDS)
-def test_command_explains_itself(command: str) -> None:
-    """`--help` works for each."""
+def test_command_shows_its_help(command: str) -> None:
+    """Every command supports `--help`."""
     result = runner.invoke(app, [*command.split(), '--help'])
     assert result.exit_code == 0
     assert 'Usage' in result.output
@@ -75,27 +75,27 @@ def test_command_explains_itself(command: str) -> None:
 @pytest.mark.parametrize(
     'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
 )
-def test_without_a_stack_it_says_so(arguments: list[str], tmp_path: Path) -> None:
-    """Nothing runs in the folder: one line, status 1, no traceback."""
+def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
+    """The command exits with status 1 and no traceback if no stack runs in the folder."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output
 
 
-def test_a_version_of_the_base_model_is_refused_before_anybody_is_asked() -> None:
-    """The option that is missing is named."""
+def test_version_without_an_adapter_is_refused_before_any_call() -> None:
+    """The error names the missing option."""
     result = runner.invoke(app, ['sample', 'hi', '--version', '3'])
     assert result.exit_code == 1
     assert '--adapter' in result.output
 
 
 def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
-    """Stopping what does not run is done at once."""
+    """`twinkle down` succeeds when no stack is running."""
     assert runner.invoke(app, ['down', '--state-dir', str(tmp_path)]).exit_code == 0
 
 
 def test_stack_file_is_checked(tmp_path: Path) -> None:
-    """Keys that mean nothing are refused; those of services are kept for them."""
+    """Unknown keys are refused, and the sections of services are kept for the services."""
     path = tmp_path / 'stack.yaml'
     path.write_text('base_model: tiny\nmodel: {thread_count: 1}\n')
     options = StackOptions(state_dir=tmp_path).with_file(path)
@@ -105,16 +105,16 @@ def test_stack_file_is_checked(tmp_path: Path) -> None:
         StackOptions(state_dir=tmp_path).with_file(path)
 
 
-def test_patches_of_a_stack_are_told_once(tmp_path: Path) -> None:
-    """They stand beside the base model, in the order of the file."""
+def test_patches_of_a_stack_keep_their_order(tmp_path: Path) -> None:
+    """Patches are a top-level key of the stack file and keep the order of the file."""
     path = tmp_path / 'stack.yaml'
     path.write_text('patches: {Second: {}, First: {factor: 2.0}}\n')
     options = StackOptions(state_dir=tmp_path).with_file(path)
     assert list(options.patches.items()) == [('Second', {}), ('First', {'factor': 2.0})]
 
 
-def test_models_loaded_in_two_ways_are_named() -> None:
-    """Another option is another model; services that hold none do not count."""
+def test_models_with_different_patches_are_listed() -> None:
+    """Different patch options are a different model, and services without models are ignored."""
 
     def holding(service: str, *factors: float) -> ServiceInfo:
         patches = [ModelPatch(name='RopeScalingPatch', options={'factor': factor}) for factor in factors]
@@ -131,7 +131,7 @@ WRONG_FILES = [b'patches: 5', b'base_model: 5', b'model: 5', b'listen: [1]', b'{
 
 @pytest.mark.parametrize('content', WRONG_FILES)
 def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path) -> None:
-    """The message names the file, and the key where there is one."""
+    """The error message names the file."""
     path = tmp_path / 'stack.yaml'
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r'stack\.yaml'):
@@ -139,7 +139,7 @@ def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path
 
 
 def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
-    """The latest call is found among the background noise and drawn as a tree."""
+    """`trace --last` shows the latest call as a tree and skips background calls."""
     spans = [
         _span('a', '', 'client', 'pkg.TrainingService/Execute', (0, 100)),
         _span('c', 'b', 'model', 'forward_backward', (20, 90)),
@@ -173,7 +173,7 @@ def _span(
 
 
 def test_fleet_fits_a_terminal() -> None:
-    """Every replica's id, state and load can be read in 80 columns."""
+    """The table shows the id, state and load of every replica within 80 columns."""
     load = EngineLoad(running_sequence_count=12, max_sequence_count=256, waiting_sequence_count=3, kv_usage=0.5)
     ids = ['rp-1m80cb0cxbkp8c2h28xd1v', 'rp-1m80cb4gatnjvjr7zsh8q2']
     replicas = [
@@ -198,8 +198,8 @@ def test_fleet_fits_a_terminal() -> None:
         ({'expire_time': 1, 'revoke_time': -1}, 'revoked'),
     ],
 )
-def test_list_of_keys_tells_which_still_work(ends: dict[str, int], word: str) -> None:
-    """What ended first is told; a key that works tells until when. Moments are days from now."""
+def test_list_of_keys_shows_their_state(ends: dict[str, int], word: str) -> None:
+    """The state names the event that ended the key first, or the expiry of a valid key. Times are in days from now."""
     key = key_service_pb2.ApiKey()
     for name, days in ends.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
@@ -209,35 +209,35 @@ def test_list_of_keys_tells_which_still_work(ends: dict[str, int], word: str) ->
 @pytest.mark.parametrize(
     ('text', 'seconds'), [('90s', 90), ('12h', 43200), ('30d', 2592000), ('0s', 0), ('2w', 1209600)]
 )
-def test_lengths_of_time_are_read(text: str, seconds: int) -> None:
-    """A number and a unit."""
+def test_durations_are_parsed(text: str, seconds: int) -> None:
+    """A duration is a whole number followed by a unit."""
     assert parse_duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize('text', ['', '5', 'h', '-1h', '1.5h', '1y', '9' * 12 + 'w', '999999999w'])
-def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    """The message says what one looks like."""
+def test_malformed_duration_is_refused(text: str) -> None:
+    """Anything else raises BadParameter."""
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
 
 
 @pytest.mark.parametrize('word', ['checkpoints', 'download'])
-def test_what_is_done_with_checkpoints_has_one_word(word: str) -> None:
-    """`twinkle checkpoint`, and no other beside it."""
+def test_checkpoint_commands_have_one_prefix(word: str) -> None:
+    """Checkpoint commands exist under `twinkle checkpoint` only."""
     assert runner.invoke(app, [word, '--help']).exit_code != 0
     assert runner.invoke(app, ['checkpoint', '--help']).exit_code == 0
 
 
 @pytest.fixture
-def _zone_of_before() -> Iterator[None]:
-    """Set up before the environment is changed, so that it ends after that is undone."""
+def _restored_time_zone() -> Iterator[None]:
+    """Reload the time zone at the end. Set up first, so that this runs after the environment is restored."""
     yield
     time.tzset()
 
 
-@pytest.mark.usefixtures('_zone_of_before')
-def test_moments_are_shown_in_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the minute; one that is not set is shown as nothing."""
+@pytest.mark.usefixtures('_restored_time_zone')
+def test_times_are_shown_in_the_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are shown to the minute, and an unset time is shown as an empty string."""
     monkeypatch.setenv('TZ', 'JST-9')
     time.tzset()
     moment = Timestamp()

@@ -13,7 +13,7 @@ runner = CliRunner()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class GreetingOptions:
     """Options of a command."""
 
     name: Annotated[str, typer.Argument(help='Whom to greet.')]
@@ -21,10 +21,10 @@ class Given:
     is_loud: Annotated[bool, typer.Option('--loud', help='In capitals.')] = False
 
 
-def greet(given: Given) -> None:
-    """Say hello."""
-    text = ' '.join(['hello', given.name, *(given.words or [])])
-    typer.echo(text.upper() if given.is_loud else text)
+def greet(options: GreetingOptions) -> None:
+    """Print a greeting."""
+    text = ' '.join(['hello', options.name, *(options.words or [])])
+    typer.echo(text.upper() if options.is_loud else text)
 
 
 def make_app() -> typer.Typer:
@@ -35,20 +35,20 @@ def make_app() -> typer.Typer:
 
 
 def test_fields_become_options_and_arguments() -> None:
-    """With their defaults; one without a default is required."""
+    """Fields with defaults become options, and a field without a default is a required argument."""
     assert runner.invoke(make_app(), ['you']).output == 'hello you\n'
     assert runner.invoke(make_app(), ['you', '--loud', '--word', 'a', '--word', 'b']).output == 'HELLO YOU A B\n'
     assert runner.invoke(make_app(), []).exit_code == 2
 
 
 def test_help_names_every_field() -> None:
-    """The docstring explains the command, as it would of a plain function."""
+    """The help shows the command's docstring and every field with its description."""
     shown = runner.invoke(make_app(), ['--help']).output
-    for word in ('Say hello.', 'name', 'Whom to greet.', '--word', 'Further words.', '--loud', 'In capitals.'):
+    for word in ('Print a greeting.', 'name', 'Whom to greet.', '--word', 'Further words.', '--loud', 'In capitals.'):
         assert word in shown
 
 
-def test_up_is_refused_what_it_cannot_be() -> None:
-    """Options are checked as before."""
+def test_up_refuses_invalid_options() -> None:
+    """Values out of range, non-numbers, missing files and unknown options exit with status 2."""
     for arguments in (['--samplers', '65'], ['--samplers', 'two'], ['--config', '/nowhere.yaml'], ['--tsl']):
         assert runner.invoke(twinkle, ['up', *arguments]).exit_code == 2

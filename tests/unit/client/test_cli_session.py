@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Behaviour that all commands share."""
 
 import pytest
 import typer
@@ -6,8 +6,8 @@ import typer
 from twinkle_client.cli.session import exit_on_interrupt
 
 
-def test_an_interrupt_says_how_things_stand(capsys: pytest.CaptureFixture[str]) -> None:
-    """And ends with the status that shells expect; anything else goes through."""
+def test_interrupt_prints_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    """An interrupt exits with status 130 after the message, and other exceptions pass through."""
     with pytest.raises(typer.Exit) as ended, exit_on_interrupt('it goes on'):
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130

@@ -1,4 +1,4 @@
-"""Every reason of the contract becomes the exception that says what can be done about it."""
+"""Every error reason of the contract becomes the client exception that fits its status."""
 
 import re
 from datetime import timedelta
@@ -39,7 +39,7 @@ CLASSES: dict[str, type[errors.Error]] = {
 
 @pytest.mark.parametrize('reason', COMMENTS)
 def test_reason_has_its_class(reason: str) -> None:
-    """The code beside the reason, and whether a retry time comes with it, decide the class."""
+    """The status code of the reason, and whether a retry time comes with it, determine the class."""
     code_name = COMMENTS[reason].split('.')[0].split(' ')[0]
     has_retry = 'RetryInfo' in COMMENTS[reason].split('.')[0]
     status = _status(grpc.StatusCode[code_name], reason, has_retry=has_retry)
@@ -53,13 +53,13 @@ def test_reason_has_its_class(reason: str) -> None:
 
 
 def test_every_code_of_the_contract_is_mapped() -> None:
-    """The table above holds every code that the contract's comments name."""
+    """The table above contains every code that the comments of the contract name."""
     codes = {comment.split('.')[0].split(' ')[0] for comment in COMMENTS.values()}
     assert codes == {name.split(' ')[0] for name in CLASSES}
 
 
-def test_violations_are_told_to_people_and_programs() -> None:
-    """Each field that was refused is an attribute and part of the sentence."""
+def test_field_violations_are_in_the_attributes_and_the_message() -> None:
+    """Each refused field appears in the exception's attributes and in its message."""
     status = _status(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD', has_retry=False)
     bad_request = error_details_pb2.BadRequest()
     bad_request.field_violations.add(field='batch.features[0]', description='is empty')
@@ -70,7 +70,7 @@ def test_violations_are_told_to_people_and_programs() -> None:
 
 
 def test_failure_of_the_transport_is_retryable() -> None:
-    """Without our details the plain code decides; a damaged detail does no harm."""
+    """The status code determines the exception if the error details are missing or damaged."""
     for details in ((), (('grpc-status-details-bin', b'\xff\xff'),)):
         metadata = grpc.aio.Metadata(*details)
         error = errors.error_from_rpc(
@@ -81,7 +81,7 @@ def test_failure_of_the_transport_is_retryable() -> None:
 
 
 def test_deadline_is_a_timeout() -> None:
-    """Programs that catch TimeoutError catch it."""
+    """A deadline error is also a TimeoutError."""
     status = _status(grpc.StatusCode.DEADLINE_EXCEEDED, 'DEADLINE_PASSED', has_retry=False)
     assert isinstance(errors.error_from_status(status), TimeoutError)
 
@@ -100,7 +100,7 @@ def _status(code: grpc.StatusCode, reason: str, *, has_retry: bool) -> status_pb
     ('message', 'kind'),
     [('Internal error from Core', errors.RetryableError), ('anything else', errors.ServerError)],
 )
-def test_status_that_grpc_lost_may_be_tried_again(message: str, kind: type[errors.Error]) -> None:
-    """Grpc's own words for a stream whose status was lost are no defect of the server."""
+def test_status_that_grpc_lost_is_retryable(message: str, kind: type[errors.Error]) -> None:
+    """An internal error of grpc itself is retryable, and an internal error of the server is not."""
     lost = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message)
     assert type(errors.error_from_rpc(lost)) is kind

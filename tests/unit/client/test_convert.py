@@ -1,4 +1,4 @@
-"""What users give becomes messages, or an error that names the field."""
+"""Conversion of user input to messages, and errors that name the invalid field."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 
 
 @given(TOKENS)
-def test_feature_survives_the_trip(tokens: list[int]) -> None:
-    """Ids, labels and weights come back as they went."""
+def test_feature_round_trip(tokens: list[int]) -> None:
+    """Ids, labels and weights are unchanged after conversion to a message and back."""
     feature = {'input_ids': tokens, 'labels': [-100] * len(tokens), 'loss_weights': [0.5] * len(tokens)}
     back = feature_from_proto(features_to_proto([feature]).features[0])
     assert list(back['input_ids']) == tokens
@@ -35,23 +35,23 @@ def test_feature_survives_the_trip(tokens: list[int]) -> None:
     assert list(back['loss_weights']) == feature['loss_weights']
 
 
-def test_padding_is_cut_off() -> None:
-    """Positions that the attention mask leaves out do not travel."""
+def test_padding_is_removed() -> None:
+    """Positions outside the attention mask are not sent."""
     feature = {'input_ids': [[7, 8, 0]], 'labels': [8, -100, -100], 'attention_mask': [1, 1, 0]}
     back = feature_from_proto(features_to_proto([feature]).features[0])
     assert list(back['input_ids']) == [7, 8]
     assert list(back['labels']) == [8, -100]
 
 
-def test_program_s_own_keys_stay_here() -> None:
-    """Chats and user data are for rewards and do not travel."""
+def test_keys_for_rewards_are_not_sent() -> None:
+    """Chats and user data are for local reward functions and are not part of the message."""
     feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'samples': [{}], 'length': 1}
     message = features_to_proto([feature]).features[0]
     assert [descriptor.name for descriptor, _ in message.ListFields()] == ['input_ids']
 
 
-def test_extra_streams_travel_by_name() -> None:
-    """What a loss may read goes with the tokens that are kept, wide ones as tables."""
+def test_extra_streams_are_sent_by_name() -> None:
+    """Additional per-token values of a loss are sent for the unmasked tokens, and two-dimensional ones as tables."""
     feature = {
         'input_ids': [7, 8, 0],
         'attention_mask': [1, 1, 0],
@@ -65,8 +65,8 @@ def test_extra_streams_travel_by_name() -> None:
     assert back['teacher_topk_logps'].shape == (2, 2)
 
 
-def test_extra_stream_beside_the_features_is_laid_onto_the_labels() -> None:
-    """Returns may be given like advantages: one number a label that counts."""
+def test_per_label_stream_is_aligned_with_the_labels() -> None:
+    """A per-label stream has one number for each label that is not ignored, and becomes 0.0 elsewhere."""
     feature = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
     back = feature_from_proto(features_to_proto([feature], per_label={'returns': [[0.5, 1.5]]}).features[0])
     assert list(back['returns']) == [0.0, 0.5, 1.5]
@@ -93,14 +93,14 @@ def test_extra_stream_beside_the_features_is_laid_onto_the_labels() -> None:
         ({'input_ids': [1], 'labels': [1]}, {'advantages': [1.0, 2.0]}, 'advantages'),
     ],
 )
-def test_feature_that_cannot_travel_is_named(feature: dict, per_label: dict, field: str) -> None:
-    """The error says which field of which feature."""
+def test_invalid_feature_is_named(feature: dict, per_label: dict, field: str) -> None:
+    """The error names the feature and its field."""
     with pytest.raises(ValueError, match=field):
         features_to_proto([feature], per_label=per_label)
 
 
-def test_chat_survives_the_trip() -> None:
-    """Roles, tools, calls, thinking and user data come back."""
+def test_chat_round_trip() -> None:
+    """Roles, tool calls, tool results and user data are unchanged after conversion to a message and back."""
     trajectory = {
         'messages': [
             {'role': 'system', 'content': 'be kind'},
@@ -133,14 +133,14 @@ def test_chat_survives_the_trip() -> None:
         ({'messages': [{'role': 'user', 'content': [{'type': 'smell'}]}]}, r'content\[0\]'),
     ],
 )
-def test_malformed_chat_is_named(trajectory: dict, field: str) -> None:
-    """The error says which message."""
+def test_malformed_message_is_named(trajectory: dict, field: str) -> None:
+    """The error names the invalid message and its field."""
     with pytest.raises(ValueError, match=field):
         trajectory_to_proto(trajectory)
 
 
-def test_zero_temperature_is_not_unset() -> None:
-    """Zeros that mean something are sent; what is unset stays unset."""
+def test_zero_is_sent_and_unset_is_not() -> None:
+    """A temperature or token limit of zero is sent, and an unset seed stays unset."""
     message = sampling_params(SamplingParams(temperature=0.0, max_tokens=0), num_samples=3)
     assert message.HasField('temperature')
     assert message.HasField('max_tokens')
@@ -149,20 +149,20 @@ def test_zero_temperature_is_not_unset() -> None:
 
 
 def test_unknown_sampling_parameter_is_refused() -> None:
-    """A name that would have no effect is an error."""
+    """A misspelled parameter raises an error instead of having no effect."""
     with pytest.raises(ValueError, match='top_q'):
         sampling_params({'top_q': 1})
 
 
 @pytest.mark.parametrize('prompt', [[], {'input_ids': []}, {'messages': []}])
 def test_empty_prompt_is_refused(prompt: object) -> None:
-    """There is nothing to continue."""
+    """A prompt without tokens or messages raises ValueError."""
     with pytest.raises(ValueError, match=r'prompt|messages'):
         prompt_to_proto(prompt)
 
 
 def test_peft_configuration_is_read() -> None:
-    """An object with peft's fields is understood; what we lack is refused by name."""
+    """An object with the fields of a PEFT configuration is accepted, and an unsupported option is refused by name."""
 
     class PeftConfig:
         r = 4
@@ -181,8 +181,8 @@ def test_peft_configuration_is_read() -> None:
         lora_config(PeftConfig())
 
 
-def test_components_travel_by_name() -> None:
-    """A class gives its name; an object does not travel; tuples become lists."""
+def test_components_are_sent_by_name() -> None:
+    """A class is sent as its name and tuples as lists, and an object is refused."""
     config = optimizer_config('AdamW', {'lr': 0.0, 'betas': (0.9, 0.95), 'fused': None})
     assert config.HasField('learning_rate')
     assert list(config.options['betas']) == [0.9, 0.95]
@@ -191,8 +191,8 @@ def test_components_travel_by_name() -> None:
         component_config(SamplingParams(), {})
 
 
-def test_groups_of_parameters_travel() -> None:
-    """Pattern and rate have their fields, the rest are options; a group without a pattern is named."""
+def test_parameter_groups_are_sent() -> None:
+    """Pattern and rate become fields and the rest become options; a group without a pattern is refused by its index."""
     config = optimizer_config('AdamW', {'lr': 0.1, 'groups': [{'pattern': 'lora_B', 'lr': 0.0, 'weight_decay': 0}]})
     group = config.groups[0]
     assert (group.pattern, group.HasField('learning_rate'), dict(group.options)) == (
@@ -205,8 +205,8 @@ def test_groups_of_parameters_travel() -> None:
         optimizer_config('AdamW', {'groups': [{'lr': 0.1}]})
 
 
-def test_patterns_keep_their_meaning_or_are_refused() -> None:
-    """In a message the longest name counts: what comes first here must not be the shorter one."""
+def test_patterns_with_another_meaning_are_refused() -> None:
+    """A message matches the longest name first, so a shorter name must not precede a longer one that it matches."""
     message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
     assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
     with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):
@@ -214,8 +214,8 @@ def test_patterns_keep_their_meaning_or_are_refused() -> None:
 
 
 @pytest.mark.parametrize('options', [{'lr': '1e-3'}, {'lr': True}, {'groups': [{'pattern': 'lora_B', 'lr': '1e-3'}]}])
-def test_rate_that_is_no_number_is_named(options: dict) -> None:
-    """A text, as it comes out of a YAML file, is refused by the name of its field."""
+def test_learning_rate_must_be_a_number(options: dict) -> None:
+    """A learning rate that is text, as a YAML file may contain, is refused with the name of its field."""
     with pytest.raises(ValueError, match='lr must be a number'):
         optimizer_config('AdamW', options)
 
@@ -229,21 +229,21 @@ def test_rate_that_is_no_number_is_named(options: dict) -> None:
         ('GRPOLoss', 'mean', training_config_pb2.LOSS_REDUCTION_MEAN),
     ],
 )
-def test_only_losses_that_offer_it_are_averaged_unasked(name: str, reduction: str | None, expected: int) -> None:
-    """Losses that define their own scaling are left to it; what is asked for is sent."""
+def test_default_reduction_depends_on_the_loss(name: str, reduction: str | None, expected: int) -> None:
+    """Losses with their own scaling keep it by default, and an explicit reduction is sent."""
     assert loss_config(name, {}, reduction=reduction).reduction == expected
 
 
-def test_no_full_parameters_is_not_all_of_them() -> None:
-    """False asks for none, True for all, names for those."""
+def test_full_parameter_names_select_modules() -> None:
+    """False selects no module, True selects all modules, and names select these modules."""
     assert full_parameter_config(names=False) is None
     assert list(full_parameter_config(names=True).target_modules) == []
     assert list(full_parameter_config(names='mlp').target_modules) == ['mlp']
     assert list(full_parameter_config(names=('mlp', 'norm')).target_modules) == ['mlp', 'norm']
 
 
-def test_pixels_are_refused_by_name() -> None:
-    """A feature with an image is not sent without it."""
+def test_pixel_values_are_refused() -> None:
+    """A feature with pixel values is refused instead of being sent without its image."""
     feature = {'input_ids': [1, 5], 'labels': [-100, -100], 'position_ids': [[0, 1]] * 3, 'pixel_values': [[0.0]]}
     with pytest.raises(ValueError, match='pixel_values'):
         features_to_proto([feature])

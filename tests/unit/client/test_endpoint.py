@@ -1,4 +1,4 @@
-"""Which server is called: what is given, else the environment, else the local stack."""
+"""Which server is called: the given address, else the environment's, else the local stack."""
 
 import os
 from pathlib import Path
@@ -33,21 +33,21 @@ def _no_server_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ('[::1]:8000', '[::1]:8000', False),
     ],
 )
-def test_address_is_read_as_people_write_it(text: str, target: str, *, is_secure: bool) -> None:
-    """Schemes, ports and paths are understood."""
+def test_address_is_parsed(text: str, target: str, *, is_secure: bool) -> None:
+    """Schemes, ports, paths and IPv6 addresses are accepted."""
     address = Address.parse(text)
     assert (address.target, address.is_secure) == (target, is_secure)
 
 
 @pytest.mark.parametrize('text', ['', 'ftp://host:1', 'http://', 'host:port', 'host:99999'])
 def test_malformed_address_is_refused(text: str) -> None:
-    """What is no address is a ValueError."""
+    """A malformed address raises ValueError."""
     with pytest.raises(ValueError, match='address'):
         Address.parse(text)
 
 
-def test_given_values_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments come before the environment."""
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments take precedence over environment variables, and an empty key counts as an argument."""
     monkeypatch.setenv('TWINKLE_SERVER_URL', 'other:1')
     monkeypatch.setenv('TWINKLE_API_KEY', 'tml-other')
     assert find_endpoint('host:2', 'tml-mine') == Endpoint('host:2', 'tml-mine')
@@ -55,7 +55,7 @@ def test_given_values_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_local_stack_is_found(tmp_path: Path) -> None:
-    """A running stack gives its address and key; its key goes to its own address only."""
+    """A running stack provides its address and key, and its key is used for its own address only."""
     _pretend_stack(tmp_path, mark=start_mark(os.getpid()))
     assert find_endpoint(None, None) == Endpoint('127.0.0.1:4567', 'tml-local')
     assert find_endpoint('http://localhost:4567', None).api_key == 'tml-local'
@@ -63,7 +63,7 @@ def test_local_stack_is_found(tmp_path: Path) -> None:
 
 
 def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own HTTP address and key; the key goes nowhere else, and a key that is named comes before it."""
+    """A running stack provides its HTTP address and key; a key from environment or argument overrides its key."""
     _pretend_stack(tmp_path, mark=start_mark(os.getpid()))
     assert find_http_endpoint(None, None) == Endpoint('http://127.0.0.1:4568', 'tml-local')
     assert find_http_endpoint('http://localhost:4568', '').api_key == 'tml-local'
@@ -74,13 +74,13 @@ def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_found_over_http_without_a_stack() -> None:
-    """The sentence says what to give."""
+    """The error names the missing argument."""
     with pytest.raises(ValueError, match='base_url'):
         find_http_endpoint(None, 'tml-mine')
 
 
 def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its authority comes with its address, before the environment's, and goes nowhere else."""
+    """The certificate authority of the stack overrides the environment's and is used for the stack's address only."""
     _pretend_stack(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
     monkeypatch.setenv('TWINKLE_CA', '/other/ca.crt')
     assert find_endpoint(None, None) == Endpoint('https://127.0.0.1:4567', 'tml-local', '/stack/ca.crt')
@@ -90,21 +90,21 @@ def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_authority_for_an_address_without_tls_is_refused() -> None:
-    """Whoever names an authority means TLS."""
+    """A certificate authority requires an address with `https://`."""
     with pytest.raises(ValueError, match='https://'):
         find_endpoint('host:2', 'tml-mine', '/mine.crt')
 
 
 @pytest.mark.parametrize('content', [None, b'no certificate'])
 def test_authority_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    """Before any call."""
+    """A missing or malformed certificate file is refused when the client is created."""
     if content is not None:
         (tmp_path / 'ca.crt').write_bytes(content)
     with pytest.raises(ValueError, match=r'ca: .*ca\.crt'):
         TwinkleClient('https://host:2', 'tml-mine', ca=tmp_path / 'ca.crt')
 
 
-def test_stack_that_ended_is_not_found(tmp_path: Path) -> None:
+def test_stack_that_has_ended_is_not_found(tmp_path: Path) -> None:
     """A process id that now belongs to another process does not count."""
     _pretend_stack(tmp_path, mark='0')
     with pytest.raises(ValueError, match='twinkle up'):

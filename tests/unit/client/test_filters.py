@@ -1,4 +1,4 @@
-"""Filters of lists become the contract's, and what none of them is is refused."""
+"""Conversion of list filters to requests, and refusal of invalid filters."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -12,16 +12,16 @@ from twinkle_client.filters import CheckpointFilters, RunFilters, checkpoints_re
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
-def test_every_filter_of_the_contract_is_there() -> None:
-    """Under the contract's own name."""
+def test_every_filter_of_the_contract_is_supported() -> None:
+    """Filters have the same names as the fields of the contract."""
     own = {'page_size', 'page_token', 'run_id'}
     runs = set(catalogue_service_pb2.ListRunsRequest.DESCRIPTOR.fields_by_name) - own
     checkpoints = set(catalogue_service_pb2.ListRunCheckpointsRequest.DESCRIPTOR.fields_by_name) - own
     assert (set(RunFilters.__annotations__), set(CheckpointFilters.__annotations__)) == (runs, checkpoints)
 
 
-def test_what_is_left_out_does_not_matter() -> None:
-    """False is asked for, unset is not."""
+def test_unset_filters_are_not_sent() -> None:
+    """A filter of False is sent, and an unset filter is not."""
     assert not runs_request({}).HasField('is_active')
     assert runs_request({'is_active': False}).HasField('is_active')
     request = checkpoints_request('', {'is_public': False})
@@ -32,29 +32,29 @@ def test_what_is_left_out_does_not_matter() -> None:
     ]
 
 
-def test_moments_are_the_same_in_every_time_zone() -> None:
-    """Without a zone they are this machine's, as everywhere in Python."""
-    there = NOON.astimezone(timezone(timedelta(hours=9)))
+def test_times_are_converted_from_their_time_zone() -> None:
+    """A time without a zone is in the machine's local zone."""
+    distant = NOON.astimezone(timezone(timedelta(hours=9)))
     here = NOON.astimezone().replace(tzinfo=None)
-    for moment in (NOON, there, here):
+    for moment in (NOON, distant, here):
         assert checkpoints_request('r', {'begin_time': moment}).begin_time.ToDatetime(UTC) == NOON
 
 
-def test_a_time_that_ends_before_it_begins_is_refused() -> None:
-    """It could find nothing."""
+def test_empty_time_range_is_refused() -> None:
+    """A range that ends when it begins contains nothing and raises ValueError."""
     with pytest.raises(ValueError, match='end_time'):
         checkpoints_request('', {'begin_time': NOON, 'end_time': NOON})
 
 
 @pytest.mark.parametrize('values', [{'step': 3}, {3: 'step'}, {'step': None}])
-def test_labels_are_strings(values: dict[str, str]) -> None:
-    """A number is not turned into one silently: it would be looked for as another."""
+def test_labels_must_be_strings(values: dict[str, str]) -> None:
+    """A number is not silently converted to a string."""
     with pytest.raises(TypeError, match='user_metadata'):
         labels(values)
 
 
 @pytest.mark.parametrize('moment', [NOON.date(), NOON.isoformat(), NOON.timestamp()])
-def test_what_is_no_time_is_refused(moment: Any) -> None:
-    """Left out it would list everything, and whoever deletes what is listed would delete everything."""
+def test_filter_of_another_type_than_a_time_is_refused(moment: Any) -> None:
+    """Ignoring the filter would list everything, which is dangerous for programs that delete all listed items."""
     with pytest.raises(TypeError):
         checkpoints_request('', {'end_time': moment})

@@ -1,4 +1,4 @@
-"""The reward that the quick start's countdown program defines, on what reaches it through services and client."""
+"""The reward of the quick start's countdown program, on data from the data service and the sampler."""
 
 import ast
 import re
@@ -20,8 +20,8 @@ PROGRAMS = ROOT / 'tests' / 'e2e' / 'seeds' / 'programs'
 
 
 @pytest.mark.parametrize('dialect', ['english', 'chinese'])
-def test_right_answers_alone_score_one(dialect: str) -> None:
-    """Target and numbers reach the program's own reward; a wrong number or result is no answer."""
+def test_only_correct_answers_score_one(dialect: str) -> None:
+    """Target and numbers reach the program's reward, and an answer with a wrong number or result scores zero."""
     reward = _countdown_reward((PROGRAMS / dialect / 'client_grpo.txt').read_text())
     answers = ['(1 + 2) * 3', '1 + 2 + 3', '1 + 2 + 6', '9', '']
     features = [_sampled({'target': 9, 'nums': [1, 2, 3]}, f'<answer>{answer}</answer>') for answer in answers]
@@ -29,7 +29,7 @@ def test_right_answers_alone_score_one(dialect: str) -> None:
 
 
 def _countdown_reward(program: str) -> Callable[..., list[float]]:
-    """Return an object of the class that the program defines; the rest of it is not run."""
+    """Return an object of the class that the program defines, without running the rest of the program."""
     tree = ast.parse(program)
     tree.body = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == 'CountDownAccuracy']
     names: dict[str, Any] = {'Reward': Reward, 're': re, 'List': list, 'Trajectory': dict}
@@ -38,7 +38,7 @@ def _countdown_reward(program: str) -> Callable[..., list[float]]:
 
 
 def _sampled(game: dict[str, Any], completion: str) -> dict[str, Any]:
-    """Return the feature of a completion, as the client gives it after the data service and the sampler."""
+    """Return the feature of a completion in the form that the client returns."""
     chat: Any = trajectory_from_proto(trajectory_of_row(CountdownProcessor().convert(game)))
     prompt = {'input_ids': [1], 'messages': chat['messages'], 'user_data': chat['user_data']}
     sequence = SampledSequence(stop_reason=StopReason.STOP, tokens=[5], logprobs=[[(5, -0.5)]], decoded=completion)

@@ -68,7 +68,7 @@ async def test_line_is_kept_up_to_date_and_cleared(monkeypatch: pytest.MonkeyPat
 
 
 async def test_no_status_is_queried_without_a_terminal() -> None:
-    """Without a blocking call on a terminal, the service is not queried."""
+    """The service is queried only during a blocking call on a terminal."""
 
     async def query() -> wire.GetOperationResponse:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""What is written down about a stack, and what is read off its processes."""
+"""The stored state of a stack and the state of its processes."""
 
 import fcntl
 import os
@@ -30,24 +30,24 @@ from twinkle_client.stack.processes import start_mark
 runner = CliRunner()
 
 
-def test_a_gateway_that_has_not_come_up_is_no_stack(tmp_path: Path) -> None:
-    """What a killed start left is started anew, not taken for a running stack."""
+def test_stack_is_reachable_once_its_gateway_has_an_address(tmp_path: Path) -> None:
+    """A stack that was killed during its start is not taken for a running stack."""
     assert not _stack(tmp_path, _service('gateway', address='')).is_reachable()
     assert _stack(tmp_path, _service('gateway')).is_reachable()
 
 
-def test_only_services_that_came_up_and_are_to_stay_are_started_again(tmp_path: Path) -> None:
-    """One that somebody still waits for, or that was asked to leave, is nobody else's to start."""
+def test_only_ended_services_are_restarted(tmp_path: Path) -> None:
+    """A service that is still starting, or that was asked to leave, is not restarted."""
     ended = _service('sampler', is_alive=False)
-    waited_for = replace(_service('sampler-2', is_alive=False), address='')
+    starting = replace(_service('sampler-2', is_alive=False), address='')
     leaving = replace(_service('sampler-3', is_alive=False), is_leaving=True)
-    stack = _stack(tmp_path, ended, waited_for, leaving, _service('gateway'))
+    stack = _stack(tmp_path, ended, starting, leaving, _service('gateway'))
     assert stack.ended() == (ended,)
     assert stack.without([ended]).is_running()
 
 
-def test_a_service_that_leaves_is_written_down_until_it_has_left(tmp_path: Path) -> None:
-    """It can still be stopped, is not started again, and may stay after all."""
+def test_leaving_service_stays_in_the_state(tmp_path: Path) -> None:
+    """A service can be marked as leaving and unmarked again, and unknown addresses and stacks are ignored."""
     _stack(tmp_path, _service('sampler'), _service('gateway', address='127.0.0.1:2')).save()
     assert leave_stack(tmp_path, '127.0.0.1:1')
     assert _leaving(tmp_path) == ['sampler']
@@ -57,8 +57,8 @@ def test_a_service_that_leaves_is_written_down_until_it_has_left(tmp_path: Path)
     assert not leave_stack(tmp_path / 'missing', '127.0.0.1:1')
 
 
-def test_a_short_change_by_others_is_waited_for(tmp_path: Path) -> None:
-    """Stopping does not fail because somebody notes something down just then."""
+def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
+    """Stopping does not fail while another process changes the state for a short time."""
     with (tmp_path / 'lock').open('w') as file, ThreadPoolExecutor(1) as pool:
         fcntl.flock(file, fcntl.LOCK_EX)
         stopping = pool.submit(stop_stack, tmp_path, report=_silent)
@@ -68,8 +68,8 @@ def test_a_short_change_by_others_is_waited_for(tmp_path: Path) -> None:
         assert not stopping.result(timeout=10)
 
 
-def test_a_folder_of_others_keeps_its_mode(tmp_path: Path) -> None:
-    """Only a folder that is the stack's own is closed to others; its rooms are closed in any case."""
+def test_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
+    """Only a folder that belongs to the stack becomes private; its subfolders are private in any case."""
     for name in ('own', 'shared'):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o755)
@@ -82,8 +82,8 @@ def test_a_folder_of_others_keeps_its_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('field', ['listen', 'http_listen'])
-def test_an_address_that_cannot_be_used_is_told_before_anything_starts(field: str, tmp_path: Path) -> None:
-    """Nobody waits for a model to be loaded only to hear that a port is taken, or that there is none."""
+def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path) -> None:
+    """A taken, malformed or incomplete listen address is refused before any service starts."""
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
@@ -94,22 +94,22 @@ def test_an_address_that_cannot_be_used_is_told_before_anything_starts(field: st
 
 
 def test_memory_is_read_without_ps() -> None:
-    """Small images lack the program."""
+    """The memory of a process is known in small images that lack `ps`."""
     code = 'import os; from twinkle_client.stack.processes import resident_bytes; print(resident_bytes(os.getpid()))'
     environment = {**os.environ, 'PATH': ''}
     result = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True)
     assert int(result.stdout) > 1 << 20
 
 
-def test_another_model_than_the_one_that_is_up_is_refused(tmp_path: Path) -> None:
-    """Nobody is told of a model as if it were the one asked for."""
+def test_other_model_than_the_running_one_is_refused(tmp_path: Path) -> None:
+    """`twinkle up` fails if another base model than the requested one is already running."""
     _stack(tmp_path, _service('gateway')).save()
     for arguments, status in (([], 0), (['--model', 'tiny'], 0), (['--model', 'other'], 1)):
         assert runner.invoke(app, ['up', *arguments, '--state-dir', str(tmp_path)]).exit_code == status
 
 
-def test_several_base_models_are_told_by_options_file_and_state(tmp_path: Path) -> None:
-    """In their order; one that comes twice, or patches that could be of any of them, are refused."""
+def test_several_base_models_keep_their_order(tmp_path: Path) -> None:
+    """Options and state keep the order of the base models; duplicates, and patches with several models, are refused."""
     path = tmp_path / 'stack.yaml'
     path.write_text('base_model: tiny\nmore_models: [other]\n')
     options = StackOptions(state_dir=tmp_path).with_file(path)
@@ -127,16 +127,16 @@ def test_several_base_models_are_told_by_options_file_and_state(tmp_path: Path) 
         StackOptions(state_dir=tmp_path).with_file(path)
 
 
-def test_stack_of_several_base_models_is_up_for_these_alone(tmp_path: Path) -> None:
-    """Nobody is told of it as if it were one of fewer, or of others."""
+def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None:
+    """`twinkle up` fails if the running stack has other base models or another order."""
     StackState.create(tmp_path, base_model='tiny', more_models=('other',), services=(_service('gateway'),)).save()
     for names, status in ((['tiny', 'other'], 0), (['tiny'], 1), (['other', 'tiny'], 1)):
         arguments = [part for name in names for part in ('--model', name)]
         assert runner.invoke(app, ['up', *arguments, '--state-dir', str(tmp_path)]).exit_code == status
 
 
-def test_weights_that_do_not_fit_into_memory_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All copies together, of what is on the disk."""
+def test_weights_that_exceed_the_memory_cause_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The warning shows the size of all copies of the weights on the disk."""
     folder = tmp_path / 'model'
     folder.mkdir()
     (folder / 'model.safetensors').write_bytes(b'small')
@@ -148,8 +148,8 @@ def test_weights_that_do_not_fit_into_memory_are_told(tmp_path: Path, capsys: py
     assert '16384.00 GiB' in capsys.readouterr().out
 
 
-def test_a_model_in_a_folder_here_is_found_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The services run in another folder: they are told the whole path."""
+def test_relative_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path to a model matches its absolute path, because the services run in another folder."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'model' / 'config.json').touch()
     state = tmp_path / 'state'
@@ -161,15 +161,15 @@ def test_a_model_in_a_folder_here_is_found_from_everywhere(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize('word', [['add'], ['drain', 'rp-1']])
-def test_a_fleet_s_folder_may_stand_before_the_word(word: list[str], tmp_path: Path) -> None:
-    """An option is never taken and forgotten."""
+def test_state_folder_option_before_a_fleet_command_is_used(word: list[str], tmp_path: Path) -> None:
+    """An option before the subcommand is passed on to it."""
     result = runner.invoke(app, ['fleet', '--state-dir', str(tmp_path / 'named'), *word])
     assert result.exit_code == 1
     assert str(tmp_path / 'named') in result.output
 
 
-def test_what_ended_for_good_is_forgotten(tmp_path: Path) -> None:
-    """A stack whose leavers have left is whole."""
+def test_service_that_has_left_is_removed_from_the_state(tmp_path: Path) -> None:
+    """Reviving a stack removes services that were asked to leave and have ended."""
     left = replace(_service('sampler', is_alive=False), is_leaving=True)
     _stack(tmp_path, left, _service('gateway')).save()
     stack = revive_stack(tmp_path, report=_silent)
@@ -178,7 +178,7 @@ def test_what_ended_for_good_is_forgotten(tmp_path: Path) -> None:
 
 
 def _service(name: str, *, address: str = '127.0.0.1:1', is_alive: bool = True) -> ServiceState:
-    """Return a service whose process is this one, or none."""
+    """Return a service whose process is the current process, or one that has ended."""
     mark = start_mark(os.getpid()) if is_alive else 'gone'
     return ServiceState(name=name, pid=os.getpid(), start_mark=mark, address=address, log_path='')
 

@@ -16,14 +16,14 @@ from twinkle_client.errors import AccessError, NotFoundError
 
 @pytest.fixture
 async def administered(tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """Serve a gateway with nothing behind it."""
+    """A gateway without upstream services."""
     async with running_gateway(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
 async def run(administered: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a command beside the gateway's loop and return what came of it."""
+    """A function that runs a command in a thread and returns its result."""
     monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{administered.address}')
     monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
     monkeypatch.setenv('COLUMNS', '200')
@@ -45,7 +45,7 @@ async def _begin_session(gateway: RunningGateway, secret: str, *, project_id: st
 
 
 async def test_key_is_made_for_a_project_and_rotated(administered: RunningGateway, run: Any) -> None:
-    """A key's sessions belong to its project; a rotated key works on, one rotated without overlap does not."""
+    """Sessions of a key belong to its project, and a rotated key works until its overlap ends."""
     assert (await run('tenants', 'create', 'lab', '--name', 'The lab')).exit_code == 0
     assert 'The lab' in (await run('tenants', 'list')).output
     assert (await run('projects', 'create', 'lab', 'rl')).exit_code == 0
@@ -55,20 +55,20 @@ async def test_key_is_made_for_a_project_and_rotated(administered: RunningGatewa
     assert await _begin_session(administered, secret) == 'rl'
     key_id = secret.removeprefix('tml-').rpartition('-')[0]
     first = await run('keys', 'rotate', key_id, '--overlap', '1h')
-    heir = _secret_of(first)
-    assert await _begin_session(administered, secret) == await _begin_session(administered, heir) == 'rl'
-    heir_id = heir.removeprefix('tml-').rpartition('-')[0]
-    last = _secret_of(await run('keys', 'rotate', heir_id, '--overlap', '0s'))
+    successor = _secret_of(first)
+    assert await _begin_session(administered, secret) == await _begin_session(administered, successor) == 'rl'
+    successor_id = successor.removeprefix('tml-').rpartition('-')[0]
+    last = _secret_of(await run('keys', 'rotate', successor_id, '--overlap', '0s'))
     with pytest.raises(AccessError):
-        await _begin_session(administered, heir)
+        await _begin_session(administered, successor)
     assert await _begin_session(administered, last) == 'rl'
     listed = (await run('keys', 'list', 'lab')).output
-    # Each key has a line, and its heir's line names it, too; no secret is shown.
-    assert [listed.count(item) for item in (key_id, heir_id, secret)] == [2, 2, 0]
+    # Each key has a line, and the line of its successor names it, too. No secret is shown.
+    assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 
-async def test_unknown_projects_and_times_are_told(administered: RunningGateway, run: Any) -> None:
-    """What cannot be is refused with its cure."""
+async def test_unknown_projects_keys_tenants_and_times_are_refused(administered: RunningGateway, run: Any) -> None:
+    """An invalid value is refused, and the error for an unknown project names the command that creates it."""
     await run('tenants', 'create', 'lab')
     unknown = await run('keys', 'create', 'lab', '--project', 'nowhere')
     assert (unknown.exit_code, 'twinkle projects create' in unknown.output) == (1, True)

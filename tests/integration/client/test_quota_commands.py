@@ -18,22 +18,22 @@ from twinkle_client.cli import app
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[RunningFleet]:
-    """A gateway before a sampler."""
+    """A gateway with one sampler."""
     async with running_fleet(tmp_path, FakeSampler()) as running:
         yield running
 
 
 @pytest.fixture
 def run(fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what runs a command as an administrator."""
+    """A function that runs a command as an administrator."""
     monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{fleet.gateway.address}')
     monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
     monkeypatch.setenv('COLUMNS', '200')
     return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
 
 
-def told(result: Any) -> Any:
-    """Return the JSON that a command printed; the gateway, which runs in this process, may log between its lines."""
+def json_of(result: Any) -> Any:
+    """Return the JSON that a command printed, without lines that the gateway in this process logged in between."""
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     begin = next(index for index, line in enumerate(lines) if line.startswith(('{', '[')))
@@ -41,19 +41,19 @@ def told(result: Any) -> Any:
     return json.loads('\n'.join(line for line in lines[begin : end + 1] if not line.startswith('20')))
 
 
-async def test_quota_is_changed_limit_by_limit(run: Any) -> None:
-    """Limits that are not named stay; the word for it puts one back."""
+async def test_quota_set_changes_only_the_named_limits(run: Any) -> None:
+    """Limits that are not named are kept, and the value `default` resets a limit."""
     await run('quota', 'set', 'default', 'max_adapters=3', 'weight=2.5')
     changed = await run('quota', 'set', 'default', 'stored_bytes=1000', 'max_adapters=default')
     assert changed.exit_code == 0, changed.output
     assert '1,000' in changed.output
-    shown = told(await run('quota', 'show', 'default', '--json'))
+    shown = json_of(await run('quota', 'show', 'default', '--json'))
     assert shown['quota'] == {'stored_bytes': '1000', 'weight': 2.5}
     assert shown['effective_quota'] == shown['quota']
 
 
-async def test_wrong_limits_are_told(run: Any) -> None:
-    """What is no number, no limit or out of range, and a tenant that is not there."""
+async def test_invalid_limits_and_tenants_are_refused(run: Any) -> None:
+    """Unknown limits, values that are not numbers or out of range, and unknown tenants are refused."""
     assert (await run('quota', 'set', 'default', 'adapters=1')).exit_code == 2
     assert (await run('quota', 'set', 'default', 'max_adapters=many')).exit_code == 2
     assert (await run('quota', 'set', 'default', 'weight=0')).exit_code == 1
@@ -63,7 +63,7 @@ async def test_wrong_limits_are_told(run: Any) -> None:
 
 
 async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
-    """One's own, and a tenant's for administrators; with a line for all."""
+    """A tenant sees its own usage and administrators see any tenant's, with a line for the total."""
     async for _ in fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN):
         pass
     expected = {
@@ -75,7 +75,7 @@ async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
         'sampled_token_count': 8,
         'stored_bytes': 0,
     }
-    assert told(await run('usage', '--json')) == told(await run('usage', 'default', '--json')) == [expected]
+    assert json_of(await run('usage', '--json')) == json_of(await run('usage', 'default', '--json')) == [expected]
     table = (await run('usage')).output
     assert '(base model)' in table
     assert 'all' in table
