@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DatasetServiceStub:
-    """Datasets belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_DATASET_NOT_FOUND).
+    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     def __init__(self, channel):
@@ -79,36 +79,41 @@ class DatasetServiceStub:
 
 
 class DatasetServiceServicer:
-    """Datasets belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_DATASET_NOT_FOUND).
+    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     def CreateDataset(self, request, context):
-        """Creates a dataset. Errors: INVALID_ARGUMENT naming the row and field, NOT_FOUND for a hub id,
-        upload or part that is not there.
+        """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
+        a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
+        earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
+        or the dataset has too many rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Uploads a file, in chunks; may be cut and resumed at the committed offset. Errors: DATA_LOSS
-        for a corrupt chunk, ABORTED for one out of order.
+        """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: DATA_LOSS
+        (ERROR_REASON_CHUNK_CORRUPT) for a damaged chunk; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a chunk that does
+        not follow the stored bytes; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUpload(self, request, context):
-        """Says where to resume.
+        """Gets the status of an upload, and thereby the offset at which it resumes. Errors: NOT_FOUND
+        (ERROR_REASON_UPLOAD_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Apply(self, request, context):
-        """Applies steps. Errors: INVALID_ARGUMENT naming the step, FAILED_PRECONDITION
-        (ERROR_REASON_DATASET_NOT_READY) where an earlier step is missing.
+        """Applies steps to a dataset. Errors: INVALID_ARGUMENT, which names the step; FAILED_PRECONDITION
+        (ERROR_REASON_DATASET_NOT_READY) if a step needs an earlier step that is missing, or (ERROR_REASON_IN_USE) while a
+        loader of the dataset is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,21 +127,22 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDatasets(self, request, context):
-        """Lists the caller's datasets.
+        """Lists the caller's datasets, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDataset(self, request, context):
-        """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader is open.
+        """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportDataset(self, request, context):
-        """Streams a dataset as a file.
+        """Streams a dataset as a file. Errors: INVALID_ARGUMENT if the dataset is lazy or the format cannot represent its
+        rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,8 +200,8 @@ def add_DatasetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
-    """Datasets belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_DATASET_NOT_FOUND).
+    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     @staticmethod

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class LoaderServiceStub:
-    """Loaders belong to the tenant that opened them; any other id is NOT_FOUND
-    (ERROR_REASON_LOADER_NOT_FOUND).
+    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
+    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
+    tenant.
     """
 
     def __init__(self, channel):
@@ -54,28 +55,31 @@ class LoaderServiceStub:
 
 
 class LoaderServiceServicer:
-    """Loaders belong to the tenant that opened them; any other id is NOT_FOUND
-    (ERROR_REASON_LOADER_NOT_FOUND).
+    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
+    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
+    tenant.
     """
 
     def OpenLoader(self, request, context):
-        """Opens a loader. Errors: FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) until encoded.
+        """Opens a loader. Errors: NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND); FAILED_PRECONDITION
+        (ERROR_REASON_DATASET_NOT_READY) if the dataset is not encoded; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant has too many open loaders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamBatches(self, request_iterator, context):
-        """Sends batches as credits allow, each with the cursor to resume after it. The same loader and
-        cursor always give the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the
-        start is not first, INVALID_ARGUMENT for a cursor of another loader.
+        """Sends one batch for each credit, with the cursor that resumes after it. The same loader and cursor always return
+        the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
+        INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseLoader(self, request, context):
-        """Closes a loader; closing again is harmless.
+        """Closes a loader. The call has no effect if the loader is already closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,8 +112,9 @@ def add_LoaderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LoaderService:
-    """Loaders belong to the tenant that opened them; any other id is NOT_FOUND
-    (ERROR_REASON_LOADER_NOT_FOUND).
+    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
+    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
+    tenant.
     """
 
     @staticmethod
