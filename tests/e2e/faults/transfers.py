@@ -123,8 +123,8 @@ class Stand:
         port = free_port()
         self.memory = folder / 'service' / 'memory'
         self.service = FaultyWeights(folder / 'service', port)
-        self.publishing = ByteProxy(port, is_counting_answers=False)
-        self.subscribing = ByteProxy(port, is_counting_answers=True)
+        self.publishing = ByteProxy(port, is_counting_responses=False)
+        self.subscribing = ByteProxy(port, is_counting_responses=True)
         self.report = TransferReport()
         self._expected: dict[int, str] = {}
         self._answered: list[Order] = []

@@ -1,4 +1,4 @@
-"""A gateway before the real contracts, both over loopback and in this process."""
+"""A gateway in front of the native contracts, both over loopback in this process."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +18,6 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def gateway(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway before `upstream`."""
+    """A gateway in front of `upstream`."""
     async with running_gateway(tmp_path, upstream=upstream.address) as running:
         yield running

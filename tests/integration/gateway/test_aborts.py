@@ -1,4 +1,4 @@
-"""Aborted requests end at any point of their way."""
+"""Requests that are aborted at different stages of their execution."""
 
 import asyncio
 from pathlib import Path
@@ -30,8 +30,8 @@ async def abort(fleet: RunningFleet) -> None:
     await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
 
 
-def check_aborted(answers: list[Any], count: int) -> None:
-    """Check that every prompt has one result with two aborted completions."""
+def assert_aborted(answers: list[Any], count: int) -> None:
+    """Assert that every prompt has one result with two aborted completions."""
     assert sorted(answer.prompt_index for answer in answers) == list(range(count))
     for answer in answers:
         assert [sequence.stop_reason for sequence in answer.sequences] == [ABORTED] * 2
@@ -47,12 +47,12 @@ async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) ->
         reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
         await until(lambda: 'LoadAdapter' in sampler.calls)
         await abort(fleet)
-        check_aborted(await reading, 3)
+        assert_aborted(await reading, 3)
         assert 'SampleBatch' not in sampler.calls
 
 
 @pytest.mark.parametrize('count', [1, 6])
-async def test_batch_is_aborted_on_its_way(tmp_path: Path, count: int) -> None:
+async def test_batch_is_aborted_before_samplers_know_it(tmp_path: Path, count: int) -> None:
     """An abort is repeated at samplers that do not know their part of the batch yet."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
@@ -67,11 +67,11 @@ async def test_batch_is_aborted_on_its_way(tmp_path: Path, count: int) -> None:
         for sampler in samplers:
             sampler.door.set()
         await aborting
-        check_aborted(await reading, count)
+        assert_aborted(await reading, count)
         assert all(sampler.aborted for sampler in samplers if 'SampleBatch' in sampler.calls)
 
 
-async def test_stream_is_aborted_on_its_way(tmp_path: Path) -> None:
+async def test_stream_is_aborted_before_its_sampler_knows_it(tmp_path: Path) -> None:
     """An abort is repeated at a sampler that does not know the request yet."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -101,7 +101,7 @@ async def test_waiting_requests_are_aborted(tmp_path: Path) -> None:
         assert (await reading)[-1].finished.stop_reason == ABORTED
         reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch_request(2), metadata=ADMIN)))
         await _abort_once_known(fleet)
-        check_aborted(await reading, 2)
+        assert_aborted(await reading, 2)
 
 
 async def _read(call: Any) -> list[Any]:

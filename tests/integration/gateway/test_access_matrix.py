@@ -29,7 +29,7 @@ from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc
 from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
-LOOKS_NOTHING_UP = {
+ROUTES_WITHOUT_IDS = {
     'DELETE /api/v1/auth/apikey/me',
     'GET /api/v1/audit',
     'GET /api/v1/auth/apikey/me',
@@ -51,13 +51,13 @@ LOOKS_NOTHING_UP = {
     'PUT /api/v1/uploads/{name}',
 }
 """Routes without an id in their path or body; all others must answer 404 for another tenant's id."""
-CHOSEN = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
-"""Field that is set in a message with alternatives, by the name of the alternatives."""
-LEFT_OUT = {'full_parameters', 'training_config'}
+CHOSEN_ALTERNATIVES = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
+"""The field that is set in each message with alternatives."""
+OMITTED = {'full_parameters', 'training_config'}
 """Fields that would be refused before any id is looked up."""
-CREATES = {'SessionService/CreateSession'}
+CREATING_METHODS = {'SessionService/CreateSession'}
 """Methods whose responses contain a new id."""
-HIDES_ABSENCE = {
+METHODS_WITHOUT_NOT_FOUND = {
     'AdapterService/CreateAdapter',
     'AdapterService/Estimate',
     'AdapterService/ListAdapters',
@@ -81,13 +81,15 @@ HIDES_ABSENCE = {
     'TrainingService/Train',
     'TrainingService/UploadBatch',
 }
-"""Methods that take no id, filter a list by an id, take an id that the caller chooses, or report missing ids within a
-stream; all others must answer NOT_FOUND for another tenant's id, or refuse clients altogether."""
+"""Methods that take no id, filter by an id, take a new id from the caller, or report missing ids within a stream.
+
+All other methods must answer NOT_FOUND for another tenant's id, or refuse clients altogether.
+"""
 
 
 @pytest.fixture
 async def world(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
-    """Yield a gateway with two tenants."""
+    """A gateway with two tenants."""
     async with two_tenants(tmp_path, tiny_llama_dir) as running:
         yield running
 
@@ -127,7 +129,7 @@ async def test_ids_of_another_tenant_are_unknown_to_every_route(world: TwoTenant
     for route in routes_of(world):
         name = ' '.join(route)
         foreign, absent = await refused(world, route, bob, world.alices), await refused(world, route, bob, ABSENT)
-        if name in LOOKS_NOTHING_UP:
+        if name in ROUTES_WITHOUT_IDS:
             assert world.alices.model not in foreign[1], name
             assert foreign[0] == absent[0], name
         else:
@@ -153,11 +155,11 @@ async def test_ids_of_another_tenant_are_unknown_to_every_method(world: TwoTenan
     for method in methods():
         foreign, absent = [await outcome(world, method, ids, made.secret) for ids in (world.alices, ABSENT)]
         name = f'{method.containing_service.name}/{method.name}'
-        if name in CREATES:
+        if name in CREATING_METHODS:
             assert foreign[0] == absent[0] == 'OK', name
         else:
             assert foreign == absent, name
-        if name not in HIDES_ABSENCE:
+        if name not in METHODS_WITHOUT_NOT_FOUND:
             assert foreign[0] in {'NOT_FOUND', 'PERMISSION_DENIED'}, (name, foreign)
 
 
@@ -166,7 +168,7 @@ def adapter_of(ids: Ids) -> sampling_pb2.AdapterRef:
     return sampling_pb2.AdapterRef(adapter_id=ids.model)
 
 
-WRITTEN: dict[str, Callable[[Ids], Message]] = {
+REQUESTS: dict[str, Callable[[Ids], Message]] = {
     'CreateDataset': lambda ids: dataset_wire.CreateDatasetRequest(
         request_id='r',
         source=dataset_pb2.DatasetSource(
@@ -187,7 +189,7 @@ WRITTEN: dict[str, Callable[[Ids], Message]] = {
     ),
     'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
 }
-"""Requests of methods for which `message_of` makes no valid request."""
+"""Functions that build the requests for which `message_of` creates no valid request."""
 
 
 def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
@@ -214,8 +216,8 @@ def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
         'lora_rank': 8,
     }
     for field in kind.fields:
-        is_other = field.containing_oneof is not None and field.name not in CHOSEN
-        if field.is_repeated or is_other or field.name in LEFT_OUT:
+        is_other = field.containing_oneof is not None and field.name not in CHOSEN_ALTERNATIVES
+        if field.is_repeated or is_other or field.name in OMITTED:
             continue
         if field.name in values:
             setattr(message, field.name, values[field.name])
@@ -227,7 +229,7 @@ def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
 async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
     """Return a call and its first response.
 
-    If the server refuses a call while the request is still being written, grpc.aio 1.85 may report INTERNAL without the
+    If the server refuses a call while the request is still being builder, grpc.aio 1.85 may report INTERNAL without the
     server's details; such calls are repeated a few times.
     """
     for _ in range(5):
@@ -243,8 +245,8 @@ async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
 async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
     """Return the error of a call, or OK if it gives a response."""
     path = f'/{method.containing_service.full_name}/{method.name}'
-    written = WRITTEN.get(method.name)
-    request = (written(ids) if written else message_of(method.input_type, ids)).SerializeToString()
+    builder = REQUESTS.get(method.name)
+    request = (builder(ids) if builder else message_of(method.input_type, ids)).SerializeToString()
     metadata = bearer(secret) if secret else None
     channel: Any = world.gateway.channel
     try:
@@ -255,9 +257,9 @@ async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret:
     call.cancel()
     if answer is grpc.aio.EOF:
         return 'OK', '', ''
-    told = message_factory.GetMessageClass(method.output_type).FromString(answer)
+    response = message_factory.GetMessageClass(method.output_type).FromString(answer)
     # Packed details contain the length of an id.
-    return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(told)))
+    return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(response)))
 
 
 async def test_every_method_needs_a_valid_key(world: TwoTenants) -> None:

@@ -1,4 +1,4 @@
-"""Batches by handle through the gateway: metered as inline ones, and a hundredth of their bytes."""
+"""Batches by handle through the gateway: metered like inline batches, with far fewer bytes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,19 +23,18 @@ from twinkle.api.model.v1 import (
 
 
 class Program:
-    """What a tenant's program does, over a connection whose bytes are counted."""
+    """The calls of a tenant's program over a connection that counts bytes."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
-        """Call with a key."""
         self._channel, self._metadata = channel, bearer(secret)
 
-    async def create(self, base_model: str) -> str:
-        """Return the id of a new adapter."""
+    async def create_adapter(self, base_model: str) -> str:
+        """Create an adapter and return its id."""
         stub = adapter_service_pb2_grpc.AdapterServiceStub(self._channel)
         request = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model=base_model)
         return (await stub.CreateAdapter(request, metadata=self._metadata)).adapter.adapter_id
 
-    async def read(self, loader_id: str) -> input_feature_pb2.FeatureBatch:
+    async def read_batch(self, loader_id: str) -> input_feature_pb2.FeatureBatch:
         """Return the first batch of a loader."""
         stub = loader_service_pb2_grpc.LoaderServiceStub(self._channel)
         call = stub.StreamBatches(metadata=self._metadata)
@@ -46,15 +45,15 @@ class Program:
         return response.batch
 
     async def train(self, adapter_id: str, number: int, batch: operation_pb2.Batch) -> Any:
-        """Return the result of forward_backward, log-probabilities left out."""
+        """Return the result of `forward_backward`, without log-probabilities."""
         options = operation_pb2.ForwardOptions(is_logprobs_returned=False)
         verb = operation_pb2.ForwardBackward(batch=batch, options=options)
         request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, forward_backward=verb))
         stub = training_service_pb2_grpc.TrainingServiceStub(self._channel)
         return (await stub.Execute(request, metadata=self._metadata)).result
 
-    async def trained(self, token_count: int) -> int:
-        """Return the tokens that are metered, once there are so many; bounded by the test's own time."""
+    async def until_trained(self, token_count: int) -> int:
+        """Return the metered tokens once there are at least `token_count`; the time limit of the test applies."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self._channel)
         found = 0
         while found < token_count:
@@ -64,9 +63,9 @@ class Program:
 
 
 @asynccontextmanager
-async def counted(gateway: RunningGateway, *, is_counting_answers: bool) -> AsyncIterator[tuple[ByteProxy, Any]]:
-    """Yield a proxy before the gateway, and a channel through it."""
-    proxy = ByteProxy(int(gateway.address.rsplit(':', 1)[1]), is_counting_answers=is_counting_answers)
+async def counted_channel(gateway: RunningGateway, *, is_response: bool) -> AsyncIterator[tuple[ByteProxy, Any]]:
+    """Yield a byte-counting proxy in front of the gateway, and a channel through it."""
+    proxy = ByteProxy(int(gateway.address.rsplit(':', 1)[1]), is_counting_responses=is_response)
     try:
         async with grpc.aio.insecure_channel(await proxy.start()) as channel:
             yield proxy, channel
@@ -83,8 +82,8 @@ async def _loader(data: RunningData, base_model: Path) -> str:
     return (await data.open(dataset.dataset_id, 8)).loader_id
 
 
-async def test_handle_is_metered_as_its_batch_and_travels_light(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Tokens of both forms are counted from the receipts; bytes up and down are those of a name and a number."""
+async def test_handle_is_metered_like_its_batch_and_needs_few_bytes(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Both forms are charged the same tokens, and a handle needs a fiftieth of the bytes in each direction."""
     for name in ('data', 'model', 'gateway'):
         (tmp_path / name).mkdir()
     async with (
@@ -103,11 +102,11 @@ async def test_handle_is_metered_as_its_batch_and_travels_light(tiny_llama_dir: 
         handle = operation_pb2.Batch(loader={'loader_id': loader_id})
         found: dict[bool, tuple[int, int]] = {}
         for index, is_down in enumerate((False, True)):
-            async with counted(gateway, is_counting_answers=is_down) as (proxy, channel):
+            async with counted_channel(gateway, is_response=is_down) as (proxy, channel):
                 program = Program(channel, secret)
-                adapter_id = await program.create(model.base_model)
+                adapter_id = await program.create_adapter(model.base_model)
                 begin = proxy.passed_bytes
-                inline = operation_pb2.Batch(features=await program.read(loader_id))
+                inline = operation_pb2.Batch(features=await program.read_batch(loader_id))
                 expected = await program.train(adapter_id, 2 * index + 1, inline)
                 middle = proxy.passed_bytes
                 result = await program.train(adapter_id, 2 * index + 2, handle)
@@ -115,6 +114,6 @@ async def test_handle_is_metered_as_its_batch_and_travels_light(tiny_llama_dir: 
                 assert (result.forward.loss, result.next_cursor.consumed_rows) == (expected.forward.loss, 8)
                 tokens = result.receipt.token_count
                 assert tokens == expected.receipt.token_count
-                assert await program.trained(tokens * (2 * index + 2)) == tokens * (2 * index + 2)
+                assert await program.until_trained(tokens * (2 * index + 2)) == tokens * (2 * index + 2)
     for inline_bytes, handle_bytes in found.values():
         assert handle_bytes * 50 < inline_bytes

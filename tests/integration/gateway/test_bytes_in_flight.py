@@ -16,13 +16,13 @@ MIB = 1 << 20
 COUNT = 200
 BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + b'"}'
 LIMIT = 64 * MIB
-MOST_GROWTH = 400 * MIB
-"""Memory limit of the process: bodies, parsed values and connection buffers; all bodies together have 4 GiB."""
+MAX_GROWTH = 400 * MIB
+"""Memory limit of the process: bodies, parsed values and connection buffers. All bodies together have 4 GiB."""
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
-    """A gateway with memory for three large bodies of a tenant."""
+    """A gateway with memory for three large bodies per tenant."""
     limits = {'memory__bodies_per_tenant': LIMIT, 'memory__bodies': 4 * LIMIT, 'memory__wait': 'PT1S'}
     async with gateway_process(tmp_path, **limits) as running:
         yield running
@@ -45,8 +45,8 @@ async def status_of(http: httpx.AsyncClient, secret: str) -> int:
         return 429
 
 
-async def peak_during(gateway: GatewayProcess, storm: asyncio.Future[Any]) -> int:
-    """Return the peak memory during a coroutine."""
+async def peak_memory_during(gateway: GatewayProcess, storm: asyncio.Future[Any]) -> int:
+    """Return the peak memory in bytes until a future is done."""
     peak = 0
     while not storm.done():
         peak = max(peak, gateway.resident_bytes())
@@ -54,8 +54,8 @@ async def peak_during(gateway: GatewayProcess, storm: asyncio.Future[Any]) -> in
     return peak
 
 
-async def small_ones(gateway: GatewayProcess, secret: str, storm: asyncio.Future[Any]) -> list[int]:
-    """Return the statuses of small requests while others are in progress.
+async def small_requests(gateway: GatewayProcess, secret: str, storm: asyncio.Future[Any]) -> list[int]:
+    """Return the statuses of small requests that are sent while a storm of large ones is in progress.
 
     Each request is written at once: between its head and a separate body, this process may be busy for longer than the
     gateway waits for bodies.
@@ -85,11 +85,11 @@ async def test_bodies_of_one_tenant_take_bounded_memory(gateway: GatewayProcess,
     assert await status_of(http, alice) == 400
     begin = gateway.resident_bytes()
     storm = asyncio.gather(*(status_of(http, alice) for _ in range(COUNT)))
-    statuses, peak = await asyncio.gather(small_ones(gateway, bob, storm), peak_during(gateway, storm))
+    statuses, peak = await asyncio.gather(small_requests(gateway, bob, storm), peak_memory_during(gateway, storm))
     answers = Counter(await storm)
     assert set(answers) == {400, 429}, answers
     assert set(statuses) == {200}
     assert len(statuses) > 1
-    assert peak - begin < MOST_GROWTH
-    assert gateway.resident_bytes() - begin < MOST_GROWTH / 2
+    assert peak - begin < MAX_GROWTH
+    assert gateway.resident_bytes() - begin < MAX_GROWTH / 2
     assert await status_of(http, alice) == 400

@@ -85,7 +85,7 @@ async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> As
 
 @pytest.fixture
 async def checkpoints(tmp_path: Path) -> AsyncIterator[Running]:
-    """Yield a checkpoint service with a checkpoint of alice."""
+    """A checkpoint service with a checkpoint of alice."""
     async with serving(tmp_path / 'checkpoints') as running:
         await save(running)
         yield running
@@ -100,14 +100,14 @@ async def save(checkpoints: Running, seed: int = 1) -> None:
 
 @pytest.fixture
 async def world(tmp_path: Path, checkpoints: Running) -> AsyncIterator[World]:
-    """Yield a gateway over the checkpoint service."""
+    """A gateway over the checkpoint service."""
     async with exporting(tmp_path / 'gateway', checkpoints) as running:
         yield running
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Yield a fake hub that the gateway uses instead of Hugging Face."""
+    """A fake hub that the gateway uses instead of Hugging Face."""
     with running_hub() as running:
         monkeypatch.setenv('HF_ENDPOINT', running.url)
         monkeypatch.setenv('HF_HUB_DISABLE_XET', '1')
@@ -157,9 +157,9 @@ async def test_unreachable_hub_is_retried(world: World, hub: FakeHub) -> None:
     """A waiting export shows the error of its last attempt, and no file contains the token in plain text."""
     hub.broken = 'commit'
     made = (await world.start()).export
-    waits = await world.until(made.export_id, lambda export: export.HasField('failure'))
-    assert waits.state == messages.EXPORT_STATE_WAITING
-    assert waits.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
+    waiting = await world.until(made.export_id, lambda export: export.HasField('failure'))
+    assert waiting.state == messages.EXPORT_STATE_WAITING
+    assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     files = [path for path in world.state_dir.rglob('*') if path.is_file()]
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
     hub.broken = ''
@@ -269,29 +269,29 @@ async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_pat
         assert (await failure_of(world.start(request_id='rq-2'))).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-@pytest.mark.parametrize('thing', ['a', 'a/b', 'a/b/adapter_config.json/x'])
-async def test_conflicting_file_or_folder_fails_the_export(world: World, tmp_path: Path, thing: str) -> None:
+@pytest.mark.parametrize('obstacle', ['a', 'a/b', 'a/b/adapter_config.json/x'])
+async def test_conflicting_file_or_folder_fails_the_export(world: World, tmp_path: Path, obstacle: str) -> None:
     """An export fails without a retry if an existing file is in the way of its folder, or a folder of its file."""
-    place = tmp_path / 'gateway' / 'out' / 'alice' / thing
-    place.parent.mkdir(parents=True)
-    place.write_text('mine')
+    path = tmp_path / 'gateway' / 'out' / 'alice' / obstacle
+    path.parent.mkdir(parents=True)
+    path.write_text('mine')
     made = (await world.start(target='file:///a/b', hub_token='')).export
     failed = await world.until_finished(made.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, 1)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_INVALID_FIELD
-    assert (place.read_text(), str(tmp_path) in failed.failure.message) == ('mine', False)
+    assert (path.read_text(), str(tmp_path) in failed.failure.message) == ('mine', False)
 
 
 async def test_disk_error_is_retried(world: World, tmp_path: Path) -> None:
     """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
-    place = tmp_path / 'gateway' / 'out' / 'alice'
-    place.parent.mkdir(parents=True)
-    place.symlink_to(place)
+    path = tmp_path / 'gateway' / 'out' / 'alice'
+    path.parent.mkdir(parents=True)
+    path.symlink_to(path)
     made = (await world.start(target='file:///a', hub_token='')).export
-    waits = await world.until(made.export_id, lambda export: export.HasField('failure'))
-    assert waits.state == messages.EXPORT_STATE_WAITING
-    assert waits.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
-    place.unlink()
+    waiting = await world.until(made.export_id, lambda export: export.HasField('failure'))
+    assert waiting.state == messages.EXPORT_STATE_WAITING
+    assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
+    path.unlink()
     world.gateway.clock.advance(timedelta(minutes=1))
     assert (await world.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
 

@@ -130,7 +130,7 @@ async def test_full_sampler_is_skipped(tmp_path: Path) -> None:
         assert (failure.reason, failure.retry_seconds) == ('QUEUE_FULL', 1)
 
 
-async def test_request_that_breaks_samplers_is_given_up(tmp_path: Path) -> None:
+async def test_request_that_breaks_three_samplers_fails(tmp_path: Path) -> None:
     """A request that breaks three engines without a token in between is not sent to a fourth."""
     samplers = [FakeSampler(end_after=0, is_lasting=True) for _ in range(5)]
     async with running_fleet(tmp_path, *samplers) as fleet:
@@ -151,7 +151,7 @@ async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
             assert (await reading).tokens == undisturbed(request)
 
 
-async def test_stream_without_a_sampler_fails_in_the_end(tmp_path: Path) -> None:
+async def test_stream_without_a_sampler_fails_after_the_wait(tmp_path: Path) -> None:
     """If no sampler joins in time, started and new requests fail with UNAVAILABLE and a retry time."""
     options = FleetConfig(replica_wait=timedelta(milliseconds=200), begin_wait=timedelta(milliseconds=200))
     first = FakeSampler(end_after=3, way_to_end='stop')
@@ -163,8 +163,8 @@ async def test_stream_without_a_sampler_fails_in_the_end(tmp_path: Path) -> None
         assert failure.reason == 'NO_REPLICA'
 
 
-async def test_new_stream_waits_a_moment_for_a_sampler(tmp_path: Path) -> None:
-    """A new request waits a moment after the last sampler left, and runs on the next one."""
+async def test_new_stream_waits_briefly_for_a_sampler(tmp_path: Path) -> None:
+    """A new request waits briefly after the last sampler has left, and runs on the next one."""
     first, second = FakeSampler(), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         fleet.leases[0].call.cancel()

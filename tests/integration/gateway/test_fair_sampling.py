@@ -1,4 +1,4 @@
-"""More requests than a sampler runs at once: fair order, aborts, and failover of the waiting ones."""
+"""More requests than a sampler runs at once: fair order, aborts, and failover of waiting requests."""
 
 import asyncio
 from collections import Counter
@@ -15,21 +15,21 @@ from twinkle.api.gateway.v1 import fleet_service_pb2
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
-PLACES = 4
-THERE = 5
-"""Requests at a sampler of that capacity, with the slack."""
+CAPACITY = 4
+SENT = 5
+"""Requests that the gateway sends to a sampler of that capacity, with its slack."""
 Metadata = tuple[tuple[str, str], ...]
 
 
 def small_sampler() -> FakeSampler:
     """Return a sampler that reports a capacity of four sequences and holds them until its gate opens."""
-    sampler = FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=PLACES))
+    sampler = FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=CAPACITY))
     sampler.gate.clear()
     return sampler
 
 
-def ask(fleet: RunningFleet, metadata: Metadata, request: Any) -> 'asyncio.Future[Any]':
-    """Start to read a sample."""
+def start_sample(fleet: RunningFleet, metadata: Metadata, request: Any) -> 'asyncio.Future[Any]':
+    """Start a task that reads a sample."""
     return asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=metadata)))
 
 
@@ -55,29 +55,29 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         bob = bearer((await fleet.gateway.make_key('bob')).secret)
-        greedy = requests_of(30)
-        asked = [ask(fleet, ADMIN, request) for request in greedy]
-        await until(lambda: sampler.open_streams == THERE)
-        modest = requests_of(10)
-        others = [ask(fleet, bob, request) for request in modest]
-        # A tenant without slots never waits.
-        await until(lambda: sampler.open_streams == THERE + 1)
+        many = requests_of(30)
+        samples = [start_sample(fleet, ADMIN, request) for request in many]
+        await until(lambda: sampler.open_streams == SENT)
+        few = requests_of(10)
+        others = [start_sample(fleet, bob, request) for request in few]
+        # A tenant without running requests never waits.
+        await until(lambda: sampler.open_streams == SENT + 1)
         sampler.gate.set()
-        for request, answer in zip([*greedy, *modest], await asyncio.gather(*asked, *others), strict=True):
+        for request, answer in zip([*many, *few], await asyncio.gather(*samples, *others), strict=True):
             assert answer.tokens == undisturbed(request)
         turns = [caller.tenant_id for caller in sampler.callers]
         while turns and turns[-1] == 'default':
             turns.pop()
-        # Before the last request of the modest tenant, the first ones of the other ran, then they alternated.
-        assert Counter(turns)['default'] <= THERE + Counter(turns)['bob'] + 2
+        # Before the last request of `bob`, the first requests of the other tenant ran, and then the tenants alternated.
+        assert Counter(turns)['default'] <= SENT + Counter(turns)['bob'] + 2
 
 
 async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> None:
     """A waiting request that is aborted ends at once without reaching a sampler, as a stream and as a batch."""
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
-        running = [ask(fleet, ADMIN, request) for request in requests_of(THERE)]
-        await until(lambda: sampler.open_streams == THERE)
+        running = [start_sample(fleet, ADMIN, request) for request in requests_of(SENT)]
+        await until(lambda: sampler.open_streams == SENT)
         waiting = asyncio.ensure_future(_read(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)))
         prompts = [sampling_pb2.Prompt(token_ids=ints([number])) for number in range(3)]
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts, request_id='ours')
@@ -86,7 +86,7 @@ async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> N
             await abort(fleet, request_id)
         assert (await waiting)[-1].finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
         assert [len(answer.sequences) for answer in await answers] == [1, 1, 1]
-        assert sampler.calls.count('Sample') == THERE
+        assert sampler.calls.count('Sample') == SENT
         assert 'SampleBatch' not in sampler.calls
         sampler.gate.set()
         await asyncio.gather(*running)
@@ -96,17 +96,17 @@ async def test_waiting_requests_move_when_their_sampler_leaves(tmp_path: Path) -
     """Waiting requests of a sampler that leaves run on another one, once each, and running ones stay."""
     leaving = small_sampler()
     async with running_fleet(tmp_path, leaving) as fleet:
-        requests = requests_of(THERE + 6)
-        asked = [ask(fleet, ADMIN, request) for request in requests]
-        await until(lambda: leaving.open_streams == THERE)
+        requests = requests_of(SENT + 6)
+        samples = [start_sample(fleet, ADMIN, request) for request in requests]
+        await until(lambda: leaving.open_streams == SENT)
         async with FakeSampler().serving() as other:
             await fleet.join(other, 'other')
             await fleet.fleet.Drain(fleet_service_pb2.DrainRequest(replica_id='r0'), metadata=ADMIN)
-            await until(lambda: len(other.requests) == len(requests) - THERE)
+            await until(lambda: len(other.requests) == len(requests) - SENT)
             leaving.gate.set()
-            for request, answer in zip(requests, await asyncio.gather(*asked), strict=True):
+            for request, answer in zip(requests, await asyncio.gather(*samples), strict=True):
                 assert answer.tokens == undisturbed(request)
-            assert len(leaving.requests) == THERE
+            assert len(leaving.requests) == SENT
 
 
 async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts)
         answers = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch, metadata=ADMIN)))
         await until(lambda: len(sampler.requests) == 1)
-        waiting = ask(fleet, ADMIN, requests_of(1)[0])
+        waiting = start_sample(fleet, ADMIN, requests_of(1)[0])
         later = asyncio.ensure_future(_read(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
         # When the gateway knows the later request, it knows the earlier one, and has sent neither.
         await abort(fleet, 'later')

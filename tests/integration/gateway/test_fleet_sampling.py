@@ -30,15 +30,15 @@ def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.Sam
     )
 
 
-def check_batch(request: wire.SampleBatchRequest, answers: list, version: int = 0) -> None:
-    """Check that each prompt has one result, which is its own."""
+def assert_batch(request: wire.SampleBatchRequest, answers: list, version: int = 0) -> None:
+    """Assert that each prompt has exactly one result, with the tokens of this prompt."""
     assert sorted(answer.prompt_index for answer in answers) == list(range(len(request.prompts)))
     for answer in answers:
         prompt = request.prompts[answer.prompt_index]
         assert answer.prompt.token_ids == prompt.token_ids
         seed = prompt.SerializeToString(deterministic=True)
         (sequence,) = answer.sequences
-        assert numbers(sequence.token_ids) == [token_at(seed, version, 0, place) for place in range(3)]
+        assert numbers(sequence.token_ids) == [token_at(seed, version, 0, position) for position in range(3)]
         assert {span.version for span in sequence.version_spans} == {version}
 
 
@@ -48,7 +48,7 @@ async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
         answers = [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)]
-        check_batch(request, answers, 5)
+        assert_batch(request, answers, 5)
         assert sum('LoadAdapter' in sampler.calls for sampler in samplers) == 1
         parts = [item for sampler in samplers for item in sampler.requests if isinstance(item, wire.SampleBatchRequest)]
         assert {part.adapter.exact for part in parts} == {5}
@@ -61,7 +61,7 @@ async def test_batch_survives_failing_samplers(tmp_path: Path, way: str) -> None
     samplers = [FakeSampler(end_after=3, way_to_end=way), FakeSampler(end_after=0, way_to_end=way), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(40)
-        check_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])
+        assert_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])
 
 
 async def test_invalid_batch_fails_once(tmp_path: Path) -> None:

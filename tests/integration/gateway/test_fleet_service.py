@@ -1,4 +1,4 @@
-"""The fleet's service: who may join, how replicas come and go, and who may see them."""
+"""The fleet service: which replicas may join, how they join and leave, and who may list them."""
 
 import asyncio
 from datetime import timedelta
@@ -17,20 +17,20 @@ from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
-GONE = FakeSampler(address='127.0.0.1:1')
+UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 
 
 def register(gateway, **fields):
-    """Ask to join."""
+    """Start the registration of a replica."""
     stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
-    return stub.Register(wire.RegisterRequest(replica=replica_of(GONE, 'r', **fields)), metadata=INTERNAL)
+    return stub.Register(wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r', **fields)), metadata=INTERNAL)
 
 
-async def test_only_the_internal_token_joins(tmp_path: Path) -> None:
-    """No key may register or hold a lease, whatever its scopes; neither may a wrong token, or nobody."""
+async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
+    """Keys with any scopes, a wrong token and missing credentials may neither register a replica nor hold a lease."""
     async with running_gateway(tmp_path) as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
-        request = wire.RegisterRequest(replica=replica_of(GONE, 'r'))
+        request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
         for metadata, reason in (
             (ADMIN, 'SCOPE_MISSING'),
             ((*ADMIN, ('x-twinkle-internal', '1')), 'SCOPE_MISSING'),
@@ -45,11 +45,11 @@ async def test_only_the_internal_token_joins(tmp_path: Path) -> None:
         assert answer.lease_interval.ToTimedelta() == timedelta(seconds=10)
 
 
-async def test_open_deployment_on_loopback_takes_who_sends_no_credentials(tmp_path: Path) -> None:
-    """Without a token in the deployment a replica joins without one, and a key still may not."""
+async def test_loopback_deployment_without_a_token_accepts_registrations(tmp_path: Path) -> None:
+    """Replicas join without credentials if the deployment has no token, and an API key is still refused."""
     async with running_gateway(tmp_path, internal_token='') as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
-        request = wire.RegisterRequest(replica=replica_of(GONE, 'r'))
+        request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
         await stub.Register(request)
         assert (await failure_of(stub.Register(request, metadata=ADMIN))).reason == 'SCOPE_MISSING'
 
@@ -57,23 +57,23 @@ async def test_open_deployment_on_loopback_takes_who_sends_no_credentials(tmp_pa
 @pytest.mark.parametrize(
     'address', ['', 'host', 'host:0', 'host:65536', '[::1', '::1:80', 'a b:80', '-a:80', '1.2.3.4.5_:9']
 )
-async def test_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
-    """What cannot be called may not join."""
+async def test_malformed_address_is_refused(tmp_path: Path, address: str) -> None:
+    """A replica whose address cannot be called is refused."""
     async with running_gateway(tmp_path) as gateway:
         failure = await failure_of(register(gateway, address=address))
         assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'replica.address')
 
 
 @pytest.mark.parametrize('address', ['0.0.0.0:900', '[::]:900'])
-async def test_replica_that_listens_everywhere_is_reached_where_it_called_from(tmp_path: Path, address: str) -> None:
-    """The address that means all addresses is replaced by the caller's."""
+async def test_wildcard_address_is_replaced_by_the_caller_s_address(tmp_path: Path, address: str) -> None:
+    """A wildcard address is replaced by the address from which the replica registered."""
     async with running_fleet(tmp_path) as fleet:
         await register(fleet.gateway, address=address)
         assert (await fleet.replicas())['r'].address == '127.0.0.1:900'
 
 
-async def test_replica_leaves_without_a_word_or_with_one(tmp_path: Path) -> None:
-    """A lease that is cut loses its replica; one that ends after a drain lets it go."""
+async def test_replica_is_lost_or_leaves_after_a_drain(tmp_path: Path) -> None:
+    """A replica whose lease is cancelled is lost, and a replica whose lease ends after a drain is removed."""
     async with running_fleet(tmp_path, FakeSampler(), FakeSampler()) as fleet:
         fleet.leases[0].call.cancel()
         await fleet.until_state('r0', wire.REPLICA_STATE_LOST)
@@ -87,15 +87,15 @@ async def test_replica_leaves_without_a_word_or_with_one(tmp_path: Path) -> None
 
 
 async def test_lease_needs_a_registration(tmp_path: Path) -> None:
-    """A gateway that was restarted knows nobody, and says so, so that replicas register again."""
+    """A restarted gateway refuses leases of unknown replicas, so that they register again."""
     async with running_fleet(tmp_path) as fleet:
         call = fleet.fleet.Lease(metadata=INTERNAL)
-        await call.write(wire.LeaseRequest(replica=replica_of(GONE, 'unknown')))
+        await call.write(wire.LeaseRequest(replica=replica_of(UNREACHABLE, 'unknown')))
         assert (await failure_of(call)).reason == 'REPLICA_NOT_FOUND'
 
 
 async def test_silent_replica_is_lost(tmp_path: Path) -> None:
-    """A lease that is not renewed in time ends, though its stream is open."""
+    """A lease that is not renewed in time expires although its stream is open."""
     options = FleetConfig(lease=timedelta(milliseconds=500))
     async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
         fleet.gateway.clock.advance(timedelta(seconds=1))
@@ -104,8 +104,8 @@ async def test_silent_replica_is_lost(tmp_path: Path) -> None:
         await fleet.until_state('r0', wire.REPLICA_STATE_READY)
 
 
-async def test_drained_replica_finishes_what_it_has_and_gets_nothing_more(tmp_path: Path) -> None:
-    """Streams that run end well where they are; new ones go elsewhere."""
+async def test_drained_replica_finishes_its_streams_and_gets_no_new_ones(tmp_path: Path) -> None:
+    """Running streams end on the drained replica, and new streams run on another one."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
@@ -128,8 +128,8 @@ async def test_drained_replica_finishes_what_it_has_and_gets_nothing_more(tmp_pa
         assert samplers[0].open_streams == 0
 
 
-async def test_listing_pages_and_watch_follows(tmp_path: Path) -> None:
-    """Each member is on one page; a watch tells a snapshot, that it is whole, and changes."""
+async def test_replicas_are_listed_in_pages_and_watched(tmp_path: Path) -> None:
+    """Each replica is on one page, and a watch sends a snapshot, the event `is_synced`, and changes."""
     async with running_fleet(tmp_path, *(FakeSampler() for _ in range(3))) as fleet:
         found, token = [], ''
         while True:
@@ -152,15 +152,15 @@ async def test_listing_pages_and_watch_follows(tmp_path: Path) -> None:
 
 
 async def test_weights_are_relayed_along_a_tree(tmp_path: Path) -> None:
-    """With a fan-out the later samplers are told to take weights from the earlier ones."""
+    """A fan-out of one makes each sampler fetch weights from the previous one."""
     samplers = [FakeSampler() for _ in range(3)]
     async with running_fleet(tmp_path, *samplers, fleet=FleetConfig(relay_fan_out=1)) as fleet:
-        wishes = [await lease.report() for lease in fleet.leases]
-        assert [wish.weight_source_address for wish in wishes] == ['', samplers[0].address, samplers[1].address]
+        reports = [await lease.report() for lease in fleet.leases]
+        assert [report.weight_source_address for report in reports] == ['', samplers[0].address, samplers[1].address]
 
 
-async def test_server_info_is_of_the_whole_fleet(tmp_path: Path) -> None:
-    """A base model that any replica holds is sampleable; without replicas the sampler is out of reach."""
+async def test_server_info_covers_the_whole_fleet(tmp_path: Path) -> None:
+    """A base model of any replica is sampleable, and a fleet without replicas is unreachable."""
     async with running_fleet(tmp_path) as fleet:
         stub = server_service_pb2_grpc.ServerServiceStub(fleet.gateway.channel)
         request = server_service_pb2.GetServerInfoRequest()
@@ -176,8 +176,8 @@ async def test_server_info_is_of_the_whole_fleet(tmp_path: Path) -> None:
         assert support['twinkle.api.sampler.v1.SamplerService/Sample']
 
 
-async def test_operators_only_see_and_drain(tmp_path: Path) -> None:
-    """A key without the scope 'operator' is refused."""
+async def test_fleet_methods_need_the_operator_scope(tmp_path: Path) -> None:
+    """A key without the scope `operator` can neither list, watch nor drain replicas."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         made = await fleet.gateway.make_key('alice', scopes=(2,))
         calls = [

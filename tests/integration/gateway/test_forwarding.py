@@ -1,4 +1,4 @@
-"""Calls through the gateway: the same bytes, the same errors, the same pace, and who calls from the gateway alone."""
+"""Calls through the gateway: unchanged bytes and errors, flow control, and the caller's identity from the gateway."""
 
 import asyncio
 import contextlib
@@ -32,22 +32,22 @@ METHODS = {
 
 
 def get_adapter(gateway: RunningGateway, adapter_id: str, **options):
-    """Call the unary method that the upstream answers in many ways."""
+    """Start the unary method for which the upstream service has several outcomes."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(gateway.channel)
     return stub.GetAdapter(
         adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id), **{'metadata': ADMIN, **options}
     )
 
 
-async def first_answer(gateway: RunningGateway):
-    """Ask until the service is found again."""
+async def first_response(gateway: RunningGateway):
+    """Repeat a call until the service is reachable again."""
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):
             return await get_adapter(gateway, 'a')
 
 
-async def test_every_forwarded_method_passes_its_bytes_unparsed(tmp_path: Path) -> None:
-    """Bytes that are no message of the contract arrive and come back as they are, in all four shapes."""
+async def test_every_forwarded_method_passes_its_bytes_unchanged(tmp_path: Path) -> None:
+    """Bytes that are not a valid message pass unchanged in both directions, for all four kinds of methods."""
     shapes = set()
     async with raw_echo() as address, running_gateway(tmp_path, upstream=address) as gateway:
         for path, (is_client_streaming, is_server_streaming) in METHODS.items():
@@ -60,8 +60,8 @@ async def test_every_forwarded_method_passes_its_bytes_unparsed(tmp_path: Path) 
     assert len(shapes) == 4
 
 
-async def test_upload_adds_up_through_the_gateway(gateway: RunningGateway) -> None:
-    """Every message of a client stream arrives."""
+async def test_client_stream_arrives_completely(gateway: RunningGateway) -> None:
+    """The service receives every message of a client stream."""
 
     async def chunks() -> AsyncIterator[training_service_pb2.UploadBatchRequest]:
         for _ in range(20):
@@ -73,8 +73,8 @@ async def test_upload_adds_up_through_the_gateway(gateway: RunningGateway) -> No
     assert (await stub.UploadBatch(chunks(), metadata=ADMIN)).committed_bytes == 2_000_000
 
 
-async def test_identity_comes_from_the_key_alone(gateway: RunningGateway) -> None:
-    """What a client says of itself in the deployment's own metadata reaches no service."""
+async def test_identity_comes_only_from_the_key(gateway: RunningGateway) -> None:
+    """Internal metadata that a client sends does not reach any service."""
     made = await gateway.make_key('alice', scopes=(1,))
     forged = (
         (TENANT_KEY, 'bob'),
@@ -93,14 +93,14 @@ async def test_identity_comes_from_the_key_alone(gateway: RunningGateway) -> Non
     assert made.secret not in str(response)
 
 
-async def test_internal_token_is_no_key(gateway: RunningGateway) -> None:
-    """Whoever holds the token of the services is nobody at the gateway."""
+async def test_internal_token_is_not_an_api_key(gateway: RunningGateway) -> None:
+    """The internal token of the services is refused as an API key."""
     failure = await failure_of(get_adapter(gateway, 'a', metadata=bearer(TOKEN)))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAUTHENTICATED, 'CREDENTIALS_INVALID')
 
 
 async def test_request_id_and_trace_reach_the_service(gateway: RunningGateway) -> None:
-    """The client's request id goes on and comes back; its trace id goes on under a new parent."""
+    """The client's request id is forwarded and returned, and its trace continues under a new parent span."""
     trace_id = 'ab' * 16
     metadata = (*ADMIN, ('x-request-id', 'my-request'), ('traceparent', f'00-{trace_id}-{"cd" * 8}-01'))
     call = get_adapter(gateway, 'a', metadata=metadata)
@@ -119,10 +119,10 @@ async def test_request_id_and_trace_reach_the_service(gateway: RunningGateway) -
         ('broken', grpc.StatusCode.INTERNAL, 'INTERNAL'),
     ],
 )
-async def test_error_passes_with_its_details_untouched(
+async def test_error_passes_with_its_details_unchanged(
     gateway: RunningGateway, upstream: Upstream, adapter_id: str, code: grpc.StatusCode, reason: str
 ) -> None:
-    """Through the gateway a call fails exactly as without it."""
+    """A call through the gateway fails exactly like a direct call to the service."""
     internal = (*bearer(TOKEN), (TENANT_KEY, 'default'), ('x-request-id', 'same'))
     async with grpc.aio.insecure_channel(upstream.address) as channel:
         stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
@@ -133,8 +133,8 @@ async def test_error_passes_with_its_details_untouched(
     assert (through.code, through.reason) == (code, reason)
 
 
-async def test_stream_fails_in_the_middle_as_its_service_says(gateway: RunningGateway) -> None:
-    """The responses before the error arrive, then the error with its details."""
+async def test_error_within_a_stream_is_forwarded(gateway: RunningGateway) -> None:
+    """The responses before the error arrive, followed by the error with its details."""
 
     async def operations() -> AsyncIterator[training_service_pb2.TrainRequest]:
         for number, adapter_id in enumerate(('a', 'a', 'missing'), start=1):
@@ -151,8 +151,8 @@ async def test_stream_fails_in_the_middle_as_its_service_says(gateway: RunningGa
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'ADAPTER_NOT_FOUND')
 
 
-async def test_refused_upload_says_why_to_a_client_that_is_still_sending(gateway: RunningGateway) -> None:
-    """An upload that its service refuses at once fails with the service's reason, not with the transport's."""
+async def test_refused_upload_has_the_reason_of_its_service(gateway: RunningGateway) -> None:
+    """An upload that the service refuses while the client is still sending fails with the service's reason."""
 
     async def chunks() -> AsyncIterator[training_service_pb2.UploadBatchRequest]:
         header = training_service_pb2.UploadBatchRequest()
@@ -174,8 +174,8 @@ async def test_refused_upload_says_why_to_a_client_that_is_still_sending(gateway
     assert (await failure_of(waiting)).reason == 'INVALID_FIELD'
 
 
-async def test_duplex_stream_answers_before_the_client_is_done(gateway: RunningGateway) -> None:
-    """Each operation is answered while the client's side is still open."""
+async def test_bidirectional_stream_responds_before_the_client_is_done(gateway: RunningGateway) -> None:
+    """Each operation gets its response while the client's side of the stream is still open."""
     stub = training_service_pb2_grpc.TrainingServiceStub(gateway.channel)
     call = stub.Train(metadata=ADMIN)
     for number in (1, 2, 3):
@@ -188,8 +188,8 @@ async def test_duplex_stream_answers_before_the_client_is_done(gateway: RunningG
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_cancelling_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A client that goes away ends the work for it, in a unary call and in both kinds of streams."""
+async def test_cancellation_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
+    """A cancelled call is cancelled at the service, for unary calls and both kinds of streams."""
     call = get_adapter(gateway, 'slow')
     waiting = asyncio.ensure_future(call.wait_for_connection())
     await upstream.adapters.is_waiting.wait()
@@ -204,21 +204,21 @@ async def test_cancelling_reaches_the_service(gateway: RunningGateway, upstream:
     await upstream.sampler.was_cancelled.wait()
 
     training = training_service_pb2_grpc.TrainingServiceStub(gateway.channel)
-    duplex = training.Train(metadata=ADMIN)
+    bidirectional = training.Train(metadata=ADMIN)
     for adapter_id in ('a', 'slow'):
         request = training_service_pb2.TrainRequest()
         request.operation.adapter_id = adapter_id
-        await duplex.write(request)
-    await duplex.read()
-    duplex.cancel()
+        await bidirectional.write(request)
+    await bidirectional.read()
+    bidirectional.cancel()
     await upstream.training.was_cancelled.wait()
 
 
 async def test_deadline_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The service knows how long the client waits, and the client hears in time that it was too long."""
+    """The service receives the client's deadline, and a call that exceeds it is cancelled."""
     await get_adapter(gateway, 'a', timeout=60)
     assert upstream.adapters.remaining_seconds is not None
-    # On the wire a time is rounded up, to three digits.
+    # The transport rounds the time up to three digits.
     assert 30 < upstream.adapters.remaining_seconds < 61
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await get_adapter(gateway, 'slow', timeout=0.2)
@@ -226,15 +226,15 @@ async def test_deadline_reaches_the_service(gateway: RunningGateway, upstream: U
     await upstream.adapters.was_cancelled.wait()
 
 
-async def test_slow_reader_slows_its_writer_down(gateway: RunningGateway, upstream: Upstream) -> None:
-    """What is on the way to a client that does not read is bounded by the transport's windows, not by its memory."""
+async def test_slow_reader_blocks_the_writer(gateway: RunningGateway, upstream: Upstream) -> None:
+    """The messages in flight to a client that does not read are bounded by the transport's windows."""
     sampler = sampler_service_pb2_grpc.SamplerServiceStub(gateway.channel)
     stream = sampler.Sample(sampler_service_pb2.SampleRequest(), metadata=ADMIN)
     await stream.read()
     seen = -1
     while seen != upstream.sampler.sent_count:
         seen = upstream.sampler.sent_count
-        # Many turns of all event loops' work without one more message: nobody takes anything any more.
+        # The flow has stopped if many other calls complete without one more message.
         for _ in range(50):
             await get_adapter(gateway, 'a')
     assert seen * (1 << 18) < 64 << 20
@@ -244,8 +244,8 @@ async def test_slow_reader_slows_its_writer_down(gateway: RunningGateway, upstre
     stream.cancel()
 
 
-async def test_oversize_message_is_refused_with_its_size(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Both sizes are named, the service hears nothing of a unary one, and a stream ends."""
+async def test_oversized_message_is_refused_with_its_size(gateway: RunningGateway, upstream: Upstream) -> None:
+    """The error has both sizes, an oversized unary request does not reach the service, and a stream ends."""
     failure = await failure_of(get_adapter(gateway, 'x' * (MESSAGE_LIMIT + 1)))
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'MESSAGE_TOO_LARGE')
     assert int(failure.metadata['sizeBytes']) > MESSAGE_LIMIT
@@ -264,8 +264,8 @@ async def test_oversize_message_is_refused_with_its_size(gateway: RunningGateway
     assert upstream.training.received_count == 1
 
 
-async def test_unreachable_service_says_so_without_its_address(tmp_path: Path) -> None:
-    """A service that is down is UNAVAILABLE with a time to try again; it is found again when it is back."""
+async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path) -> None:
+    """The error is UNAVAILABLE with a retry time, and calls succeed once the service is back."""
     async with Upstream().serving() as before:
         address = before.address
     async with running_gateway(tmp_path, upstream=address) as gateway:
@@ -280,11 +280,11 @@ async def test_unreachable_service_says_so_without_its_address(tmp_path: Path) -
             assert address not in str(failure)
             assert 'connect' not in str(failure)
         async with Upstream().serving(listen=address):
-            assert (await first_answer(gateway)).adapter.adapter_id == 'a'
+            assert (await first_response(gateway)).adapter.adapter_id == 'a'
 
 
 async def test_service_that_is_not_deployed_is_unreachable(tmp_path: Path) -> None:
-    """A gateway without services behind it says so, in every shape."""
+    """A gateway without services answers every forwarded method with SERVICE_UNREACHABLE."""
     async with running_gateway(tmp_path) as gateway:
         for path in METHODS:
             call = gateway.channel.stream_stream(path)(iter([b'']), metadata=ADMIN)

@@ -1,6 +1,6 @@
-"""Requests of random content to every method and route: never the server's fault, and no trace of those refused.
+"""Random requests to every method and route: they cause no server error, and refused requests have no effect.
 
-`./run fuzz [N]` sends N of them, each time others; the tests some hundreds, always the same.
+`./run fuzz [N]` sends N different requests each time; the tests send the same few hundred requests each time.
 """
 
 import os
@@ -22,48 +22,48 @@ from fixtures.two_tenants import Ids, two_tenants
 from services.gateway.config import FuturesConfig
 from services.gateway.tinker.wire import tinker_pb2
 
-ASKED = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
-COUNT = ASKED or 600
+REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
+COUNT = REQUESTED_COUNT or 600
 TESTS = 3
-"""That share the requests."""
+"""Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
-"""Each from the beginning: the more there is, the longer looking at all of it takes."""
-MANY = settings(
+"""Number of rounds. Each round starts with an empty state, because checking the state takes longer as it grows."""
+many_examples = settings(
     max_examples=-(-COUNT // (TESTS * ROUNDS)),
     deadline=None,
     database=None,
-    derandomize=not ASKED,
+    derandomize=not REQUESTED_COUNT,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 METHODS = methods()
-NO_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
+NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
 WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
 
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.parametrize('number', range(ROUNDS)),
-    # Examples are drawn while the gateway runs in the same process, which draws chances of its own meanwhile.
+    # Examples are drawn while the gateway, which also draws random numbers, runs in the same process.
     pytest.mark.filterwarnings('ignore:Do not use the .random. module inside strategies'),
 ]
 
 
 @pytest.fixture
 async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
-    """All services, in which two tenants have something."""
+    """All services, with items of two tenants."""
     options = FuturesConfig(gap=timedelta(milliseconds=50))
     async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as world:
         running = Fuzzed(world, tmp_path)
         yield running
         await running.check()
         running.close()
-        if ASKED:
-            print(running.outcomes.most_common())  # noqa: T201 (for whoever asked for so many)
+        if REQUESTED_COUNT:
+            print(running.outcomes.most_common())  # noqa: T201 (shown for `./run fuzz`)
         assert not running.failures, '\n'.join(running.failures)
 
 
 def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
-    """Return texts that mean something, by field."""
+    """Return known values of fields by field name, and known texts for all other fields under an empty name."""
     paths = [f'twinkle://{one.model}/weights/best' for one in ids]
     return {
         '': [text for one in ids for text in vars(one).values()],
@@ -80,10 +80,10 @@ def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
     }
 
 
-@MANY
+@many_examples
 @given(data=st.data())
-async def test_methods_refuse_what_is_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Of every contract, those for operators too: messages by the descriptors with hostile values, and broken ones."""
+async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Requests are built from the descriptors of all contracts with hostile values, or from invalid bytes."""
     del number
     ids = await fuzzed.ids()
     method = data.draw(st.sampled_from(METHODS))
@@ -95,10 +95,10 @@ async def test_methods_refuse_what_is_wrong(fuzzed: Fuzzed, number: int, data: s
     )
 
 
-@MANY
+@many_examples
 @given(data=st.data())
-async def test_routes_refuse_bodies_that_are_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Good bodies with hostile parts, JSON or protobuf, compressed or not, and some that only say so."""
+async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Bodies are valid except for hostile parts, in JSON or protobuf, with right, damaged or false compression."""
     del number
     ids = await fuzzed.ids()
     verb, path = data.draw(st.sampled_from([route for route in routes_of(fuzzed.world) if route[0] != 'GET']))
@@ -129,10 +129,10 @@ async def test_routes_refuse_bodies_that_are_wrong(fuzzed: Fuzzed, number: int, 
     await fuzzed.send(Call(f'{verb} {url}', (body,), tuple(headers.items()), fuzzed.secrets['bob']))
 
 
-@MANY
+@many_examples
 @given(data=st.data())
-async def test_routes_refuse_paths_and_queries_that_are_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Places of the path and of the query filled with what nobody would name a thing."""
+async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Path parameters and query parameters are filled with hostile texts and known ids."""
     del number
     ids = await fuzzed.ids()
     verb, path = data.draw(st.sampled_from(routes_of(fuzzed.world)))
@@ -142,16 +142,16 @@ async def test_routes_refuse_paths_and_queries_that_are_wrong(fuzzed: Fuzzed, nu
         filled = _quoted(data.draw(texts), data) if part.startswith('{') else part
         url += '/' + (filled or '%20')
     names = ['limit', 'offset', 'cursor', 'type', 'status', 'project_id', 'access_scope', 'page_size', 'x', '']
-    asked = data.draw(st.lists(st.tuples(st.sampled_from(names), texts | st.integers().map(str)), max_size=3))
-    query = '&'.join(f'{name}={_quoted(text, data)}' for name, text in asked)
+    parameters = data.draw(st.lists(st.tuples(st.sampled_from(names), texts | st.integers().map(str)), max_size=3))
+    query = '&'.join(f'{name}={_quoted(text, data)}' for name, text in parameters)
     body = b'' if verb == 'GET' else data.draw(json_bodies(body_of(path, ids[0]), known_of(ids)['']))
-    what = f'{verb} {url}' + (f'?{query}' if query else '')
+    line = f'{verb} {url}' + (f'?{query}' if query else '')
     secret = fuzzed.secrets['bob']
-    await fuzzed.send(Call(what, (body,), (('content-type', 'application/json'),), secret, is_read=verb == 'GET'))
+    await fuzzed.send(Call(line, (body,), (('content-type', 'application/json'),), secret, is_read=verb == 'GET'))
 
 
 def _quoted(text: str, data: Any) -> str:
-    """Return a text as a URL holds it; sometimes bytes that are no text at all."""
+    """Return a text in percent-encoding, or sometimes invalid bytes."""
     if data.draw(st.integers(0, 9)) == 0:
-        return data.draw(st.sampled_from(NO_TEXT))
+        return data.draw(st.sampled_from(NOT_TEXT))
     return ''.join(f'%{byte:02x}' for byte in text.encode(errors='surrogatepass'))

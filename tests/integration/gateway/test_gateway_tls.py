@@ -29,7 +29,7 @@ from twinkle.api.gateway.v1 import session_service_pb2 as sessions
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
 from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
 
-NOBODY = FakeSampler(address='127.0.0.1:1')
+UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ async def _list_sessions(address: str, tls: TlsConfig) -> Any:
 
 
 async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
-    """Return the reason why a replica may not join; empty if it may."""
+    """Return the reason why a replica may not join, or an empty string if it may."""
     async with open_forwarding_channel(address, tls=tls) as channel:
-        request = fleet.RegisterRequest(replica=replica_of(NOBODY, 'r'))
+        request = fleet.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
         call = FleetServiceStub(channel).Register(request, metadata=identity_metadata(token))
         try:
             await call
@@ -132,10 +132,10 @@ async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path)
         with pytest.raises(httpx.HTTPError):
             async with httpx.AsyncClient() as client:
                 await client.get(f'http://{address}/healthz')
-        first = await _shown(address, context)
-        assert await _shown(address, context) == first
+        first = await _certificate_at(address, context)
+        assert await _certificate_at(address, context) == first
         make_certificates(folder, {'gateway': ()}, is_forced=True)
-        renewed = await _shown(address, context)
+        renewed = await _certificate_at(address, context)
         assert renewed != first
         assert ssl.DER_cert_to_PEM_cert(renewed) == (folder / 'gateway.crt').read_text()
 
@@ -154,11 +154,11 @@ async def test_openai_s_client_trusts_a_private_authority(
             monkeypatch.setenv('SSL_CERT_FILE', str(folder / 'ca.crt'))
 
 
-async def _shown(address: str, context: ssl.SSLContext) -> bytes:
-    """Return the certificate that a new connection is shown."""
+async def _certificate_at(address: str, context: ssl.SSLContext) -> bytes:
+    """Return the certificate that a new connection receives."""
     host, _, port = address.rpartition(':')
     _, writer = await asyncio.open_connection(host, int(port), ssl=context)
-    shown = writer.get_extra_info('ssl_object').getpeercert(binary_form=True)
+    certificate = writer.get_extra_info('ssl_object').getpeercert(binary_form=True)
     writer.close()
     await writer.wait_closed()
-    return shown
+    return certificate

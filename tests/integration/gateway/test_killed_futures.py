@@ -47,7 +47,7 @@ def requests_of(lane: str, base_model: str) -> list[FutureRequest]:
 
 
 async def train(driver: FutureDriver, requests: Sequence[FutureRequest], *, seed: int) -> list[bytes]:
-    """Submit in random request, all at once, and return the results in the request of positions."""
+    """Submit in random order, all at once, and return the results in the order of the positions."""
     shuffled = random.Random(seed).sample(requests, len(requests))
     await asyncio.gather(*(driver.submit(request) for request in shuffled), return_exceptions=True)
     # A client without an acknowledgement repeats its requests; a repeated one is the same future.
@@ -80,9 +80,9 @@ async def test_gateway_killed_anywhere_applies_each_operation_once(tiny_llama_di
         assert [number for number, _ in expected] == list(range(1, 2 * STEPS + 2))
         settings['state_dir'] = tmp_path / 'killed'
         requests = requests_of('killed', service.base_model)
-        for seed, place in enumerate(FUTURE_FAILPOINTS):
-            # The failpoint strikes the second time, with one future finished and others waiting behind.
-            async with driven_gateway(settings, failpoints=f'{place}=2') as driver:
+        for seed, failpoint in enumerate(FUTURE_FAILPOINTS):
+            # The failpoint applies the second time, with one future finished and others waiting behind it.
+            async with driven_gateway(settings, failpoints=f'{failpoint}=2') as driver:
                 with pytest.raises(GatewayDied):
                     await train(driver, requests, seed=seed)
         async with driven_gateway(settings) as driver:

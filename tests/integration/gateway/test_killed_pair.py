@@ -1,4 +1,4 @@
-"""Two gateway processes on one PostgreSQL database, a client of both, and a kill of one in the middle."""
+"""Two gateway processes on one PostgreSQL database, a client of both, and one of them killed during the run."""
 
 import signal
 from pathlib import Path
@@ -67,8 +67,8 @@ async def test_client_of_two_gateways_is_served_after_one_is_killed(
         async with mortal_gateway(tmp_path / 'stays', settings) as (_, stays):
             _, outcomes = await Pair([stays], Random(0)).train(model.base_model, bodies())
             expected = facts_of(outcomes)
-            for seed, place in enumerate(FAILPOINTS):
-                dies = mortal_gateway(tmp_path / 'dies', settings, failpoints=f'{place}=2')
+            for seed, failpoint in enumerate(FAILPOINTS):
+                dies = mortal_gateway(tmp_path / 'dies', settings, failpoints=f'{failpoint}=2')
                 async with dies as (process, client):
                     pair = Pair([stays, client], Random(seed))
                     model_id, outcomes = await pair.train(model.base_model, bodies())

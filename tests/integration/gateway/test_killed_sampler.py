@@ -1,4 +1,4 @@
-"""Real samplers with a real model behind a gateway: a kill in the middle of a stream changes no response."""
+"""Real samplers with a real model behind a gateway: a kill within a stream changes no response."""
 
 import asyncio
 import contextlib

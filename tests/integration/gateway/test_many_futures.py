@@ -21,7 +21,7 @@ MEMORY_BYTES = 30 << 20
 
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
-    """Return empty real stores."""
+    """Empty stores on a real database and files."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     payloads = PayloadFiles(tmp_path / 'payloads', is_synced=False)
     yield SqlFutureStore(database), payloads

@@ -1,4 +1,4 @@
-"""Bytes of gRPC messages at the gateway: bounded for each tenant while they are served, and given back."""
+"""Bytes of gRPC messages at the gateway: limited per tenant while they are served, and released afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ LIMITS = LimitsConfig(
     message_bytes=2 * MIB, bytes_per_tenant=4 * MIB, bytes_in_all=32 * MIB, bytes_wait=timedelta(milliseconds=50)
 )
 PAD = b'\xfa\xff\x01\x80\x80\x40' + bytes(MIB)
-"""A field that no contract has, of one MiB."""
+"""An unknown field of one MiB."""
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def gateway(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway in which a tenant has room for three messages of a MiB."""
+    """A gateway in which a tenant may hold three messages of one MiB."""
     async with running_gateway(tmp_path, upstream=upstream.address, limits=LIMITS) as running:
         yield running
 
 
 def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD) -> Any:
-    """Ask for an adapter, with some bytes more than that takes."""
+    """Start a call for an adapter with padding in its request."""
     channel: Any = gateway.channel
     method = channel.unary_unary('/twinkle.api.model.v1.AdapterService/GetAdapter')
     request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
@@ -45,13 +45,13 @@ def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD)
 
 
 async def refusal(call: Any) -> Failure | None:
-    """Return how a call is refused; None where it still runs after a while."""
+    """Return the failure of a call, or None if it still runs after five seconds."""
     done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=5)
     return done.pop().result() if done else None
 
 
-async def test_messages_beyond_a_tenants_bytes_are_refused_for_now(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Those that are served hold theirs; small ones and other tenants go on, and what ends makes room."""
+async def test_messages_beyond_a_tenant_s_bytes_are_refused(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Running calls hold their bytes until they end; small requests and other tenants are not affected."""
     alice, bob = [(await gateway.make_key(name)).secret for name in ('alice', 'bob')]
     calls = [get(gateway, alice, 'slow') for _ in range(6)]
     refusals = [found for found in await asyncio.gather(*map(refusal, calls)) if found is not None]
@@ -70,7 +70,7 @@ async def test_messages_beyond_a_tenants_bytes_are_refused_for_now(gateway: Runn
 
 
 async def test_stream_holds_one_message_at_a_time(gateway: RunningGateway) -> None:
-    """However many it sends, since each is passed on before the next is read."""
+    """A long stream stays within the limit, because each message is forwarded before the next one is read."""
     alice = (await gateway.make_key('alice')).secret
 
     async def messages() -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from services.sampler.domain.adapter import CheckpointFacts
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
-"""Tokens of the text in the fake engine: one for each byte, and two around them."""
+"""Tokens of the chat in the fake engine: one per byte, and one before and after it."""
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ async def test_chat_reports_the_counts_of_the_engine(running: OpenAiGateway) -> 
 async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> None:
     """The chunks of a chat add up to the complete response, and the last two have finish reason and usage."""
     client = running.client()
-    asked: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
-    whole = await client.chat.completions.create(**asked)
-    stream = await client.chat.completions.create(**asked, stream=True, stream_options={'include_usage': True})
+    request: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
+    whole = await client.chat.completions.create(**request)
+    stream = await client.chat.completions.create(**request, stream=True, stream_options={'include_usage': True})
     chunks = await read_stream(stream)
     contents = ['', '']
     for chunk in chunks:
@@ -76,7 +76,7 @@ async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> 
     assert chunks[-2].model_extra['twinkle'] == whole.model_extra['twinkle']
 
 
-async def test_completions_of_many_prompts_keep_their_places(running: OpenAiGateway) -> None:
+async def test_completions_of_many_prompts_keep_their_order(running: OpenAiGateway) -> None:
     """Choice `i * n + j` is completion j of prompt i, for text and tokens, streamed or complete."""
     client = running.client()
     texts: dict[str, Any] = {'model': 'tiny', 'prompt': ['one', 'two', 'three'], 'n': 2, 'seed': 5, 'max_tokens': 6}
@@ -126,13 +126,13 @@ async def test_models_are_the_base_model_and_the_callers_runs(running: OpenAiGat
 async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> None:
     """Each token has its text, bytes, log-probability and the requested number of alternatives."""
     client = running.client()
-    asked: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 3, 'logprobs': True, 'top_logprobs': 2}
-    whole = await client.chat.completions.create(**asked, seed=1)
+    request: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 3, 'logprobs': True, 'top_logprobs': 2}
+    whole = await client.chat.completions.create(**request, seed=1)
     tokens = whole.choices[0].logprobs.content
     assert ''.join(token.token for token in tokens) == whole.choices[0].message.content
     assert all(bytes(token.bytes).decode() == token.token and token.logprob < 0 for token in tokens)
     assert [[rival.token for rival in token.top_logprobs] for token in tokens] == [['a', 'b']] * 3
-    chunks = await read_stream(await client.chat.completions.create(**asked, seed=1, stream=True))
+    chunks = await read_stream(await client.chat.completions.create(**request, seed=1, stream=True))
     streamed = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
     assert [token for content in streamed for token in content] == tokens
     bare = await client.chat.completions.create(model='tiny', messages=CHAT, max_tokens=3, logprobs=True, seed=1)
@@ -163,10 +163,10 @@ async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway
 async def test_stop_token_ends_with_stop(running: OpenAiGateway) -> None:
     """A stop token ends a sequence with `stop`; ignore_eos and min_tokens reach the sampler."""
     client = running.client()
-    asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'Hello', 'seed': 1, 'max_tokens': 9}
-    first = await client.completions.create(**asked, extra_body={'return_token_ids': True})
+    request: dict[str, Any] = {'model': 'tiny', 'prompt': 'Hello', 'seed': 1, 'max_tokens': 9}
+    first = await client.completions.create(**request, extra_body={'return_token_ids': True})
     stop = first.choices[0].model_extra['token_ids'][3]
-    answer = await client.completions.create(**asked, extra_body={'stop_token_ids': [stop], 'ignore_eos': True})
+    answer = await client.completions.create(**request, extra_body={'stop_token_ids': [stop], 'ignore_eos': True})
     assert answer.choices[0].finish_reason == 'stop'
     assert answer.choices[0].text == first.choices[0].text[:4]
     assert answer.usage.completion_tokens == 4
@@ -177,9 +177,9 @@ async def test_blocking_client_streams(running: OpenAiGateway) -> None:
 
     def ask() -> tuple[str, str]:
         with OpenAI(base_url=running.base_url, api_key=ADMIN_KEY, max_retries=0) as client:
-            asked: dict[str, Any] = {'model': RUN, 'messages': CHAT, 'max_tokens': 8, 'seed': 1}
-            whole = client.chat.completions.create(**asked).choices[0].message.content
-            with client.chat.completions.create(**asked, stream=True) as stream:
+            request: dict[str, Any] = {'model': RUN, 'messages': CHAT, 'max_tokens': 8, 'seed': 1}
+            whole = client.chat.completions.create(**request).choices[0].message.content
+            with client.chat.completions.create(**request, stream=True) as stream:
                 return whole or '', ''.join(chunk.choices[0].delta.content or '' for chunk in stream)
 
     whole, streamed = await asyncio.to_thread(ask)

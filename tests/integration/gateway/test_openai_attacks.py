@@ -1,4 +1,4 @@
-"""Hostile clients: odd heads and methods, readers that stop, and many connections that are reset at once."""
+"""Hostile clients: unusual heads and methods, readers that stop, and many connections that are reset at once."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def head_of(method: str, path: str, *, host: str = 'x', length: int = 0) -> byte
     return '\r\n'.join((*lines, '', '')).encode()
 
 
-async def test_odd_heads_and_methods_are_client_errors(running: OpenAiGateway) -> None:
+async def test_unusual_heads_and_methods_are_client_errors(running: OpenAiGateway) -> None:
     """Unusual hosts, paths and methods give a status below 500, and HEAD gives no body."""
     for host in ('[', '[::1', 'a b', '', '\x7f', 'x' * 1000, '::', '[v1.x]'):
         answer = await raw(running, head_of('GET', '/nowhere', host=host))
@@ -92,8 +92,8 @@ async def test_slow_readers_take_little_memory(running: OpenAiGateway) -> None:
     sockets = [_begin_stream(running) for _ in range(STREAMS)]
     await running.sampler.wait_for_load(STREAMS)
     for _ in range(20):
-        fine = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'max_tokens': 1, 'logprobs': 20})
-        assert fine.status_code == 200
+        answer = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'max_tokens': 1, 'logprobs': 20})
+        assert answer.status_code == 200
     grown = psutil.Process(os.getpid()).memory_info().rss - before
     assert grown < STREAMS << 20
     for stream in sockets:

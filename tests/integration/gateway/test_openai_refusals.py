@@ -1,4 +1,4 @@
-"""Refusals of the OpenAI API: status, parameter name, and nothing started."""
+"""Refusals of the OpenAI API: status, name of the parameter, and no sampling."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -91,7 +91,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_bad_parameters_are_named(running: OpenAiGateway) -> None:
+async def test_invalid_parameters_are_named(running: OpenAiGateway) -> None:
     """A wrong, unknown or ineffective parameter is a 400 that names it, and nothing is sampled."""
     cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
     cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
@@ -109,8 +109,8 @@ async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> Non
     schema: dict[str, Any] = {'type': 'object'}
     for _ in range(13):
         schema = {'type': 'object', 'properties': {'a': schema}}
-    wanted = {'type': 'json_schema', 'json_schema': {'name': 'deep', 'schema': schema}}
-    response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'response_format': wanted})
+    response_format = {'type': 'json_schema', 'json_schema': {'name': 'deep', 'schema': schema}}
+    response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'response_format': response_format})
     assert (response.status_code, response.json()['error']['param']) == (400, 'response_format.json_schema.schema')
 
 
@@ -157,12 +157,12 @@ async def test_full_queue_is_429_with_a_retry_time(tmp_path: Path) -> None:
     async with openai_gateway(tmp_path, engine, queue_length=1, fleet=fleet) as running:
         await engine.pause()
         client = running.client()
-        asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 2}
-        waiting = [asyncio.create_task(client.completions.create(**asked)) for _ in range(2)]
+        request: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 2}
+        waiting = [asyncio.create_task(client.completions.create(**request)) for _ in range(2)]
         await running.sampler.wait_for_load(2)
         # One of these waits for the sampler; the queue has no capacity for the other.
-        waiting.append(asyncio.create_task(client.completions.create(**asked)))
-        waiting.append(asyncio.create_task(client.completions.create(**asked, stream=True)))
+        waiting.append(asyncio.create_task(client.completions.create(**request)))
+        waiting.append(asyncio.create_task(client.completions.create(**request, stream=True)))
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         failure = done.pop().exception()
         assert isinstance(failure, openai.RateLimitError)
@@ -211,8 +211,8 @@ async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
     wrong = {name: answer.text for name, answer in answers.items() if answer.status_code != 400}
     assert wrong == {}
     assert all(answer.json()['error']['reason'] == 'INVALID_FIELD' for answer in answers.values())
-    fine = await running.post('/completions', {'model': 'tiny', 'prompt': 'nul \0 and \U0001f642', 'max_tokens': 2})
-    assert fine.status_code == 200
+    answer = await running.post('/completions', {'model': 'tiny', 'prompt': 'nul \0 and \U0001f642', 'max_tokens': 2})
+    assert answer.status_code == 200
 
 
 async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None:
@@ -251,9 +251,9 @@ async def test_unknown_paths_and_methods_are_errors(running: OpenAiGateway) -> N
 
 async def test_labels_and_nulls_change_nothing(running: OpenAiGateway) -> None:
     """Labels are accepted without effect, and null parameters count as absent."""
-    asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'seed': 1}
-    labelled = {**asked, 'user': 'u', 'metadata': {'a': 'b'}, 'stop': None, 'n': None, 'store': False, 'best_of': 1}
-    plain, other = await running.post('/completions', asked), await running.post('/completions', labelled)
+    request: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'seed': 1}
+    labelled = {**request, 'user': 'u', 'metadata': {'a': 'b'}, 'stop': None, 'n': None, 'store': False, 'best_of': 1}
+    plain, other = await running.post('/completions', request), await running.post('/completions', labelled)
     assert plain.json()['choices'] == other.json()['choices']
     assert other.status_code == 200
     assert ADMIN_KEY not in other.text

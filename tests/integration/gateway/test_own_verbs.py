@@ -1,4 +1,4 @@
-"""Contracts that the gateway serves itself, over a socket: keys, sessions, catalogue and server information."""
+"""Contracts that the gateway itself serves: keys, sessions, catalogue and server information."""
 
 import re
 from collections.abc import Awaitable, Callable

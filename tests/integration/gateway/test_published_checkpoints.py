@@ -16,7 +16,7 @@ PATH = f'twinkle://{RUN}/weights/best'
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Yield a gateway with one checkpoint of alice."""
+    """A gateway with one checkpoint of alice."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         yield running

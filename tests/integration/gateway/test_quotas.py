@@ -1,4 +1,4 @@
-"""Quotas and usage through both APIs, before a real model service with a tiny model and a checkpoint service."""
+"""Quotas and usage through both APIs, with a real model service, a tiny model and a checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +28,7 @@ from twinkle.api.model.v1 import (
 )
 
 LENGTH = 7
-"""Tokens of the batch that these tests train on."""
+"""Tokens of the training batch."""
 INPUTS = {
     'target_tokens': {'data': [1, 1, 1], 'dtype': 'int64', 'shape': [3]},
     'weights': {'data': [1, 1, 1], 'dtype': 'float32', 'shape': [3]},
@@ -43,36 +43,36 @@ FORWARD = {
 
 @dataclass
 class World:
-    """A gateway, what is behind it, and a tenant's key."""
+    """A gateway with a model service, and the key of a tenant."""
 
     gateway: RunningGateway
     model: RunningModel
     http: httpx.AsyncClient
     secret: str
     run: str = ''
-    """The adapter that was made first."""
+    """Id of the first adapter; empty until it is created."""
 
     @property
     def metadata(self) -> Any:
-        """Of the tenant's calls."""
+        """Metadata of the tenant's calls."""
         return bearer(self.secret)
 
     @property
     def quotas(self) -> Any:
-        """The service for administrators."""
+        """Stub of the quota service for administrators."""
         return quota_service_pb2_grpc.QuotaServiceStub(self.gateway.channel)
 
     @property
     def training(self) -> Any:
-        """The service that trains, at the gateway."""
+        """Stub of the training service at the gateway."""
         return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
 
     async def allow(self, **limits: Any) -> None:
-        """Set the tenant's quota."""
+        """Set the quota of the tenant."""
         await self.quotas.SetQuota(wire.SetQuotaRequest(tenant_id='alice', quota=wire.Quota(**limits)), metadata=ADMIN)
 
     async def create(self, request_id: str) -> str:
-        """Make an adapter, and return its id."""
+        """Create an adapter and return its id."""
         stub = adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
         request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, base_model=self.model.base_model)
         made = (await stub.CreateAdapter(request, metadata=self.metadata)).adapter.adapter_id
@@ -80,24 +80,24 @@ class World:
         return made
 
     def execute(self, number: int, **verb: Any) -> Awaitable[Any]:
-        """Run an operation on the adapter."""
+        """Start an operation on the first adapter."""
         request = training_service_pb2.ExecuteRequest(operation=operation_of(self.run, number, **verb))
         return self.training.Execute(request, metadata=self.metadata)
 
     async def usage(self) -> dict[str, catalogue_service_pb2.Usage]:
-        """Return what the tenant used, by run."""
+        """Return the usage of the tenant by run."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
         answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self.metadata)
         return {item.run_id: item for item in answer.usages}
 
-    async def until_used(self, is_so: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
-        """Return what the run used once it is so; bounded by the test's own time."""
-        while not is_so(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
+    async def until_used(self, condition: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
+        """Return the usage of the first adapter's run once a condition holds; the test's time limit bounds the wait."""
+        while not condition(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
             pass
         return found
 
     async def post(self, path: str, **body: Any) -> Any:
-        """Call a route of the Tinker API."""
+        """Call a route of the Tinker API and return its response."""
         answer = await self.http.post(f'/api/v1/{path}', json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -105,7 +105,7 @@ class World:
 
 @pytest.fixture
 async def world(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
-    """Serve the tenant alice."""
+    """A deployment with a key of the tenant alice."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (
@@ -133,16 +133,16 @@ def batch() -> operation_pb2.Batch:
     return operation_pb2.Batch(features=input_feature_pb2.FeatureBatch(features=[feature]))
 
 
-def train() -> operation_pb2.ForwardBackward:
-    """Return an operation on it."""
+def forward_backward() -> operation_pb2.ForwardBackward:
+    """Return a forward and backward pass over the batch."""
     return operation_pb2.ForwardBackward(batch=batch())
 
 
 async def test_training_is_metered_once_in_both_apis(world: World) -> None:
-    """Tokens and operations by run, a repeat for nothing; bytes of checkpoints as they are kept."""
+    """Tokens and operations are counted by run and only once, and stored bytes equal the checkpoints' sizes."""
     await world.create('r1')
     for _ in range(2):
-        await world.execute(1, forward_backward=train())
+        await world.execute(1, forward_backward=forward_backward())
     await world.execute(2, step=operation_pb2.Step())
     saved = await world.execute(3, save=operation_pb2.Save(name='one'))
     used = await world.until_used(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
@@ -165,8 +165,8 @@ async def test_training_is_metered_once_in_both_apis(world: World) -> None:
     assert (await world.until_used(lambda item: item.operation_count > 0)).trained_token_count == 3
 
 
-async def test_one_adapter_too_many_is_refused_in_both_apis(world: World) -> None:
-    """Nothing is made; a repeat of what was made finds it, and one that is deleted makes room."""
+async def test_adapter_beyond_the_quota_is_refused_in_both_apis(world: World) -> None:
+    """A refused creation creates nothing, a repeated creation succeeds, and a deletion allows a new adapter."""
     await world.allow(max_adapters=1)
     await world.create('r1')
     failure = await failure_of(world.create('r2'))
@@ -176,8 +176,8 @@ async def test_one_adapter_too_many_is_refused_in_both_apis(world: World) -> Non
     assert await world.create('r1') == world.run
 
     session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
-    order = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
-    made = await world.post('create_model', session_id=session, model_seq_id=0, **order)
+    fields = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
+    made = await world.post('create_model', session_id=session, model_seq_id=0, **fields)
     refused = await world.post('retrieve_future', request_id=made['request_id'])
     assert (refused['category'], 'max_adapters' in refused['error']) == ('user', True)
 
@@ -188,8 +188,8 @@ async def test_one_adapter_too_many_is_refused_in_both_apis(world: World) -> Non
     await world.create('r3')
 
 
-async def test_a_repeat_at_another_gateway_finds_its_adapter(world: World, tmp_path: Path) -> None:
-    """That one has not heard of the first request, and finds the tenant at its limit: what is on record is answered."""
+async def test_repeated_creation_at_another_gateway_returns_its_adapter(world: World, tmp_path: Path) -> None:
+    """The repeat succeeds at the adapter limit, although that gateway has not seen the first request."""
     made = await world.create('r1')
     (tmp_path / 'other').mkdir()
     async with running_gateway(
@@ -205,8 +205,8 @@ async def test_a_repeat_at_another_gateway_finds_its_adapter(world: World, tmp_p
         assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'max_adapters', 'limit': '1'})
 
 
-async def test_saves_are_refused_once_the_storage_is_full(world: World) -> None:
-    """By call and by stream; the number stays free, and a save that is on record is answered from there."""
+async def test_saves_beyond_the_storage_quota_are_refused(world: World) -> None:
+    """Calls and streams are refused without using the number, and a repeated save is answered from the record."""
     await world.create('r1')
     await world.allow(stored_bytes=1)
     first = await world.execute(1, save=operation_pb2.Save(name='one'))
@@ -219,7 +219,7 @@ async def test_saves_are_refused_once_the_storage_is_full(world: World) -> None:
     stream = world.training.Train(metadata=world.metadata)
     for operation in (
         operation_of(world.run, 2, save=operation_pb2.Save(name='two')),
-        operation_of(world.run, 2, forward_backward=train()),
+        operation_of(world.run, 2, forward_backward=forward_backward()),
     ):
         await stream.write(training_service_pb2.TrainRequest(operation=operation))
         result = (await stream.read()).result
@@ -239,18 +239,18 @@ async def test_saves_are_refused_once_the_storage_is_full(world: World) -> None:
     await world.execute(3, save=operation_pb2.Save(name='two'))
 
 
-async def test_operations_wait_while_tokens_are_owed(world: World) -> None:
-    """A call that would wait for long is told when to come again, a stream is held; once it is paid both go on."""
+async def test_operations_of_an_owing_tenant_wait(world: World) -> None:
+    """A call that would wait for long fails with a retry time, and a stream waits until the debt is paid."""
     await world.create('r1')
     await world.allow(tokens_per_second=1, burst_tokens=1)
-    await world.execute(1, forward_backward=train())
+    await world.execute(1, forward_backward=forward_backward())
     await world.until_used(lambda item: item.trained_token_count == LENGTH)
-    failure = await failure_of(world.execute(2, forward_backward=train()))
+    failure = await failure_of(world.execute(2, forward_backward=forward_backward()))
     assert (failure.reason, failure.metadata['quota']) == ('QUOTA_EXCEEDED', 'tokens_per_second')
     assert failure.retry_seconds == pytest.approx(LENGTH - 1)
 
     stream = world.training.Train(metadata=world.metadata)
-    operation = operation_of(world.run, 2, forward_backward=train())
+    operation = operation_of(world.run, 2, forward_backward=forward_backward())
     await stream.write(training_service_pb2.TrainRequest(operation=operation))
     reading = asyncio.ensure_future(stream.read())
     await asyncio.wait({reading}, timeout=0.05)
@@ -260,11 +260,11 @@ async def test_operations_wait_while_tokens_are_owed(world: World) -> None:
     await stream.done_writing()
 
 
-async def test_clients_of_futures_are_told_that_they_wait(world: World) -> None:
-    """The request is accepted and not lost: it runs once what is owed is paid."""
+async def test_futures_of_an_owing_tenant_wait(world: World) -> None:
+    """The request is accepted, and it runs once the debt is paid."""
     session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
-    order = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
-    made = await world.post('create_model', session_id=session, model_seq_id=0, **order)
+    fields = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
+    made = await world.post('create_model', session_id=session, model_seq_id=0, **fields)
     run = (await world.post('retrieve_future', request_id=made['request_id']))['model_id']
     await world.allow(tokens_per_second=1, burst_tokens=1)
     first = await world.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
@@ -279,8 +279,8 @@ async def test_clients_of_futures_are_told_that_they_wait(world: World) -> None:
     assert 'error' not in await waiting
 
 
-async def test_administrators_alone_see_and_set_quotas(world: World) -> None:
-    """A key without that scope is told nothing of whether a tenant is there."""
+async def test_quotas_need_the_admin_scope(world: World) -> None:
+    """A key without the scope `admin` gets the same error for existing and absent tenants."""
     plain = bearer((await world.gateway.make_key('alice', scopes=(1, 2, 3, 4))).secret)
     calls = [
         (world.quotas.GetQuota, wire.GetQuotaRequest),
@@ -297,8 +297,8 @@ async def test_administrators_alone_see_and_set_quotas(world: World) -> None:
         assert (absent.code, absent.reason) == (grpc.StatusCode.NOT_FOUND, 'TENANT_NOT_FOUND')
 
 
-async def test_quota_is_shown_as_set_and_as_it_counts(world: World) -> None:
-    """What is out of range is refused and changes nothing."""
+async def test_quota_is_shown_as_set_and_as_effective(world: World) -> None:
+    """Limits that are not set have their defaults in the effective quota, and invalid limits change nothing."""
     await world.allow(max_adapters=0, weight=2.5)
     shown = await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)
     assert shown.quota == wire.Quota(max_adapters=0, weight=2.5)
@@ -321,23 +321,23 @@ async def test_quota_is_shown_as_set_and_as_it_counts(world: World) -> None:
     assert (await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)) == shown
 
 
-async def test_usage_of_a_time(world: World) -> None:
-    """By the hour; a time that ends before it begins, or is none, is refused."""
+async def test_usage_can_be_limited_to_a_time_range(world: World) -> None:
+    """Usage is counted by the hour, and a range that is empty or malformed is refused."""
     await world.create('r1')
-    await world.execute(1, forward_backward=train())
+    await world.execute(1, forward_backward=forward_backward())
     await world.until_used(lambda item: item.trained_token_count == LENGTH)
     now = world.gateway.clock.now()
 
-    async def told(**seconds: int) -> list[int]:
+    async def tokens_between(**seconds: int) -> list[int]:
         request = wire.GetTenantUsageRequest(tenant_id='alice')
         for name, offset in seconds.items():
             getattr(request, name).FromDatetime(now + timedelta(seconds=offset))
         answer = await world.quotas.GetTenantUsage(request, metadata=ADMIN)
         return [item.trained_token_count for item in answer.usages]
 
-    assert await told() == await told(begin_time=-3600, end_time=3600) == [LENGTH]
-    assert await told(begin_time=3600) == await told(end_time=-3600) == []
-    failure = await failure_of(told(begin_time=1, end_time=0))
+    assert await tokens_between() == await tokens_between(begin_time=-3600, end_time=3600) == [LENGTH]
+    assert await tokens_between(begin_time=3600) == await tokens_between(end_time=-3600) == []
+    failure = await failure_of(tokens_between(begin_time=1, end_time=0))
     assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'end_time')
     request = wire.GetTenantUsageRequest(tenant_id='alice')
     request.begin_time.seconds = 1 << 62
@@ -345,8 +345,8 @@ async def test_usage_of_a_time(world: World) -> None:
     assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'begin_time')
 
 
-async def test_usage_goes_on_where_it_was_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """What was trained before counts once, and what was trained while no gateway was there counts, too."""
+async def test_usage_is_complete_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Training before a restart counts once, and training while no gateway runs is counted later."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     run = ''
@@ -355,8 +355,8 @@ async def test_usage_goes_on_where_it_was_after_a_restart(tiny_llama_dir: Path, 
             async with running_gateway(tmp_path / 'gateway', upstream=model.address, internal_token='') as gateway:
                 world = World(gateway, model, http, ADMIN_KEY, run)
                 run = run or await world.create('r1')
-                await world.execute(number, forward_backward=train())
+                await world.execute(number, forward_backward=forward_backward())
                 used = await world.until_used(lambda item, number=number: item.operation_count == number)
                 assert used.trained_token_count == number * LENGTH
             if number == 1:
-                await model.execute(run, 2, tenant='default', forward_backward=train())
+                await model.execute(run, 2, tenant='default', forward_backward=forward_backward())

@@ -106,14 +106,14 @@ async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_
         url, headers = f'http://{fleet.gateway.http_address}/api/v1/', {'x-api-key': ADMIN_KEY}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
             prompt = {'chunks': [{'type': 'encoded_text', 'tokens': [1, 2, 3]}]}
-            ask = {'base_model': 'tiny', 'prompt': prompt, 'sampling_params': {'max_tokens': 4}, 'num_samples': 1}
+            fields = {'base_model': 'tiny', 'prompt': prompt, 'sampling_params': {'max_tokens': 4}, 'num_samples': 1}
             session = (await http.post('create_session', json={'sdk_version': '0.38.0'})).json()['session_id']
-            order = {'session_id': session, 'sampling_session_seq_id': 0, 'base_model': 'tiny'}
-            handle = (await http.post('create_sampling_session', json=order)).json()['sampling_session_id']
+            fields_of_session = {'session_id': session, 'sampling_session_seq_id': 0, 'base_model': 'tiny'}
+            handle = (await http.post('create_sampling_session', json=fields_of_session)).json()['sampling_session_id']
 
             async def sample(number: int) -> httpx.Response:
-                named = {'sampling_session_id': handle, 'seq_id': number}
-                return await http.post('asample', json={**ask, **named})
+                numbered = {'sampling_session_id': handle, 'seq_id': number}
+                return await http.post('asample', json={**fields, **numbered})
 
             first = await sample(0)
             assert (await sample(0)).json()['request_id'] == first.json()['request_id']

@@ -135,7 +135,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """Yield a deployment with a fake clock, whose gateway sweeps sessions twenty times per second."""
+    """A deployment with a fake clock, whose gateway checks sessions twenty times per second."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (
@@ -177,9 +177,11 @@ async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment
     assert (await deployment.heartbeat(session_id)).state == ACTIVE
     found += await deployment.train(adapter_id, range(4, 10))
     assert found == expected
-    heir = await deployment.make(session_id, 'heir', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA)
+    copy_id = await deployment.make(
+        session_id, 'copy', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA
+    )
     answer = await deployment.adapters.GetAdapter(
-        adapter_service_pb2.GetAdapterRequest(adapter_id=heir), metadata=ADMIN
+        adapter_service_pb2.GetAdapterRequest(adapter_id=copy_id), metadata=ADMIN
     )
     assert (answer.adapter.step_count, answer.adapter.checkpoint_path) == (1, path)
 

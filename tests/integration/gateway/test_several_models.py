@@ -1,4 +1,4 @@
-"""Two model services, each with its base model, behind one gateway: both train, and one is there without the other."""
+"""Two model services with different base models behind one gateway, also while one of them is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ FEATURE: InputFeature = {'input_ids': TOKENS, 'labels': TOKENS}
 
 @dataclass
 class Pair:
-    """A gateway, and the model services behind it that run now, by base model."""
+    """A gateway and its running model services by base model."""
 
     gateway: RunningGateway
     folders: tuple[Path, Path]
@@ -43,32 +43,32 @@ class Pair:
     metadata: Any = ADMIN
 
     @property
-    def names(self) -> tuple[str, str]:
-        """The base models."""
+    def base_models(self) -> tuple[str, str]:
+        """Names of the two base models."""
         return str(self.folders[0]), str(self.folders[1])
 
     @property
     def adapters(self) -> Any:
-        """The stub."""
+        """Stub of the adapter service at the gateway."""
         return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
 
     @property
     def training(self) -> Any:
-        """The stub."""
+        """Stub of the training service at the gateway."""
         return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
 
     async def create(self, base_model: str, request_id: str, **fields: Any) -> str:
-        """Create an adapter; return its id."""
+        """Create an adapter and return its id."""
         request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, base_model=base_model, **fields)
         return (await self.adapters.CreateAdapter(request, metadata=self.metadata)).adapter.adapter_id
 
     def get(self, adapter_id: str, metadata: Any = None) -> Any:
-        """Call GetAdapter."""
+        """Start a call of GetAdapter."""
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
         return self.adapters.GetAdapter(request, metadata=metadata or self.metadata)
 
     def train(self, adapter_id: str, number: int) -> Any:
-        """Call Execute with a small batch."""
+        """Start an operation with a small batch."""
         request = training_service_pb2.ExecuteRequest(operation=_forward_backward(adapter_id, number))
         return self.training.Execute(request, metadata=self.metadata)
 
@@ -84,21 +84,21 @@ class Pair:
                 return pages
 
     async def active_runs(self) -> set[str]:
-        """Return the ids of the runs that the catalogue believes in."""
+        """Return the ids of the active runs in the catalogue."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
         answer = await stub.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=self.metadata)
         return {run.run_id for run in answer.runs if run.is_active}
 
-    async def begin(self, base_model: str, state_dir: Path, *, listen: str = '127.0.0.1:0') -> str:
-        """Start a model service; return its address."""
+    async def start(self, base_model: str, state_dir: Path, *, listen: str = '127.0.0.1:0') -> str:
+        """Start a model service and return its address."""
         await asyncio.to_thread(state_dir.mkdir, exist_ok=True)
         stack = self.stacks[base_model] = AsyncExitStack()
         model = await stack.enter_async_context(serving_model(Path(base_model), state_dir, listen=listen))
         self.models[base_model] = model
         return model.address
 
-    async def end(self, base_model: str) -> str:
-        """Stop a model service; return where it was."""
+    async def stop(self, base_model: str) -> str:
+        """Stop a model service and return its previous address."""
         await self.stacks.pop(base_model).aclose()
         return self.models.pop(base_model).address
 
@@ -113,12 +113,12 @@ def _forward_backward(adapter_id: str, number: int, **batch: Any) -> operation_p
 async def _running_pair(folders: tuple[Path, Path], state: Path) -> AsyncIterator[Pair]:
     pair = Pair(None, folders)  # pyright: ignore[reportArgumentType] (set below)
     try:
-        addresses = [await pair.begin(name, state / f'model-{index}') for index, name in enumerate(pair.names)]
+        addresses = [await pair.start(name, state / f'model-{index}') for index, name in enumerate(pair.base_models)]
         await asyncio.to_thread((state / 'gateway').mkdir)
         async with running_gateway(
             state / 'gateway',
             models=addresses,
-            checkpoint=pair.models[pair.names[0]].checkpoints.address,
+            checkpoint=pair.models[pair.base_models[0]].checkpoints.address,
             internal_token='',
             server_info_freshness=timedelta(),
         ) as pair.gateway:
@@ -137,19 +137,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def pair(folders: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[Pair]:
-    """A gateway before two model services."""
+    """A gateway in front of two model services."""
     async with _running_pair(folders, tmp_path) as running:
         yield running
 
 
-async def test_adapters_of_both_train_in_turns_and_alike(pair: Pair) -> None:
-    """Unary calls and streams find the service of their adapter, and what comes back is that service's."""
-    ids = [await pair.create(name, f'r-{name}') for name in pair.names]
+async def test_adapters_of_both_base_models_train(pair: Pair) -> None:
+    """Unary calls and streams reach the model service of their adapter."""
+    ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     for number in (1, 2):
         for adapter_id in ids:
             answer = await pair.train(adapter_id, number)
             assert answer.result.sequence_number == number
-    for adapter_id, name in zip(ids, pair.names, strict=True):
+    for adapter_id, name in zip(ids, pair.base_models, strict=True):
         assert (await pair.get(adapter_id)).adapter.base_model == name
         requests = [training_service_pb2.TrainRequest(operation=_forward_backward(adapter_id, 3))]
         results = [item.result async for item in pair.training.Train(iter(requests), metadata=pair.metadata)]
@@ -160,24 +160,24 @@ async def test_adapters_of_both_train_in_turns_and_alike(pair: Pair) -> None:
 
 
 async def test_all_base_models_are_listed_and_unknown_ones_refused_by_name(pair: Pair) -> None:
-    """GetServerInfo has each service's part, and a refusal tells what there is."""
+    """Server information lists both services, and the refusal of an unknown base model lists the known ones."""
     info = await server_service_pb2_grpc.ServerServiceStub(pair.gateway.channel).GetServerInfo(
         server_service_pb2.GetServerInfoRequest(), metadata=pair.metadata
     )
     parts = [part for part in info.services if part.service == 'model']
-    assert [[model.base_model for model in part.base_models] for part in parts] == [[name] for name in pair.names]
+    assert [[model.base_model for model in part.base_models] for part in parts] == [[name] for name in pair.base_models]
     request = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model='another')
     failure = await failure_of(pair.adapters.CreateAdapter(request, metadata=pair.metadata))
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')
-    assert failure.metadata['known'].split(',') == sorted(pair.names)
+    assert failure.metadata['known'].split(',') == sorted(pair.base_models)
     nameless = adapter_service_pb2.CreateAdapterRequest(request_id='r')
     failure = await failure_of(pair.adapters.CreateAdapter(nameless, metadata=pair.metadata))
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_reported(pair: Pair) -> None:
-    """One stream is of one base model; an adapter that is not there fails its own operation alone."""
-    ids = [await pair.create(name, f'r-{name}') for name in pair.names]
+    """A stream serves one base model, and an operation on an absent adapter fails alone."""
+    ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
 
     def stream(*wanted: tuple[str, int]) -> Any:
         requests = [training_service_pb2.TrainRequest(operation=_forward_backward(*item)) for item in wanted]
@@ -190,8 +190,8 @@ async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_rep
 
 
 async def test_upload_goes_to_the_service_of_its_adapter(pair: Pair) -> None:
-    """One that names no adapter could go anywhere, and is refused."""
-    adapter_id = await pair.create(pair.names[1], 'r1')
+    """An upload that base_models no adapter is refused, because its service is unknown."""
+    adapter_id = await pair.create(pair.base_models[1], 'r1')
     data = batch_of([FEATURE]).features.SerializeToString()
     header = training_service_pb2.BatchHeader(
         upload_id='up-1', size_bytes=len(data), digest=blake3(data).hexdigest(), adapter_id=adapter_id
@@ -215,9 +215,9 @@ async def test_upload_goes_to_the_service_of_its_adapter(pair: Pair) -> None:
     assert 'header.adapter_id' in failure.message
 
 
-async def test_list_is_one_for_all_services_newest_first(pair: Pair) -> None:
-    """Every adapter is on exactly one page, whatever the size of pages, and one that is deleted is on none."""
-    made = [await pair.create(pair.names[index % 2], f'r-{index}') for index in range(5)]
+async def test_list_contains_the_adapters_of_all_services_newest_first(pair: Pair) -> None:
+    """Every adapter is on exactly one page for any page size, and a deleted adapter is on none."""
+    made = [await pair.create(pair.base_models[index % 2], f'r-{index}') for index in range(5)]
     for page_size in (1, 2, 3, 5, 50):
         pages = await pair.list_ids(page_size)
         assert [adapter_id for page in pages for adapter_id in page] == made[::-1]
@@ -231,10 +231,10 @@ async def test_list_is_one_for_all_services_newest_first(pair: Pair) -> None:
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_other_tenants_adapter_is_like_an_absent_one(pair: Pair) -> None:
-    """At both services, with the same words but for the id."""
+async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
+    """The error equals the error for an absent adapter at both services, except for the id."""
     other = bearer((await pair.gateway.make_key('mallory')).secret)
-    ids = [await pair.create(name, f'r-{name}') for name in pair.names]
+    ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     absent = await failure_of(pair.get('absent', other))
     for adapter_id in ids:
         foreign = await failure_of(pair.get(adapter_id, other))
@@ -242,14 +242,14 @@ async def test_other_tenants_adapter_is_like_an_absent_one(pair: Pair) -> None:
         assert foreign.message.replace(adapter_id, 'absent') == absent.message
 
 
-async def test_one_goes_on_while_the_other_is_away_and_that_comes_back_as_it_was(pair: Pair, tmp_path: Path) -> None:
-    """Its adapters are unreachable and not absent; after a restart they are trained on, and no run was lost."""
-    ids = [await pair.create(name, f'r-{name}') for name in pair.names]
+async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_path: Path) -> None:
+    """Adapters of the stopped service are unreachable but not absent, and training continues after its restart."""
+    ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     for adapter_id in ids:
         await pair.train(adapter_id, 1)
     while await pair.active_runs() != set(ids):
         pass
-    address = await pair.end(pair.names[1])
+    address = await pair.stop(pair.base_models[1])
     for call in (pair.get(ids[1]), pair.train(ids[1], 2)):
         failure = await failure_of(call)
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
@@ -257,18 +257,18 @@ async def test_one_goes_on_while_the_other_is_away_and_that_comes_back_as_it_was
         pair.adapters.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=pair.metadata)
     )
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
-    assert failure.metadata == {'service': 'model', 'baseModels': pair.names[1]}
+    assert failure.metadata == {'service': 'model', 'baseModels': pair.base_models[1]}
     assert (await pair.train(ids[0], 2)).result.sequence_number == 2
-    new = await pair.create(pair.names[0], 'r-new')
-    assert (await pair.get(new)).adapter.base_model == pair.names[0]
-    await pair.begin(pair.names[1], tmp_path / 'model-1', listen=address)
+    new = await pair.create(pair.base_models[0], 'r-new')
+    assert (await pair.get(new)).adapter.base_model == pair.base_models[0]
+    await pair.start(pair.base_models[1], tmp_path / 'model-1', listen=address)
     assert await _trained_again(pair, ids[1], 2) == 2
     while not {*ids, new} <= await pair.active_runs():
         pass
 
 
 async def _trained_again(pair: Pair, adapter_id: str, number: int) -> int:
-    """Train as soon as the service can be reached; return the number that was trained under."""
+    """Train as soon as the service is reachable, and return the sequence number."""
     while True:
         try:
             return (await pair.train(adapter_id, number)).result.sequence_number
@@ -277,13 +277,13 @@ async def _trained_again(pair: Pair, adapter_id: str, number: int) -> int:
                 raise
 
 
-async def test_gateway_that_begins_without_one_service_serves_the_other(pair: Pair, tmp_path: Path) -> None:
-    """What was heard before the restart says whose an adapter is; a base model never heard of may be its."""
-    ids = [await pair.create(name, f'r-{name}') for name in pair.names]
+async def test_gateway_that_starts_without_one_service_serves_the_other(pair: Pair, tmp_path: Path) -> None:
+    """Known adapters are routed from the catalogue, and an unknown base model may belong to the stopped service."""
+    ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     while await pair.active_runs() != set(ids):
         pass
-    addresses = [pair.models[name].address for name in pair.names]
-    await pair.end(pair.names[1])
+    addresses = [pair.models[name].address for name in pair.base_models]
+    await pair.stop(pair.base_models[1])
     async with running_gateway(
         tmp_path / 'gateway', models=addresses, internal_token='', server_info_freshness=timedelta()
     ) as gateway:
@@ -291,6 +291,6 @@ async def test_gateway_that_begins_without_one_service_serves_the_other(pair: Pa
         assert (await again.get(ids[0])).adapter.adapter_id == ids[0]
         for call in (again.get(ids[1]), again.get('absent')):
             assert (await failure_of(call)).reason == 'SERVICE_UNREACHABLE'
-        request = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model=pair.names[1])
+        request = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model=pair.base_models[1])
         failure = await failure_of(again.adapters.CreateAdapter(request, metadata=again.metadata))
         assert failure.reason == 'SERVICE_UNREACHABLE'

@@ -35,14 +35,14 @@ EXPORT = Export(
 
 
 class UnreachableStore(SqlExportStore):
-    """Store whose database is unreachable when an export ends."""
+    """A store whose database is unreachable when an export ends."""
 
     async def settle(self, export: Export) -> bool:
         raise ServiceUnreachable('database')
 
 
 class SlowArchives:
-    """Source whose transfers never end."""
+    """A source of archives whose transfers never end."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

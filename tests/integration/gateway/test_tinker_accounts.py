@@ -40,7 +40,7 @@ OPEN: list[tuple[str, str, Any]] = [
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice has a checkpoint for training and an external one."""
+    """The API, with a training checkpoint and an external checkpoint of alice."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         await running.save('out.external', seed=2)
@@ -70,8 +70,8 @@ async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> No
         absent_body = json.loads(json.dumps(body).replace(RUN, 'se-absent:train:0'))
         absent = await api.call(method, other, key='bob', json=absent_body)
         assert (foreign.status_code, absent.status_code) == (404, 404), (method, path, foreign.text, absent.text)
-        told = foreign.json()['detail'].replace(RUN, 'se-absent:train:0').replace(session_id, 'se-absent')
-        assert told == absent.json()['detail']
+        detail = foreign.json()['detail'].replace(RUN, 'se-absent:train:0').replace(session_id, 'se-absent')
+        assert detail == absent.json()['detail']
     checkpoints = (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']
     assert [(item['public'], item['expires_at']) for item in checkpoints] == [(False, None)] * 2
 
@@ -104,8 +104,8 @@ async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> No
 
 async def test_sessions_are_found_by_their_facts(api: TinkerCatalogue) -> None:
     """Name, labels, project and status narrow a search, and its cursor continues after the previous page."""
-    tries = [
-        await _session(api, display_name=f'Try {place}', user_metadata={'place': str(place)}) for place in range(3)
+    sessions = [
+        await _session(api, display_name=f'Try {index}', user_metadata={'index': str(index)}) for index in range(3)
     ]
 
     async def found(**search: Any) -> set[str]:
@@ -113,14 +113,14 @@ async def test_sessions_are_found_by_their_facts(api: TinkerCatalogue) -> None:
         assert answer.status_code == 200, answer.text
         return {session['session_id'] for session in answer.json()['sessions']}
 
-    assert await found(display_name='TRY') == set(tries)
-    assert await found(display_name='try 1') == {tries[1]}
-    assert await found(session_id=tries[0], display_name='2') == {tries[0], tries[2]}
-    assert await found(user_metadata={'place': '2'}) == {tries[2]}
-    await api.call('POST', f'sessions/{tries[1]}/finish', json={'reason': {'type': 'errored'}})
-    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['errored']}]) == {tries[1]}
+    assert await found(display_name='TRY') == set(sessions)
+    assert await found(display_name='try 1') == {sessions[1]}
+    assert await found(session_id=sessions[0], display_name='2') == {sessions[0], sessions[2]}
+    assert await found(user_metadata={'index': '2'}) == {sessions[2]}
+    await api.call('POST', f'sessions/{sessions[1]}/finish', json={'reason': {'type': 'errored'}})
+    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['errored']}]) == {sessions[1]}
     assert await found(statuses=[{'type': 'client_finished', 'reasons': ['success']}]) == set()
-    assert await found(statuses=[{'type': 'active'}]) == {tries[0], tries[2]}
+    assert await found(statuses=[{'type': 'active'}]) == {sessions[0], sessions[2]}
     assert await found(owner={'type': 'user', 'owner_urns': ['bob']}) == set()
     pages: list[str] = []
     cursor = None
@@ -130,7 +130,7 @@ async def test_sessions_are_found_by_their_facts(api: TinkerCatalogue) -> None:
         cursor = answer['next_cursor']
         if cursor is None:
             break
-    assert sorted(pages) == sorted(tries)
+    assert sorted(pages) == sorted(sessions)
 
 
 async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) -> None:

@@ -16,7 +16,7 @@ HOUR = 3600
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice's run has a checkpoint of each kind."""
+    """The API, with a checkpoint of each kind in alice's run."""
     async with tinker_catalogue(tmp_path) as running:
         for place, name in enumerate(('best', 'best.sampler', 'out.external')):
             await running.save(name, seed=place)
@@ -103,27 +103,27 @@ async def test_published_checkpoint_is_readable_but_not_listed_by_others(api: Ti
     assert (await api.get('checkpoints', key='bob'))['checkpoints'] == []
     for method, path in (('DELETE', BEST), ('DELETE', f'{BEST}/publish'), ('PUT', f'{BEST}/ttl')):
         assert (await api.call(method, path, key='bob')).status_code == 404
-    order = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'pr-1'}
-    copied = await api.call('POST', 'copy_weights', key='bob', json=order)
+    request = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'pr-1'}
+    copied = await api.call('POST', 'copy_weights', key='bob', json=request)
     assert copied.status_code == 200
     (mine,) = await api.until_listed(1, key='bob')
     assert mine['tinker_path'] == copied.json()['tinker_path']
     assert not mine['public']
     assert (await api.call('DELETE', f'{BEST}/publish')).status_code == 200
     assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
-    assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
+    assert (await api.call('POST', 'copy_weights', key='bob', json=request)).status_code == 404
 
 
 async def test_copy_belongs_to_a_model_of_the_session(api: TinkerCatalogue) -> None:
     """A copy for a session's model has that model's id, and another tenant's session is not found."""
     session_id = (await api.call('POST', 'create_session', json={})).json()['session_id']
-    order = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
-    answer = await api.call('POST', 'copy_weights', json={**order, 'ttl_seconds': HOUR})
+    request = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
+    answer = await api.call('POST', 'copy_weights', json={**request, 'ttl_seconds': HOUR})
     assert answer.json() == {'tinker_path': f'tinker://{session_id}:train:3/weights/best'}
     (copy,) = (await api.get(f'training_runs/{session_id}:train:3/checkpoints'))['checkpoints']
     assert copy['expires_at']
     await api.call('POST', f'{BEST}/publish')
-    assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
+    assert (await api.call('POST', 'copy_weights', key='bob', json=request)).status_code == 404
 
 
 async def test_archive_is_a_peft_folder_and_supports_ranges(api: TinkerCatalogue) -> None:

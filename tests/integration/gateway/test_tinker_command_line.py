@@ -18,7 +18,7 @@ PATH = f'tinker://{RUN}/weights/best'
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice's run has a checkpoint in the catalogue."""
+    """The API, with a checkpoint of alice's run in the catalogue."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         await running.until_listed(1)
@@ -42,16 +42,16 @@ async def _tinker(api: TinkerCatalogue, home: Path, *words: str, key: str = 'ali
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, complaints = await process.communicate()
+    output, errors = await process.communicate()
     assert process.returncode is not None
     # A thread of the SDK that holds a stream at interpreter shutdown makes Python abort after all output was written,
     # sometimes with a message about the shutdown.
-    is_complete = process.returncode == -signal.SIGABRT and (not complaints or b'at interpreter shutdown' in complaints)
-    assert is_complete or process.returncode >= 0, complaints.decode()
+    is_complete = process.returncode == -signal.SIGABRT and (not errors or b'at interpreter shutdown' in errors)
+    assert is_complete or process.returncode >= 0, errors.decode()
     return 0 if is_complete else process.returncode, output.decode()
 
 
-async def _told(api: TinkerCatalogue, home: Path, *words: str, **fields: Any) -> Any:
+async def _json_of(api: TinkerCatalogue, home: Path, *words: str, **fields: Any) -> Any:
     status, output = await _tinker(api, home, *words, **fields)
     assert status == 0, output
     return json.loads(output) if output.strip() else None
@@ -59,9 +59,9 @@ async def _told(api: TinkerCatalogue, home: Path, *words: str, **fields: Any) ->
 
 async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalogue, tmp_path: Path) -> None:
     """The list shows the effect of publish and set-ttl."""
-    await _told(api, tmp_path, 'checkpoint', 'publish', PATH)
-    await _told(api, tmp_path, 'checkpoint', 'set-ttl', PATH, '--ttl', '3600')
-    (changed,) = (await _told(api, tmp_path, 'checkpoint', 'list'))['checkpoints']
+    await _json_of(api, tmp_path, 'checkpoint', 'publish', PATH)
+    await _json_of(api, tmp_path, 'checkpoint', 'set-ttl', PATH, '--ttl', '3600')
+    (changed,) = (await _json_of(api, tmp_path, 'checkpoint', 'list'))['checkpoints']
     assert changed['tinker_path'] == PATH
     assert changed['public']
     assert changed['expires_at']
@@ -69,7 +69,7 @@ async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalog
 
 async def test_command_line_deletes_only_checkpoints_of_the_tenant(api: TinkerCatalogue, tmp_path: Path) -> None:
     """The owner's key deletes a checkpoint; another tenant's key neither lists nor deletes it."""
-    assert (await _told(api, tmp_path, 'run', 'list', key='bob'))['runs'] == []
+    assert (await _json_of(api, tmp_path, 'run', 'list', key='bob'))['runs'] == []
     # The command reports the checkpoint that it could not delete, and still exits with success.
     await _tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH, key='bob')
     await api.until_listed(1)

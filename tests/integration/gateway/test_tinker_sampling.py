@@ -108,9 +108,9 @@ async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
             assert scored.topk_prompt_logprobs is not None
             assert [value is None for value in scored.prompt_logprobs] == [True, True, False, False]
             assert [None if row is None else len(row) for row in scored.topk_prompt_logprobs] == [None, None, 3, 3]
-            beside = scored.sequences[0].topk_logprobs_np
-            assert beside is not None
-            assert beside.logprobs.shape == (2, 2)
+            alternatives = scored.sequences[0].topk_logprobs_np
+            assert alternatives is not None
+            assert alternatives.logprobs.shape == (2, 2)
 
     await asyncio.to_thread(run)
 
@@ -204,7 +204,7 @@ async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
         'answer = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
         'assert [len(s.tokens) == len(s.logprobs) for s in answer.sequences] == [True, True];'
         'print(answer.prompt_logprobs, answer.topk_prompt_logprobs, flush=True);'
-        # As above, only the result matters.
+        # As above, the process exits right after the result.
         'os._exit(0)'
     )
     sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'

@@ -29,7 +29,7 @@ TENSORS = unpack_state(STATE.manifest, STATE.data)
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
-    """Serve the API; Alice has a checkpoint."""
+    """The API, with a checkpoint of alice."""
     async with tinker_catalogue(tmp_path) as running:
         await running.save('best')
         yield running
@@ -37,7 +37,7 @@ async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> bytes:
-    """Return the archive of an adapter."""
+    """The archive of an adapter."""
     config = STATE.manifest.lora_config
     assert config is not None
     write_peft_folder(tmp_path / 'peft', TENSORS, config, base_model='org/tiny')
@@ -88,16 +88,16 @@ async def test_weights_for_sampling_have_a_path_of_that_kind(api: TinkerCatalogu
 
 async def test_upload_continues_part_by_part(api: TinkerCatalogue, archive: bytes) -> None:
     """Each response reports the received bytes; a part after a gap, or a status request, changes nothing."""
-    size, place = len(archive), 0
+    size, received = len(archive), 0
     for end in (700, 701, 5000):
-        headers = {'content-range': f'bytes {place}-{end - 1}/{size}'}
-        answer = await put(api, archive[place:end], headers=headers)
+        headers = {'content-range': f'bytes {received}-{end - 1}/{size}'}
+        answer = await put(api, archive[received:end], headers=headers)
         assert (answer.status_code, answer.json()) == (202, {'held_bytes': end, 'size_bytes': size})
-        place = end
+        received = end
     gap = await put(api, archive[6000:6010], headers={'content-range': f'bytes 6000-6009/{size}'})
-    asked = await put(api, b'', headers={'content-range': f'bytes */{size}'})
-    assert gap.json() == asked.json() == {'held_bytes': 5000, 'size_bytes': size}
-    last = await put(api, archive[place:], headers={'content-range': f'bytes {place}-{size - 1}/{size}'})
+    status = await put(api, b'', headers={'content-range': f'bytes */{size}'})
+    assert gap.json() == status.json() == {'held_bytes': 5000, 'size_bytes': size}
+    last = await put(api, archive[received:], headers={'content-range': f'bytes {received}-{size - 1}/{size}'})
     assert last.status_code == 201
 
 
@@ -115,10 +115,10 @@ async def test_interrupted_upload_keeps_its_bytes(api: TinkerCatalogue, archive:
     while not [path for path in uploads.glob('*') if path.stat().st_size == 3000]:
         await api.get('checkpoints')
     writer.close()
-    asked = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
-    while asked.status_code != 202:  # the first stream may not have ended yet
-        asked = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
-    assert asked.json()['held_bytes'] == 3000
+    status = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
+    while status.status_code != 202:  # the first stream may not have ended yet
+        status = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
+    assert status.json()['held_bytes'] == 3000
     rest = await put(api, archive[3000:], headers={'content-range': f'bytes 3000-{len(archive) - 1}/{len(archive)}'})
     assert rest.status_code == 201
 
@@ -148,10 +148,10 @@ async def test_malformed_upload_is_refused(
 
 async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
     """A copy with the same idempotency key of a tenant is the same copy; without a key each is new."""
-    order = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'p'}
+    request = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'p'}
 
     async def copy(**headers: str) -> str:
-        answer = await api.call('POST', 'copy_weights', json=order, headers=headers)
+        answer = await api.call('POST', 'copy_weights', json=request, headers=headers)
         assert answer.status_code == 200, answer.text
         return answer.json()['tinker_path']
 
@@ -180,9 +180,9 @@ async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerC
     made = await api.call('POST', 'create_session', json={'sdk_version': '0.38.0'})
     await api.save('best.sampler')
     path = f'tinker://{RUN}/sampler_weights/best'
-    order = {'session_id': made.json()['session_id'], 'model_path': path}
-    for place, (named, status) in enumerate([({}, 200), ({'base_model': 'org/tiny'}, 200), ({'base_model': 'x'}, 400)]):
-        body = {**order, 'sampling_session_seq_id': place, **named}
+    request = {'session_id': made.json()['session_id'], 'model_path': path}
+    for index, (named, status) in enumerate([({}, 200), ({'base_model': 'org/tiny'}, 200), ({'base_model': 'x'}, 400)]):
+        body = {**request, 'sampling_session_seq_id': index, **named}
         assert (await api.call('POST', 'create_sampling_session', json=body)).status_code == status
 
 

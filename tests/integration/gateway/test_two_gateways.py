@@ -1,4 +1,4 @@
-"""Two gateways on one PostgreSQL database: clients may use either, and either may die."""
+"""Two gateways on one PostgreSQL database: clients may use both, and one of them may die."""
 
 import asyncio
 import random
@@ -52,18 +52,18 @@ class Site:
 
 @pytest.fixture
 def site(postgres_database: str, tmp_path: Path) -> Site:
-    """Return a site with an empty database."""
+    """A site with an empty database."""
     return Site(postgres_database, tmp_path / 'payloads')
 
 
 @pytest.fixture
 async def pair(site: Site) -> AsyncIterator[tuple[GatewayFutures, GatewayFutures]]:
-    """Return two gateways on one database."""
+    """Two gateways on one database."""
     async with site.gateway() as first, site.gateway() as second:
         yield first, second
 
 
-async def submit_patiently(gateway: GatewayFutures, key: str, **fields: Any) -> Future:
+async def submit_with_retries(gateway: GatewayFutures, key: str, **fields: Any) -> Future:
     """Submit a request, and repeat it while it is refused temporarily."""
     for attempt in range(100):
         try:
@@ -126,13 +126,13 @@ async def test_futures_of_a_dead_gateway_run_at_the_other_one(pair: tuple[Gatewa
     await dead.fall_silent()
     assert [await alive.outcome(future) for future in futures] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
     assert [key for key in alive.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
-    kept = [await alive.futures.wait(future.future_id, seconds=0) for future in futures]
+    stored = [await alive.futures.wait(future.future_id, seconds=0) for future in futures]
     dead.recorder.gate.set()
     # Its late outcomes change neither rows nor results, and it starts nothing afterwards.
     await asyncio.wait_for(dead.futures.is_disowned.wait(), 20)
-    assert [await alive.futures.wait(future.future_id, seconds=0) for future in futures] == kept
+    assert [await alive.futures.wait(future.future_id, seconds=0) for future in futures] == stored
     dead.renew_lease()
-    assert [await dead.outcome(item) for item in kept] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
+    assert [await dead.outcome(item) for item in stored] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
     assert dead.recorder.started == ['k0', 'free-a']
 
 
@@ -148,7 +148,7 @@ async def test_gateway_that_lost_its_lease_rejoins(site: Site) -> None:
         first.recorder.gate.set()
         second.recorder.gate.clear()
         waits = await second.submit('k1', lane=LANE, position=1)
-        later = await submit_patiently(first, 'k2', lane=LANE, position=2)
+        later = await submit_with_retries(first, 'k2', lane=LANE, position=2)
         second.recorder.gate.set()
         assert [await gateway.outcome(item) for gateway in (first, second) for item in (waits, later)] == [
             b'1k',
@@ -221,7 +221,7 @@ async def test_futures_of_another_gateway_count_until_they_end(site: Site) -> No
             await second.submit('k3', lane=LANE, position=3)
         first.recorder.gate.set()
         assert [await second.outcome(future) for future in futures] == [b'1k', b'2k']
-        assert await second.outcome(await submit_patiently(second, 'k3', lane=LANE, position=3)) == b'3k'
+        assert await second.outcome(await submit_with_retries(second, 'k3', lane=LANE, position=3)) == b'3k'
 
 
 async def test_gateway_with_another_payload_folder_does_not_start(site: Site, tmp_path: Path) -> None:
