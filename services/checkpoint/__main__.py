@@ -16,12 +16,12 @@ from services.checkpoint.application.registry import Registry
 from services.checkpoint.application.uploads import Uploads
 from services.checkpoint.application.versions import Versions
 from services.checkpoint.application.weight_feed import WeightFeed
+from services.checkpoint.backends.archive_uploads import ArchiveUploads
 from services.checkpoint.backends.disk import open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_tier import MemoryTier
 from services.checkpoint.backends.model_folders import ModelFolders
 from services.checkpoint.backends.segment_cache import SegmentCache
-from services.checkpoint.backends.upload_files import UploadFiles
 from services.checkpoint.config import CheckpointConfig
 from services.checkpoint.domain import Catalogue
 from services.checkpoint.ports import StateStore, UploadStore
@@ -52,7 +52,7 @@ async def serve(config: CheckpointConfig) -> None:
     try:
         async with open_store(config, threads) as store:
             registry = await load_registry(config, store, clock)
-            uploads = make_upload_store(config, threads)
+            uploads = make_upload_store(config, threads, clock)
             server = make_server(config, registry, uploads, threads)
             async with asyncio.TaskGroup() as tasks:
                 sweeping = tasks.create_task(sweep(config, registry, uploads))
@@ -94,9 +94,14 @@ async def load_registry(config: CheckpointConfig, store: StateStore, clock: Cloc
     return Registry(catalogue, store, clock)
 
 
-def make_upload_store(config: CheckpointConfig, threads: Threads) -> UploadStore:
-    folder = config.state_dir / 'checkpoint-uploads'
-    return UploadFiles(folder, threads, plain_limit_bytes=config.state_limit_bytes)
+def make_upload_store(config: CheckpointConfig, threads: Threads, clock: Clock) -> UploadStore:
+    return ArchiveUploads(
+        config.state_dir / 'checkpoint-uploads',
+        threads,
+        clock=clock,
+        time_to_live=timedelta(hours=config.upload_hours),
+        limit_bytes=config.state_limit_bytes,
+    )
 
 
 def make_server(config: CheckpointConfig, registry: Registry, uploads: UploadStore, threads: Threads) -> RpcServer:
@@ -127,7 +132,7 @@ async def sweep(config: CheckpointConfig, registry: Registry, uploads: UploadSto
     while True:
         await checkpoints.delete_expired()
         await versions.collect(timedelta(days=config.idle_version_days))
-        await uploads.discard_older(registry.now() - timedelta(hours=config.upload_hours))
+        await uploads.discard_expired()
         await asyncio.sleep(config.sweep_seconds)
 
 

@@ -3,7 +3,6 @@
 Every store passes tests/contract/checkpoint; the store in memory is the reference for the others.
 """
 
-from datetime import datetime
 from typing import Protocol
 
 from services.checkpoint.domain import CheckpointKey, NewestMark, Record, VersionKey
@@ -130,58 +129,61 @@ class StateStore(Protocol):
 
 
 class Upload(Protocol):
-    """An archive on its way in; what came survives a broken stream and a restart."""
+    """An archive that is being received; the received bytes survive a broken stream and a restart.
+
+    Concurrency: one call at a time; `close` may follow a cancelled call.
+    """
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes have come."""
+        """Number of received bytes."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
-        """Take a chunk. Bytes that are held already are passed over.
+        """Add a chunk; bytes that were received before are skipped.
 
         Raises:
-            ChunkCorrupt: its bytes do not match its checksum.
-            StreamOutOfOrder: it leaves a gap.
-            InvalidField: it reaches beyond the announced size.
+            ChunkCorrupt: The bytes do not match the checksum.
+            StreamOutOfOrder: The chunk leaves a gap.
+            InvalidField: The chunk exceeds the announced size.
         """
         ...
 
     async def open_adapter(self, base_model: str) -> tuple[StateSource, str]:
-        """Open the adapter inside the archive, and tell which base model its folder names; empty: none.
+        """Return the adapter in the archive, and the base model that its folder names, which may be empty.
 
         Args:
-            base_model: The base model it belongs to.
+            base_model: Base model that the adapter belongs to.
 
         Raises:
-            InvalidField: the archive holds no peft folder of safetensors with finite numbers.
+            InvalidField: The archive is not a PEFT folder of safetensors with finite numbers.
         """
         ...
 
     async def discard(self) -> None:
-        """Forget the upload and its bytes."""
+        """Remove the upload and its bytes."""
         ...
 
     async def close(self) -> None:
-        """Let go of the upload; another stream may go on with it."""
+        """Allow another stream to continue the upload, even if the caller is cancelled."""
         ...
 
 
 class UploadStore(Protocol):
-    """Keeps uploads until they are whole."""
+    """Stores archives until they are complete."""
 
     async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> Upload:
-        """Open an upload, new or begun.
+        """Create an upload or continue an existing one.
 
         Raises:
-            InUse: another stream has it open.
-            InvalidField: more bytes than this came before.
-            QuotaExceeded: it is new, and the tenant has too many that are not whole.
+            InUse: Another stream sends this upload.
+            InvalidField: More than `size_bytes` bytes were received before.
+            QuotaExceeded: The tenant has too many unfinished uploads, or too many bytes in them.
         """
         ...
 
-    async def discard_older(self, moment: datetime) -> None:
-        """Forget the uploads that nothing was added to since `moment`."""
+    async def discard_expired(self) -> None:
+        """Remove the expired uploads of all tenants; an open upload does not expire."""
         ...
 
 

@@ -9,15 +9,14 @@ from services.data.application.verbs import Limits, Ports, Verbs, make_verbs
 from services.data.backends.disk_datasets import DiskDatasets
 from services.data.backends.disk_loaders import DiskLoaders
 from services.data.backends.library import LibraryEngine
-from services.data.backends.upload_files import UploadFiles
 from services.data.config import DataConfig
-from services.data.ports import UploadStore
-from services.kit.clock import Clock, SystemClock
+from services.kit.clock import SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.uploads import UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names
@@ -42,7 +41,7 @@ async def serve(config: DataConfig) -> None:
     server = make_server(config, make_verbs(ports, make_limits(config)))
     try:
         async with asyncio.TaskGroup() as tasks:
-            sweeping = tasks.create_task(sweep(config, ports.uploads, clock=ports.clock))
+            sweeping = tasks.create_task(sweep(config, ports.uploads))
             await serve_until_stopped(server, config)
             sweeping.cancel()
     finally:
@@ -52,17 +51,19 @@ async def serve(config: DataConfig) -> None:
 def make_ports(config: DataConfig, threads: Threads) -> Ports:
     """Return the disk and the library."""
     root = config.state_dir.resolve() / 'data'
+    clock = SystemClock()
+    rules = UploadRules(time_to_live=timedelta(hours=config.upload_hours))
     return Ports(
         store=DiskDatasets(root / 'datasets', threads),
         loaders=DiskLoaders(root / 'loaders', threads),
-        uploads=UploadFiles(root / 'uploads', threads),
+        uploads=UploadStore(root / 'uploads', clock=clock, rules=rules),
         engine=LibraryEngine(
             threads,
             base_models=config.base_models,
             local_roots=config.local_roots,
             template_cache=config.template_cache,
         ),
-        clock=SystemClock(),
+        clock=clock,
     )
 
 
@@ -92,10 +93,10 @@ def facts() -> ServerFacts:
     return ServerFacts(components={'preprocessor': preprocessors, 'template': template_names()})
 
 
-async def sweep(config: DataConfig, uploads: UploadStore, *, clock: Clock) -> None:
-    """Delete uploads that have expired, now and again."""
+async def sweep(config: DataConfig, uploads: UploadStore) -> None:
+    """Delete expired uploads periodically."""
     while True:
-        await uploads.discard_older(clock.now() - timedelta(hours=config.upload_hours))
+        await uploads.discard_expired()
         await asyncio.sleep(config.sweep_seconds)
 
 

@@ -1,7 +1,6 @@
 """What the verbs need of the world."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Protocol
 
 from services.data.domain import Dataset, HubSource, Loader, Row, Step, Table
@@ -130,57 +129,4 @@ class LoaderStore(Protocol):
 
     async def delete(self, loader_id: str) -> None:
         """Forget a loader; nothing happens where there is none."""
-        ...
-
-
-class Upload(Protocol):
-    """A file that is being uploaded."""
-
-    @property
-    def upload_id(self) -> str:
-        """Id the caller chose."""
-        ...
-
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes kept, from the beginning."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole file."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Where the bytes are, on this machine."""
-        ...
-
-    async def add(self, data: bytes) -> None:
-        """Keep the next bytes."""
-        ...
-
-    async def close(self) -> None:
-        """Let another stream go on with it."""
-        ...
-
-
-class UploadStore(Protocol):
-    """Keeps uploads, whole or not."""
-
-    async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> Upload:
-        """Return an upload to write to, where it stands.
-
-        Raises:
-            InUse: another stream writes to it.
-            InvalidField: it was begun with another size.
-        """
-        ...
-
-    async def find(self, tenant_id: str, upload_id: str) -> Upload | None:
-        """Return an upload to look at."""
-        ...
-
-    async def discard_older(self, than: datetime) -> None:
-        """Delete uploads nothing was added to since."""
         ...

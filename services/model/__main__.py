@@ -12,6 +12,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.uploads import UploadQuota, UploadRules, UploadStore
 from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec
@@ -28,11 +29,13 @@ from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
 from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.backends.merged_folders import MergedFolders
-from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.plugin import keep_plugins_out
+
+MAX_UPLOADS = 256
+"""Maximum number of batch uploads that a tenant may have at the same time."""
 
 
 def main() -> None:
@@ -172,11 +175,12 @@ def make_ports(
 ) -> Ports:
     """Assemble the service's ports; without `batches`, batches by loader are refused."""
     clock = SystemClock()
-    uploads = UploadFiles(
-        config.state_dir.resolve() / 'batch-uploads',
-        clock=clock,
-        limits=UploadLimits(tenant_bytes=config.upload_bytes, time_to_live=timedelta(seconds=config.upload_seconds)),
+    rules = UploadRules(
+        time_to_live=timedelta(seconds=config.upload_seconds),
+        upload_quota=UploadQuota('uploads', MAX_UPLOADS),
+        byte_quota=UploadQuota('upload_bytes', config.upload_bytes),
     )
+    uploads = UploadStore(config.state_dir.resolve() / 'batch-uploads', clock=clock, rules=rules)
     exporter = MergedFolders(config.state_dir.resolve() / 'exports', base_model=config.base_model)
     return Ports(
         backend=backend,

@@ -7,6 +7,7 @@ from typing import Protocol
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
+from services.kit.uploads import UploadStore
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.loader_batch import BatchSource, LoadedBatch
@@ -14,7 +15,6 @@ from services.model.domain.operation import ComputeVerb, Operation, Save
 from services.model.domain.plan import CostEstimator
 from services.model.domain.result import OperationResult, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
-from services.model.domain.upload import UploadStore
 from twinkle.data_format import LoraConfig
 
 

@@ -65,7 +65,7 @@ def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: 
     """Open the adapter inside the archive at `path`.
 
     Args:
-        path: The archive; a compressed one is decompressed to `plain_path(path)`.
+        path: The archive; a compressed one is decompressed to a temporary file beside it.
         base_model: Base model that the adapter belongs to.
         threads: Threads in which the returned source reads.
         limit_bytes: Maximum uncompressed size of a compressed archive.
@@ -83,20 +83,20 @@ def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: 
             raise
 
 
-def plain_path(path: Path) -> Path:
-    """Return the path to which a compressed archive is decompressed."""
-    return path.with_suffix('.plain')
-
-
 def _open_plain(path: Path, limit_bytes: int) -> IO[bytes]:
     with path.open('rb') as packed:
         if packed.read(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
             return path.open('rb')
         packed.seek(0)
         ratio_limit = _GZIP_RATIO * path.stat().st_size + _GZIP_ALLOWANCE_BYTES
-        with plain_path(path).open('wb') as plain:
-            _decompress(packed, plain, min(limit_bytes, ratio_limit))
-    return plain_path(path).open('rb')
+        plain_path = path.with_suffix('.plain')
+        try:
+            with plain_path.open('wb') as plain:
+                _decompress(packed, plain, min(limit_bytes, ratio_limit))
+            return plain_path.open('rb')
+        finally:
+            # The open file remains readable after its name is removed.
+            plain_path.unlink(missing_ok=True)
 
 
 def _decompress(packed: IO[bytes], plain: IO[bytes], limit_bytes: int) -> None:

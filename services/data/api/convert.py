@@ -8,13 +8,13 @@ from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.application.apply_steps import ApplyOrder
 from services.data.application.create_dataset import CreateOrder
 from services.data.application.export_dataset import Piece
-from services.data.application.upload import UploadChunk, UploadHeader, UploadStatus
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
 from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.json_values import dict_from_struct
+from services.kit.uploads import UploadChunk, UploadHeader, UploadStatus
 from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
@@ -86,7 +86,8 @@ async def upload_parts_from_proto(
         match request.WhichOneof('part'):
             case 'header':
                 upload_id = id_from_proto(request.header.upload_id, 'header.upload_id')
-                yield UploadHeader(upload_id, not_negative(request.header.size_bytes, 'header.size_bytes'))
+                size_bytes = not_negative(request.header.size_bytes, 'header.size_bytes')
+                yield UploadHeader(upload_id=upload_id, size_bytes=size_bytes)
             case 'chunk':
                 yield _chunk_from_proto(request.chunk)
             case _:
@@ -96,7 +97,7 @@ async def upload_parts_from_proto(
 def upload_to_proto(status: UploadStatus) -> wire.UploadResponse:
     """Return where an upload stands, to who sent it."""
     return wire.UploadResponse(
-        upload_id=status.upload_id, committed_bytes=status.committed_bytes, is_complete=status.is_complete
+        upload_id=status.header.upload_id, committed_bytes=status.committed_bytes, is_complete=status.is_complete
     )
 
 
@@ -141,7 +142,7 @@ def _chunk_from_proto(chunk: tensor_pb2.TensorChunk) -> UploadChunk:
         raise InvalidField('chunk.data', f'must have 1 to {_CHUNK_LIMIT_BYTES} bytes, got {len(chunk.data)}')
     if chunk_checksum(chunk.data) != chunk.checksum:
         raise ChunkCorrupt(chunk.offset)
-    return UploadChunk(not_negative(chunk.offset, 'chunk.offset'), chunk.data)
+    return UploadChunk(offset=not_negative(chunk.offset, 'chunk.offset'), data=chunk.data)
 
 
 def _query(caller: Caller) -> str:

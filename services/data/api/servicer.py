@@ -42,14 +42,14 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
     ) -> dataset_service_pb2.UploadResponse:
         """Take a file."""
         parts = convert.upload_parts_from_proto(request_iterator)
-        return convert.upload_to_proto(await self._verbs.upload(current_caller(), parts))
+        return convert.upload_to_proto(await self._verbs.uploads.receive(current_caller(), parts))
 
     async def GetUpload(
         self, request: dataset_service_pb2.GetUploadRequest, context: _Context
     ) -> dataset_service_pb2.GetUploadResponse:
         """Say where to resume."""
         upload_id = id_from_proto(request.upload_id, 'upload_id')
-        status = await self._verbs.get_upload(current_caller(), upload_id)
+        status = await self._verbs.uploads.get(current_caller(), upload_id)
         return dataset_service_pb2.GetUploadResponse(
             committed_bytes=status.committed_bytes, is_complete=status.is_complete
         )

@@ -6,12 +6,13 @@ from services.data.application.ownership import dataset_of
 from services.data.application.turns import Turns
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, Step, Table, UploadSource
 from services.data.domain.dataset import new_dataset
-from services.data.ports import DatasetStore, RowEngine, UploadStore
+from services.data.ports import DatasetStore, RowEngine
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
 from services.kit.ids import new_id
+from services.kit.uploads import UploadStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +102,11 @@ class CreateDataset:
         upload = await self._uploads.find(caller.tenant_id, source.upload_id)
         if upload is None:
             raise UploadNotFound(source.upload_id)
-        if upload.committed_bytes < upload.size_bytes:
-            problem = f'is not whole: {upload.committed_bytes} of {upload.size_bytes} bytes are here; go on uploading'
+        if not upload.is_complete:
+            stored, size = upload.committed_bytes, upload.header.size_bytes
+            problem = f'is not complete: {stored} of {size} bytes are stored; continue the upload'
             raise InvalidField('source.upload.upload_id', problem)
-        return await self._engine.read_file(upload.path, source.file_format)
+        return await self._engine.read_file(str(upload.path), source.file_format)
 
 
 def _as_asked(table: Table, order: CreateOrder) -> Table:

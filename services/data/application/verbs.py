@@ -10,9 +10,10 @@ from services.data.application.open_loader import CloseLoader, OpenLoader
 from services.data.application.read_datasets import GetDataset, ListDatasets
 from services.data.application.stream_batches import StreamBatches
 from services.data.application.turns import Turns
-from services.data.application.upload import GetUpload, UploadFile
-from services.data.ports import DatasetStore, LoaderStore, RowEngine, UploadStore
+from services.data.application.uploads import Uploads
+from services.data.ports import DatasetStore, LoaderStore, RowEngine
 from services.kit.clock import Clock
+from services.kit.uploads import UploadStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,7 @@ class Verbs:
     """What the service can do."""
 
     create_dataset: CreateDataset
-    upload: UploadFile
-    get_upload: GetUpload
+    uploads: Uploads
     apply_steps: ApplySteps
     get_dataset: GetDataset
     list_datasets: ListDatasets
@@ -59,8 +59,7 @@ def make_verbs(ports: Ports, limits: Limits) -> Verbs:
     store, loaders, uploads, engine = ports.store, ports.loaders, ports.uploads, ports.engine
     return Verbs(
         create_dataset=CreateDataset(store, engine, uploads, turns=turns, clock=ports.clock, limits=limits.datasets),
-        upload=UploadFile(uploads, limit_bytes=limits.upload_bytes),
-        get_upload=GetUpload(uploads),
+        uploads=Uploads(uploads, limit_bytes=limits.upload_bytes),
         apply_steps=ApplySteps(store, engine, loaders, turns=turns),
         get_dataset=GetDataset(store),
         list_datasets=ListDatasets(store),

@@ -1,11 +1,11 @@
-"""Uploads of batches between messages and the domain. Every check names its field."""
+"""Conversion of batch uploads between messages and values. Every error names its field."""
 
 import re
 from collections.abc import AsyncIterator
 
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.rpc.fields import id_from_proto, not_negative
-from services.model.domain.upload import UploadChunk, UploadHeader, UploadStatus
+from services.kit.uploads import UploadChunk, UploadHeader, UploadStatus
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum
@@ -16,11 +16,11 @@ _DIGEST = re.compile(r'[0-9a-f]{64}')
 async def upload_parts_from_proto(
     requests: AsyncIterator[wire.UploadBatchRequest],
 ) -> AsyncIterator[UploadHeader | UploadChunk]:
-    """Yield the parts of an upload as they come.
+    """Yield the parts of an upload as they arrive.
 
     Raises:
-        InvalidField: a part is empty or malformed.
-        ChunkCorrupt: a chunk does not match its checksum.
+        InvalidField: A part is empty or malformed.
+        ChunkCorrupt: A chunk does not match its checksum.
     """
     async for request in requests:
         match request.WhichOneof('part'):
@@ -33,8 +33,7 @@ async def upload_parts_from_proto(
 
 
 def upload_to_proto(status: UploadStatus) -> wire.UploadBatchResponse:
-    """Return where an upload stands."""
-    return wire.UploadBatchResponse(upload_id=status.upload_id, committed_bytes=status.committed_bytes)
+    return wire.UploadBatchResponse(upload_id=status.header.upload_id, committed_bytes=status.committed_bytes)
 
 
 def _header_from_proto(header: wire.BatchHeader) -> UploadHeader:

@@ -1,74 +1,64 @@
-"""Upload a batch that is too large for one message, over several streams if need be, and read it."""
+"""Uploads of batches that are too large for one message: each is received over one or several streams, then read."""
 
 from collections.abc import AsyncIterator
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
-from services.model.domain.upload import Upload, UploadChunk, UploadHeader, UploadStatus, UploadStore
+from services.kit.errors import StreamOutOfOrder, UploadNotFound
+from services.kit.uploads import UploadChunk, UploadHeader, UploadStatus, UploadStore
 
 
 class UploadBatch:
-    """Takes uploads."""
+    """Receives uploads."""
 
     def __init__(self, uploads: UploadStore) -> None:
-        """Keep them in `uploads`."""
         self._uploads = uploads
 
     async def __call__(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
-        """Return where the upload stands at the end of the stream; what came before a cut is kept.
+        """Receive a stream and return the upload's status; if the stream breaks, the received bytes are kept.
 
         Raises:
-            ScopeMissing: the key may not train.
-            StreamOutOfOrder: the header is not first, or a chunk leaves a gap.
-            InvalidField: more came than the header says, or it says otherwise than when the upload began.
-            QuotaExceeded: the tenant has too much lying here.
-            InUse: another stream sends this upload.
-            DigestMismatch: the whole is not what the header says; nothing was kept.
+            ScopeMissing: The key may not train.
+            StreamOutOfOrder: The first message is not a header, or a chunk leaves a gap.
+            InvalidField: A chunk exceeds the announced size, or the header differs from that of an earlier stream.
+            QuotaExceeded: The tenant has too many uploads or bytes.
+            InUse: Another stream sends this upload.
+            DigestMismatch: The complete upload does not match the header's digest. It was removed.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)
         if not isinstance(header, UploadHeader):
             raise StreamOutOfOrder('a header')
+        await self._uploads.discard_expired()
         upload = await self._uploads.open(caller.tenant_id, header)
         try:
             async for part in parts:
-                await _add(upload, header, part)
-            if upload.committed_bytes == header.size_bytes:
+                if not isinstance(part, UploadChunk):
+                    raise StreamOutOfOrder.at_byte(upload.status.committed_bytes)
+                await upload.add(part)
+            if upload.status.is_complete:
                 await upload.verify()
-            return UploadStatus(upload_id=header.upload_id, committed_bytes=upload.committed_bytes)
+            return upload.status
         finally:
             await upload.close()
 
 
 class ReadUpload:
-    """Gives back what was uploaded."""
+    """Reads complete uploads."""
 
     def __init__(self, uploads: UploadStore) -> None:
-        """Look in `uploads`."""
         self._uploads = uploads
 
     async def __call__(self, caller: Caller, upload_id: str) -> bytes:
-        """Return the bytes of a finished upload, which begins its time to live anew.
+        """Return the bytes of a complete upload, and restart its time to live.
 
         Raises:
-            ScopeMissing: the key may not train.
-            UploadNotFound: there is none of the caller's that is complete.
+            ScopeMissing: The key may not train.
+            UploadNotFound: The tenant has no such upload, or it is incomplete, damaged or expired.
         """
         require_scope(caller, 'train')
+        await self._uploads.discard_expired()
         data = await self._uploads.read(caller.tenant_id, upload_id)
         if data is None:
             raise UploadNotFound(upload_id)
         return data
-
-
-async def _add(upload: Upload, header: UploadHeader, part: UploadHeader | UploadChunk) -> None:
-    committed = upload.committed_bytes
-    if not isinstance(part, UploadChunk) or part.offset > committed:
-        raise StreamOutOfOrder.at_byte(committed)
-    end = part.offset + len(part.data)
-    if end > header.size_bytes:
-        raise InvalidField('chunk.data', f'ends at byte {end}, the header said {header.size_bytes} bytes in all')
-    if end > committed:
-        # What came before is not taken twice: a sender may resume further back than it must.
-        await upload.add(part.data[committed - part.offset :])

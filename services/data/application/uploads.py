@@ -1,0 +1,54 @@
+"""Uploads of files, each received over one or several streams."""
+
+from collections.abc import AsyncIterator
+
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
+from services.kit.uploads import UploadChunk, UploadHeader, UploadStatus, UploadStore
+
+
+class Uploads:
+    """Receives files of at most `limit_bytes` bytes."""
+
+    def __init__(self, store: UploadStore, *, limit_bytes: int) -> None:
+        self._store, self._limit_bytes = store, limit_bytes
+
+    async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
+        """Receive a stream and return the upload's status; if the stream breaks, the received bytes are kept.
+
+        Raises:
+            ScopeMissing: The key may not use datasets.
+            StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
+            InvalidField: The file is too large, or a chunk exceeds the size in the header.
+            InUse: Another stream sends this upload.
+        """
+        require_scope(caller, 'data')
+        header = await anext(parts, None)
+        if not isinstance(header, UploadHeader):
+            raise StreamOutOfOrder('a header')
+        if header.size_bytes > self._limit_bytes:
+            raise InvalidField('header.size_bytes', f'is {header.size_bytes}, must be at most {self._limit_bytes}')
+        upload = await self._store.open(caller.tenant_id, header)
+        try:
+            async for part in parts:
+                committed_bytes = upload.status.committed_bytes
+                if not isinstance(part, UploadChunk) or part.offset != committed_bytes:
+                    raise StreamOutOfOrder.at_byte(committed_bytes)
+                await upload.add(part)
+            return upload.status
+        finally:
+            await upload.close()
+
+    async def get(self, caller: Caller, upload_id: str) -> UploadStatus:
+        """Return the status of an upload.
+
+        Raises:
+            ScopeMissing: The key may not use datasets.
+            UploadNotFound: The tenant has no such upload.
+        """
+        require_scope(caller, 'data')
+        status = await self._store.find(caller.tenant_id, upload_id)
+        if status is None:
+            raise UploadNotFound(upload_id)
+        return status

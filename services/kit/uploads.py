@@ -1,0 +1,367 @@
+"""Resumable uploads on the local disk, for the services that receive large files in chunks.
+
+Each upload is a folder with a header and the bytes received so far; the size of that file is the committed offset.
+A stream that breaks, or a service that is killed, loses no committed byte. Writes are not synced: after a power failure
+an upload may be damaged or missing, and the client sends it again. Uploads are temporary, and each service converts a
+complete one to its durable form. Authorization, scopes and the order of messages in a stream belong to the services.
+"""
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from blake3 import blake3
+from pydantic import TypeAdapter
+
+from services.kit.clock import Clock
+from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
+
+_HEADER_FILE, _BYTES_FILE = 'header.json', 'bytes'
+_Arguments = ParamSpec('_Arguments')
+_Result = TypeVar('_Result')
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadHeader:
+    """The first message of an upload's stream."""
+
+    upload_id: str
+    """Chosen by the caller; unique within a tenant."""
+    size_bytes: int
+    """Size of the complete file."""
+    digest: str = ''
+    """blake3 digest of the complete file, hexadecimal; empty if the client sends none."""
+
+
+_HEADERS = TypeAdapter(UploadHeader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadChunk:
+    """Bytes of an upload whose checksum was verified."""
+
+    offset: int
+    """Offset of the first byte in the file."""
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadStatus:
+    """The state of an upload."""
+
+    header: UploadHeader
+    committed_bytes: int
+    """Number of stored bytes; a client continues at this offset."""
+    path: Path
+    """File with the stored bytes."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all bytes are stored."""
+        return self.committed_bytes == self.header.size_bytes
+
+
+@dataclass(frozen=True)
+class UploadQuota:
+    """A limit per tenant, and its name in QuotaExceeded."""
+
+    name: str
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadRules:
+    """The rules in which the services' stores differ."""
+
+    time_to_live: timedelta
+    """Time after which an upload expires, counted from its last stream or read."""
+    upload_quota: UploadQuota | None = None
+    """Maximum number of uploads of a tenant; None for no limit."""
+    byte_quota: UploadQuota | None = None
+    """Maximum size of all uploads of a tenant, in bytes; None for no limit."""
+    is_header_binding: bool = True
+    """Whether later streams must repeat the first header, and its size counts until the upload expires. Otherwise each
+    stream announces the size again, and only the stored bytes count while no stream is open."""
+    chunk_field: str = 'chunk.data'
+    """Field path of a chunk that exceeds the announced size."""
+
+
+class UploadStore:
+    """Stores the uploads of all tenants below one folder, which contains nothing else.
+
+    Concurrency: any number of uploads may be open; each one has at most one stream.
+    """
+
+    def __init__(self, root: Path, *, clock: Clock, rules: UploadRules) -> None:
+        """Open the store at `root`, with its uploads of earlier runs; the first upload creates the folder."""
+        self._root, self._clock, self._rules = root, clock, rules
+        self._open: set[Path] = set()
+        self._lock = threading.Lock()
+        """Held while uploads are counted, created or removed, so that concurrent calls cannot exceed a quota."""
+
+    async def open(self, tenant_id: str, header: UploadHeader) -> 'Upload':
+        """Create an upload or continue an existing one.
+
+        Raises:
+            InUse: Another stream sends this upload.
+            InvalidField: The header contradicts the first header, or the size is below the number of stored bytes.
+            QuotaExceeded: The tenant has too many uploads or bytes.
+        """
+        folder = self._folder(tenant_id, header.upload_id)
+        if folder in self._open:
+            raise InUse('upload', header.upload_id, 'another stream')
+        self._open.add(folder)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._find_or_create, folder, header))
+        try:
+            committed_bytes = await asyncio.shield(opening)
+        except BaseException:
+            # After a cancellation the thread is still running, and the upload stays in use until it returns.
+            if opening.done():
+                self.release(folder)
+            else:
+                opening.add_done_callback(lambda _: self.release(folder))
+            raise
+        return Upload(self, folder, header, committed_bytes, chunk_field=self._rules.chunk_field)
+
+    async def find(self, tenant_id: str, upload_id: str) -> UploadStatus | None:
+        """Return the state of an upload; None if the tenant has no such upload."""
+        return await asyncio.to_thread(_status_in, self._folder(tenant_id, upload_id))
+
+    async def read(self, tenant_id: str, upload_id: str) -> bytes | None:
+        """Return the bytes of an upload and restart its time to live; None if it is missing, incomplete or damaged."""
+        return await asyncio.to_thread(self._read, self._folder(tenant_id, upload_id))
+
+    async def discard_expired(self) -> None:
+        """Remove the expired uploads of all tenants; an open upload does not expire."""
+        await asyncio.to_thread(self._discard_expired)
+
+    def touch(self, folder: Path) -> None:
+        """Restart the time to live of the upload in `folder`."""
+        now = self._clock.now().timestamp()
+        with suppress(FileNotFoundError):
+            os.utime(folder / _BYTES_FILE, (now, now))
+
+    def release(self, folder: Path) -> None:
+        """Allow another stream to open the upload in `folder`."""
+        self._open.discard(folder)
+
+    def remove(self, folder: Path) -> None:
+        """Remove the upload in `folder`."""
+        with self._lock:
+            _remove(folder)
+
+    def _find_or_create(self, folder: Path, header: UploadHeader) -> int:
+        with self._lock:
+            known = _status_in(folder)
+            if known is None:
+                self._check_quotas(folder, header, is_new=True)
+                _create(folder, header)
+                return 0
+            self._check_header(header, known)
+            if not self._rules.is_header_binding:
+                self._check_quotas(folder, header, is_new=False)
+                _write_header(folder, header)
+            self.touch(folder)
+            return known.committed_bytes
+
+    def _check_header(self, header: UploadHeader, known: UploadStatus) -> None:
+        if self._rules.is_header_binding and header != known.header:
+            changed = 'digest' if header.size_bytes == known.header.size_bytes else 'size_bytes'
+            problem = f'was {getattr(known.header, changed)} in the first stream of this upload'
+            raise InvalidField(f'header.{changed}', problem)
+        if header.size_bytes < known.committed_bytes:
+            problem = f'is {header.size_bytes}, but {known.committed_bytes} bytes are already stored'
+            raise InvalidField('header.size_bytes', problem)
+
+    def _check_quotas(self, folder: Path, header: UploadHeader, *, is_new: bool) -> None:
+        others = [known for other in folder.parent.glob('*') if other != folder if (known := _status_in(other))]
+        quota = self._rules.upload_quota
+        if quota is not None and is_new and len(others) >= quota.limit:
+            raise QuotaExceeded(quota.name, quota.limit)
+        quota = self._rules.byte_quota
+        if quota is not None and sum(map(self._counted_bytes, others)) + header.size_bytes > quota.limit:
+            raise QuotaExceeded(quota.name, quota.limit)
+
+    def _counted_bytes(self, upload: UploadStatus) -> int:
+        is_reserved = self._rules.is_header_binding or upload.path.parent in self._open
+        return upload.header.size_bytes if is_reserved else upload.committed_bytes
+
+    def _read(self, folder: Path) -> bytes | None:
+        status = _status_in(folder)
+        if status is None or not status.is_complete:
+            return None
+        with suppress(FileNotFoundError):  # removed since it was found
+            data = status.path.read_bytes()
+            self.touch(folder)
+            return data if status.header.digest in {'', blake3(data).hexdigest()} else None
+        return None
+
+    def _discard_expired(self) -> None:
+        oldest = (self._clock.now() - self._rules.time_to_live).timestamp()
+        with self._lock:
+            for path in [*self._root.glob('*/*'), *self._root.glob('*')]:
+                if path.is_file():
+                    path.unlink()  # of a layout before this module
+                elif path.parent != self._root and path not in self._open and _modified(path / _BYTES_FILE) < oldest:
+                    _remove(path)
+
+    def _folder(self, tenant_id: str, upload_id: str) -> Path:
+        # Callers choose the ids. Hashes are safe file names, and two tenants never share one.
+        return self._root / _hash_of(tenant_id) / _hash_of(upload_id)
+
+
+class Upload:
+    """One upload, opened by one stream.
+
+    Concurrency: one call at a time; `close` may follow a cancelled call.
+    """
+
+    def __init__(
+        self, store: UploadStore, folder: Path, header: UploadHeader, committed_bytes: int, *, chunk_field: str
+    ) -> None:
+        self._store, self._folder, self._header = store, folder, header
+        self._committed_bytes = committed_bytes
+        self._chunk_field = chunk_field
+        self._running: asyncio.Future[Any] | None = None
+
+    @property
+    def status(self) -> UploadStatus:
+        """The current state."""
+        path = self._folder / _BYTES_FILE
+        return UploadStatus(header=self._header, committed_bytes=self._committed_bytes, path=path)
+
+    def check(self, offset: int, size_bytes: int) -> None:
+        """Check the position of a chunk.
+
+        Raises:
+            StreamOutOfOrder: The chunk leaves a gap after the committed offset.
+            InvalidField: The chunk exceeds the announced size.
+        """
+        if offset > self._committed_bytes:
+            raise StreamOutOfOrder.at_byte(self._committed_bytes)
+        end = offset + size_bytes
+        if end > self._header.size_bytes:
+            problem = f'ends at byte {end}, but the header announced {self._header.size_bytes} bytes'
+            raise InvalidField(self._chunk_field, problem)
+
+    async def add(self, chunk: UploadChunk) -> None:
+        """Store a chunk; bytes before the committed offset are skipped.
+
+        Raises:
+            StreamOutOfOrder, InvalidField: See `check`; nothing was stored.
+        """
+        self.check(chunk.offset, len(chunk.data))
+        new = memoryview(chunk.data)[self._committed_bytes - chunk.offset :]
+        if new:
+            await self.run(_append, self.status.path, new)
+            self._committed_bytes += len(new)
+
+    async def verify(self) -> None:
+        """Compare the digest of a complete upload with its header's; without a digest in the header, do nothing.
+
+        Raises:
+            DigestMismatch: They differ. The upload was removed.
+        """
+        if not self._header.digest:
+            return
+        actual = await self.run(_digest_of, self.status.path)
+        if actual != self._header.digest:
+            await self.discard()
+            raise DigestMismatch(expected=self._header.digest, actual=actual)
+
+    async def discard(self) -> None:
+        """Remove the upload and its bytes."""
+        await self.run(self._store.remove, self._folder)
+
+    async def run(
+        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Run a function that uses the upload's file in a thread.
+
+        Cancellation: the function continues to its end, and `close` waits for it.
+        """
+        self._running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+        return await asyncio.shield(self._running)
+
+    async def close(self) -> None:
+        """Allow another stream to continue the upload.
+
+        Cancellation: the upload is still closed once the function of a cancelled call has returned.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        try:
+            if self._running is not None:
+                await asyncio.wait([self._running])
+        finally:
+            self._store.touch(self._folder)
+            self._store.release(self._folder)
+
+
+def _hash_of(identity: str) -> str:
+    return blake2s(identity.encode(), digest_size=16).hexdigest()
+
+
+def _header_in(folder: Path) -> UploadHeader | None:
+    """Return the header in a folder; None if it is missing or was damaged by a power failure."""
+    with suppress(OSError, ValueError):
+        return _HEADERS.validate_json((folder / _HEADER_FILE).read_bytes())
+    return None
+
+
+def _status_in(folder: Path) -> UploadStatus | None:
+    header, path = _header_in(folder), folder / _BYTES_FILE
+    if header is not None:
+        with suppress(FileNotFoundError):
+            return UploadStatus(header=header, committed_bytes=path.stat().st_size, path=path)
+    return None
+
+
+def _create(folder: Path, header: UploadHeader) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _BYTES_FILE).write_bytes(b'')
+    # The header is written last and atomically: without it the upload does not exist.
+    _write_header(folder, header)
+
+
+def _write_header(folder: Path, header: UploadHeader) -> None:
+    staging = folder / f'{_HEADER_FILE}.new'
+    staging.write_bytes(_HEADERS.dump_json(header))
+    staging.replace(folder / _HEADER_FILE)
+
+
+def _append(path: Path, data: memoryview) -> None:
+    with path.open('ab') as file:
+        file.write(data)
+
+
+def _digest_of(path: Path) -> str:
+    with path.open('rb') as file:
+        hasher = blake3()
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _modified(path: Path) -> float:
+    """Return the time of the last change in seconds since the epoch; 0 if the file does not exist."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / _HEADER_FILE).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()  # if the tenant has no other upload
