@@ -28,7 +28,7 @@ if _version_not_supported:
 class CheckpointServiceStub:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Methods that change a checkpoint require the scope "train".
+    it. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel):
@@ -87,7 +87,7 @@ class CheckpointServiceStub:
 class CheckpointServiceServicer:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Methods that change a checkpoint require the scope "train".
+    it. Clients need SCOPE_TRAIN.
     """
 
     def GetCheckpoint(self, request, context):
@@ -222,7 +222,7 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 class CheckpointService:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Methods that change a checkpoint require the scope "train".
+    it. Clients need SCOPE_TRAIN.
     """
 
     @staticmethod

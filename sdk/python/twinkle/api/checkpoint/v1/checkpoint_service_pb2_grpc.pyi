@@ -15,7 +15,7 @@ GRPC_VERSION: str
 class CheckpointServiceStub:
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Methods that change a checkpoint require the scope "train".
+    it. Clients need SCOPE_TRAIN.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -55,7 +55,7 @@ class CheckpointServiceStub:
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages durable checkpoints. A checkpoint belongs to the tenant that saved it. All methods return NOT_FOUND
     (ERROR_REASON_CHECKPOINT_NOT_FOUND) for a checkpoint of another tenant, unless it is public and the method only reads
-    it. Methods that change a checkpoint require the scope "train".
+    it. Clients need SCOPE_TRAIN.
     """
 
     @_abc_1.abstractmethod

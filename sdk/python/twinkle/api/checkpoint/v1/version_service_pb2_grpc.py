@@ -28,8 +28,8 @@ if _version_not_supported:
 class VersionServiceStub:
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
     that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
-    change a version require the scope "train".
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
+    SCOPE_TRAIN.
     """
 
     def __init__(self, channel):
@@ -68,8 +68,8 @@ class VersionServiceStub:
 class VersionServiceServicer:
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
     that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
-    change a version require the scope "train".
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
+    SCOPE_TRAIN.
     """
 
     def GetVersion(self, request, context):
@@ -148,8 +148,8 @@ def add_VersionServiceServicer_to_server(servicer, server):
 class VersionService:
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
     that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
-    change a version require the scope "train".
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
+    SCOPE_TRAIN.
     """
 
     @staticmethod

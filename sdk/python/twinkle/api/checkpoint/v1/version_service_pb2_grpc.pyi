@@ -15,8 +15,8 @@ GRPC_VERSION: str
 class VersionServiceStub:
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
     that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
-    change a version require the scope "train".
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
+    SCOPE_TRAIN.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -38,8 +38,8 @@ class VersionServiceStub:
 class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
     that is not pinned. Versions belong to the tenant of their adapter. All methods return NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Methods that
-    change a version require the scope "train".
+    (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter that has no versions or belongs to another tenant. Clients need
+    SCOPE_TRAIN.
     """
 
     @_abc_1.abstractmethod

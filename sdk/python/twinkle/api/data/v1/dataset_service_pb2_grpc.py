@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DatasetServiceStub:
-    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     def __init__(self, channel):
@@ -79,8 +79,8 @@ class DatasetServiceStub:
 
 
 class DatasetServiceServicer:
-    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     def CreateDataset(self, request, context):
@@ -200,8 +200,8 @@ def add_DatasetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
-    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     @staticmethod

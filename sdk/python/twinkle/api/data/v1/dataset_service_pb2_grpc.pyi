@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DatasetServiceStub:
-    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -50,8 +50,8 @@ class DatasetServiceStub:
     """
 
 class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages datasets. All methods require the scope "data". A dataset belongs to the tenant that created it. All methods
-    return NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
+    """Manages datasets. Clients need SCOPE_DATA. A dataset belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_DATASET_NOT_FOUND) for a dataset of another tenant.
     """
 
     @_abc_1.abstractmethod

@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class LoaderServiceStub:
-    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
-    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
-    tenant.
+    """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
     """
 
     def __init__(self, channel):
@@ -55,9 +54,8 @@ class LoaderServiceStub:
 
 
 class LoaderServiceServicer:
-    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
-    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
-    tenant.
+    """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
     """
 
     def OpenLoader(self, request, context):
@@ -112,9 +110,8 @@ def add_LoaderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LoaderService:
-    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
-    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
-    tenant.
+    """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
     """
 
     @staticmethod

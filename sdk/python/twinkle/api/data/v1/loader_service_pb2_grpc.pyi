@@ -13,9 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LoaderServiceStub:
-    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
-    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
-    tenant.
+    """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -33,9 +32,8 @@ class LoaderServiceStub:
     """Closes a loader. The call has no effect if the loader is already closed."""
 
 class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads datasets in batches. All methods require the scope "data". A loader belongs to the tenant that opened it.
-    StreamBatches returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another
-    tenant.
+    """Reads datasets in batches. Clients need SCOPE_DATA. A loader belongs to the tenant that opened it. StreamBatches
+    returns NOT_FOUND (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or belongs to another tenant.
     """
 
     @_abc_1.abstractmethod

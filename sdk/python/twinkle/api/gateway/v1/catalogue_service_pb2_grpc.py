@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CatalogueServiceStub:
-    """Runs and checkpoints belong to a tenant; any other id is NOT_FOUND.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
+    checkpoint of another tenant.
     """
 
     def __init__(self, channel):
@@ -68,7 +69,8 @@ class CatalogueServiceStub:
 
 
 class CatalogueServiceServicer:
-    """Runs and checkpoints belong to a tenant; any other id is NOT_FOUND.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
+    checkpoint of another tenant.
     """
 
     def GetRun(self, request, context):
@@ -79,36 +81,37 @@ class CatalogueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists the caller's runs. A list that is read page by page has each run that was there when it was begun exactly
-        once, whatever begins meanwhile.
+        """Lists the caller's runs, newest first. A list that is read page by page contains each run that existed at the first
+        page exactly once, even if other runs are created in the meantime.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRunCheckpoints(self, request, context):
-        """Lists the caller's checkpoints.
+        """Lists the caller's checkpoints, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishCheckpoint(self, request, context):
-        """Makes a checkpoint readable by every tenant.
+        """Makes a checkpoint readable for every tenant. Errors: NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND); ALREADY_EXISTS
+        (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with the same path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpublishCheckpoint(self, request, context):
-        """Takes that back.
+        """Makes a checkpoint readable only for its owner. Errors: NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """Says what was used.
+        """Reports the caller's usage by run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,7 +159,8 @@ def add_CatalogueServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CatalogueService:
-    """Runs and checkpoints belong to a tenant; any other id is NOT_FOUND.
+    """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
+    checkpoint of another tenant.
     """
 
     @staticmethod

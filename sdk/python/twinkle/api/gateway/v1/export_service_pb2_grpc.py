@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class ExportServiceStub:
-    """Exports belong to the tenant that asked for them; any other id is NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND). They
-    survive restarts, are tried again while the hub does not answer, and are forgotten some days after they ended.
+    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
+    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
+    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
     """
 
     def __init__(self, channel):
@@ -59,16 +60,18 @@ class ExportServiceStub:
 
 
 class ExportServiceServicer:
-    """Exports belong to the tenant that asked for them; any other id is NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND). They
-    survive restarts, are tried again while the hub does not answer, and are forgotten some days after they ended.
+    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
+    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
+    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
     """
 
     def StartExport(self, request, context):
-        """Accepts an export and answers at once. Where the caller has one under way of the same state, to the same target, of
-        the same visibility and by the same token, that one is answered, under whatever request id it began. Errors:
-        NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND), INVALID_ARGUMENT for a target that is none,
-        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) for one that is not served, RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
-        many unfinished ones, ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
+        """Starts an export and returns immediately. If the caller has an unfinished export of the same state to the same
+        target, with the same visibility and token, that export is returned. Errors: NOT_FOUND
+        (ERROR_REASON_CHECKPOINT_NOT_FOUND); INVALID_ARGUMENT if the target is malformed; FAILED_PRECONDITION
+        (ERROR_REASON_NOT_SUPPORTED_HERE) if the gateway cannot export to the target; RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished exports; ABORTED
+        (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,14 +85,14 @@ class ExportServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListExports(self, request, context):
-        """Lists the caller's exports.
+        """Lists the caller's exports, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelExport(self, request, context):
-        """Ends an export. What a hub has taken by then stays there.
+        """Cancels an export. Files that the hub has already received are not deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,8 +130,9 @@ def add_ExportServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExportService:
-    """Exports belong to the tenant that asked for them; any other id is NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND). They
-    survive restarts, are tried again while the hub does not answer, and are forgotten some days after they ended.
+    """Exports checkpoints. Exports survive restarts, are retried while the hub is unavailable, and are deleted some days
+    after they end. Clients need SCOPE_TRAIN. An export belongs to the tenant that requested it. All methods return
+    NOT_FOUND (ERROR_REASON_EXPORT_NOT_FOUND) for an export of another tenant.
     """
 
     @staticmethod

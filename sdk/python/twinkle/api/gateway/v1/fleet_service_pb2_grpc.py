@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FleetServiceStub:
-    """Register and Lease are for internal callers; the rest needs SCOPE_OPERATOR.
+    """Manages the fleet. Register and Lease are for services of the deployment only. The other methods require
+    SCOPE_OPERATOR.
     """
 
     def __init__(self, channel):
@@ -63,25 +64,28 @@ class FleetServiceStub:
 
 
 class FleetServiceServicer:
-    """Register and Lease are for internal callers; the rest needs SCOPE_OPERATOR.
+    """Manages the fleet. Register and Lease are for services of the deployment only. The other methods require
+    SCOPE_OPERATOR.
     """
 
     def Register(self, request, context):
-        """Joins the fleet.
+        """Adds a replica to the fleet. Registering again updates the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request_iterator, context):
-        """Keeps a replica in the fleet while the stream lives.
+        """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
+        and any other replica is lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
+        registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Asks a replica to leave.
+        """Asks a replica to finish its requests and leave. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +99,8 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchFleet(self, request, context):
-        """Follows the fleet.
+        """Follows the fleet: a snapshot, `is_synced`, then changes. A slow reader receives only the latest state of each
+        replica. Errors: INVALID_ARGUMENT if the resume token is too old or was issued before a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +143,8 @@ def add_FleetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FleetService:
-    """Register and Lease are for internal callers; the rest needs SCOPE_OPERATOR.
+    """Manages the fleet. Register and Lease are for services of the deployment only. The other methods require
+    SCOPE_OPERATOR.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KeyServiceStub:
-    """Every method needs SCOPE_ADMIN.
+    """Manages tenants, projects and API keys. All methods require SCOPE_ADMIN.
     """
 
     def __init__(self, channel):
@@ -78,7 +78,7 @@ class KeyServiceStub:
 
 
 class KeyServiceServicer:
-    """Every method needs SCOPE_ADMIN.
+    """Manages tenants, projects and API keys. All methods require SCOPE_ADMIN.
     """
 
     def CreateTenant(self, request, context):
@@ -89,7 +89,7 @@ class KeyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Lists tenants.
+        """Lists the tenants, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,37 +103,37 @@ class KeyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListProjects(self, request, context):
-        """Lists a tenant's projects. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+        """Lists the projects of a tenant, newest first. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateKey(self, request, context):
-        """Creates a key. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND, ERROR_REASON_PROJECT_NOT_FOUND).
+        """Creates an API key. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND, ERROR_REASON_PROJECT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """Lists a tenant's keys.
+        """Lists the API keys of a tenant, newest first. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateKey(self, request, context):
-        """Replaces a key by a new one. A repeat makes one more; where the answer was lost, list the keys and revoke the one
-        whose secret nobody has. Errors: NOT_FOUND (ERROR_REASON_KEY_NOT_FOUND), FAILED_PRECONDITION
-        (ERROR_REASON_KEY_ENDED).
+        """Replaces an API key with a new one. The method is not idempotent: a repeated call creates another key. If a
+        response is lost, list the keys and revoke the one whose secret was lost. Errors: NOT_FOUND
+        (ERROR_REASON_KEY_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_KEY_ENDED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes a key; revoking again changes nothing.
+        """Revokes an API key. Revoking a key again has no effect. Errors: NOT_FOUND (ERROR_REASON_KEY_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +191,7 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService:
-    """Every method needs SCOPE_ADMIN.
+    """Manages tenants, projects and API keys. All methods require SCOPE_ADMIN.
     """
 
     @staticmethod

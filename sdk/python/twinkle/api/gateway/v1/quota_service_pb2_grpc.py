@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class QuotaServiceStub:
-    """Every method needs SCOPE_ADMIN. Errors of all: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+    """Manages quotas. All methods require SCOPE_ADMIN, and return NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND) if the tenant
+    does not exist.
     """
 
     def __init__(self, channel):
@@ -53,25 +54,27 @@ class QuotaServiceStub:
 
 
 class QuotaServiceServicer:
-    """Every method needs SCOPE_ADMIN. Errors of all: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+    """Manages quotas. All methods require SCOPE_ADMIN, and return NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND) if the tenant
+    does not exist.
     """
 
     def GetQuota(self, request, context):
-        """Gets a quota.
+        """Gets the quota of a tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets a quota. Errors: INVALID_ARGUMENT naming the field.
+        """Sets the quota of a tenant. Other gateways on the same database apply it within seconds. Running work is not
+        interrupted. Errors: INVALID_ARGUMENT, which names the field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTenantUsage(self, request, context):
-        """Says what a tenant used; GetUsage of CatalogueService says it of the caller's own.
+        """Reports the usage of a tenant by run. Tenants read their own usage with GetUsage of CatalogueService.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,8 @@ def add_QuotaServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QuotaService:
-    """Every method needs SCOPE_ADMIN. Errors of all: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+    """Manages quotas. All methods require SCOPE_ADMIN, and return NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND) if the tenant
+    does not exist.
     """
 
     @staticmethod

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """Sessions belong to a tenant; any other id is NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND).
+    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
+    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     def __init__(self, channel):
@@ -63,20 +64,20 @@ class SessionServiceStub:
 
 
 class SessionServiceServicer:
-    """Sessions belong to a tenant; any other id is NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND).
+    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
+    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     def CreateSession(self, request, context):
-        """Begins a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND).
+        """Creates a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND); ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keeps it alive; brings an expired one back, and its adapters go on as if nothing had happened. Errors:
-        FAILED_PRECONDITION
-        (ERROR_REASON_SESSION_FINISHED).
+        """Renews a session. An expired session becomes active again, and its adapters continue without loss. Errors:
+        FAILED_PRECONDITION (ERROR_REASON_SESSION_FINISHED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,15 +91,15 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Lists the caller's sessions.
+        """Lists the caller's sessions, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishSession(self, request, context):
-        """Ends a session; ending again changes nothing. Its adapters are parked, and where it did not end with success, their
-        unsaved steps are saved as checkpoints; they stay until they are deleted.
+        """Finishes a session. Finishing a session again has no effect. The session's adapters are parked and remain until
+        they are deleted. If the reason is not success, their unsaved steps are saved as checkpoints first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +142,8 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """Sessions belong to a tenant; any other id is NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND).
+    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
+    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     @staticmethod
