@@ -1,4 +1,4 @@
-"""Rows are loaded, changed all or none, and encoded."""
+"""Rows are loaded, changed atomically and encoded."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +14,13 @@ ROWS = [{'query': f'q{i}', 'response': f'{{{{NAME}}}} {i}'} for i in range(5)]
 
 
 def chats(*texts: str) -> DatasetMeta:
-    """Rows of one exchange each."""
+    """Return rows with one user message and one assistant message each."""
     turns = [[{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': text}] for text in texts]
     return DatasetMeta(data=[{'messages': turn} for turn in turns])
 
 
 def encoded(folder: Path, meta: DatasetMeta, **options: Any) -> Dataset:
-    """Encode with the tiny tokenizer."""
+    """Return a dataset that is encoded with the tiny tokenizer."""
     dataset = Dataset(meta)
     dataset.set_template('Template', model_id=str(folder), **options)
     dataset.encode()
@@ -28,7 +28,7 @@ def encoded(folder: Path, meta: DatasetMeta, **options: Any) -> Dataset:
 
 
 def test_template_may_be_set_before_or_after_map(tiny_llama_dir: Path) -> None:
-    """Encoding happens at `encode`, so the order of what comes before does not matter."""
+    """Setting the template before or after `map` gives the same tokens."""
     first, second = Dataset(DatasetMeta(data=ROWS)), Dataset(DatasetMeta(data=ROWS))
     first.set_template('Qwen3_5Template', model_id=str(tiny_llama_dir), max_length=128)
     first.map(SelfCognitionProcessor('a', 'b'))
@@ -40,7 +40,7 @@ def test_template_may_be_set_before_or_after_map(tiny_llama_dir: Path) -> None:
 
 
 def test_encoded_rows_keep_their_other_columns(tiny_llama_dir: Path) -> None:
-    """What rewards need stays beside the tokens."""
+    """Columns that are not part of the chat stay in the encoded row."""
     rows = [{'messages': [{'role': 'user', 'content': 'u'}], 'target': 3}]
     dataset = Dataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
@@ -50,7 +50,7 @@ def test_encoded_rows_keep_their_other_columns(tiny_llama_dir: Path) -> None:
 
 
 def test_failed_map_changes_nothing() -> None:
-    """A row that cannot be read is named by its place in the dataset, and all rows stay as they were."""
+    """A row that cannot be read is reported with its index in the dataset, and all rows stay unchanged."""
     rows = [*ROWS, {'query': 'q'}]
     dataset = Dataset(DatasetMeta(data=rows))
     with pytest.raises(InvalidRow) as caught:
@@ -60,7 +60,7 @@ def test_failed_map_changes_nothing() -> None:
 
 
 def test_malformed_chat_is_named_by_row_and_field(tiny_llama_dir: Path) -> None:
-    """The error of `encode` says which row and which field of it; nothing is encoded."""
+    """The error of `encode` names the row and the field, and no row is encoded."""
     rows = [dict(row) for row in Dataset(chats('a', 'b', 'c'))]
     rows[2]['messages'] = [{'role': 'user', 'content': 'u'}, {'role': 'robot', 'content': 'x'}]
     dataset = Dataset(DatasetMeta(data=rows))
@@ -72,21 +72,21 @@ def test_malformed_chat_is_named_by_row_and_field(tiny_llama_dir: Path) -> None:
 
 
 def test_too_long_example_is_named_by_row(tiny_llama_dir: Path) -> None:
-    """Under 'raise' the first row that is too long is named."""
+    """The error under 'raise' names the first row that is too long."""
     with pytest.raises(InvalidExample) as caught:
         encoded(tiny_llama_dir, chats('a', 'x' * 200), max_length=100)
     assert caught.value.row_index == 1
 
 
 def test_truncation_may_change_the_number_of_rows(tiny_llama_dir: Path) -> None:
-    """'delete' leaves rows out and 'split' makes more of them."""
+    """'delete' removes rows, and 'split' makes several rows from one."""
     meta = chats('a', 'x' * 200)
     assert len(encoded(tiny_llama_dir, meta, max_length=100, truncation_strategy='delete')) == 1
     assert len(encoded(tiny_llama_dir, meta, max_length=100, truncation_strategy='split')) == 4
 
 
-def test_check_leaves_out_what_would_not_be_trained_on(tiny_llama_dir: Path) -> None:
-    """Rows without anything to learn from go, and the reasons come back."""
+def test_check_removes_unusable_rows(tiny_llama_dir: Path) -> None:
+    """`check` removes rows without labels and malformed rows, and returns the reasons."""
     rows = [*Dataset(chats('a')), {'messages': [{'role': 'user', 'content': 'u'}]}, {'messages': []}]
     dataset = Dataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
@@ -96,25 +96,25 @@ def test_check_leaves_out_what_would_not_be_trained_on(tiny_llama_dir: Path) -> 
 
 
 def test_steps_out_of_order_are_refused(tiny_llama_dir: Path) -> None:
-    """Each step says what it needs first."""
+    """The error of a step that is called too early names the missing step."""
     with pytest.raises(NotReady, match='set_template'):
         Dataset(chats('a')).encode()
     with pytest.raises(NotReady, match='add_dataset'):
         len(Dataset())
     dataset = encoded(tiny_llama_dir, chats('a'))
     for step in (dataset.encode, lambda: dataset.map(lambda columns: columns), dataset.check):
-        with pytest.raises(NotReady, match='encoded already'):
+        with pytest.raises(NotReady, match='already encoded'):
             step()
 
 
 def test_unknown_arguments_are_refused() -> None:
-    """An argument that does nothing here is not swallowed."""
+    """An unsupported argument raises a TypeError that names it."""
     with pytest.raises(TypeError, match='remove_columns'):
         Dataset(chats('a')).map(lambda columns: columns, remove_columns=['x'])
 
 
 def test_filter_and_cast_change_rows() -> None:
-    """Rows can be dropped and columns converted."""
+    """`filter` removes rows and `cast_column` converts values."""
     dataset = Dataset(DatasetMeta(data={'x': ['1', '2', '3']}))
     dataset.cast_column('x', int)
     dataset.filter(lambda row: row['x'] > 1)
@@ -123,8 +123,8 @@ def test_filter_and_cast_change_rows() -> None:
         dataset.cast_column('y', int)
 
 
-def test_added_datasets_are_mapped_alone_and_mixed() -> None:
-    """Several datasets are changed one by one until they are mixed."""
+def test_added_datasets_are_mapped_separately_and_mixed() -> None:
+    """Several datasets are changed one at a time until they are mixed."""
     first, second = DatasetMeta(data=[{'x': 1}, {'x': 2}, {'x': 3}]), DatasetMeta(data=[{'x': 10}])
     dataset = Dataset(first)
     dataset.add_dataset(second)
@@ -139,8 +139,8 @@ def test_added_datasets_are_mapped_alone_and_mixed() -> None:
     assert [row['x'] for row in dataset] == [1, 11, 2, 3]
 
 
-def test_slices_take_what_is_there() -> None:
-    """A range past the end takes the rows there are; any order of indices is kept."""
+def test_slices_select_existing_rows() -> None:
+    """Indices past the end are skipped, and the order of the indices is kept."""
     rows = [{'x': i} for i in range(5)]
     taken = {
         name: [row['x'] for row in Dataset(DatasetMeta(data=rows, data_slice=data_slice))]
@@ -150,15 +150,15 @@ def test_slices_take_what_is_there() -> None:
 
 
 def test_meta_needs_exactly_one_source() -> None:
-    """No rows and two sources of rows are both refused."""
+    """A meta without a source and a meta with two sources are refused."""
     with pytest.raises(ValueError, match='dataset_id or data'):
         DatasetMeta()
     with pytest.raises(ValueError, match='dataset_id or data'):
         DatasetMeta('x', data=[])
 
 
-def test_packs_keep_every_token_and_no_label_crosses(tiny_llama_dir: Path) -> None:
-    """Each sample is in one pack, whole; positions restart; its last label is ignored."""
+def test_packs_keep_every_sample_separate(tiny_llama_dir: Path) -> None:
+    """Each sample is completely in one pack, its positions restart at 0, and its last label is ignored."""
     meta = chats(*('x' * (3 * i % 17) for i in range(20)))
     dataset = PackingDataset(meta)
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=120)
@@ -181,7 +181,7 @@ def test_packs_keep_every_token_and_no_label_crosses(tiny_llama_dir: Path) -> No
 
 
 def test_prompts_are_not_packed(tiny_llama_dir: Path) -> None:
-    """Packing is for training examples."""
+    """Prompts without labels cannot be packed."""
     dataset = PackingDataset(DatasetMeta(data=[{'messages': [{'role': 'user', 'content': 'u'}]}]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
     with pytest.raises(NotReady):
@@ -191,8 +191,8 @@ def test_prompts_are_not_packed(tiny_llama_dir: Path) -> None:
         dataset.pack_dataset()
 
 
-def test_encode_reports_what_it_cut_and_what_trains_on_nothing(tiny_llama_dir: Path) -> None:
-    """Nothing is dropped silently."""
+def test_encode_reports_problems(tiny_llama_dir: Path) -> None:
+    """`encode` reports examples that were cut, were left out, or have no labels."""
     rows = [*Dataset(chats('a', 'x' * 200)), {'messages': [{'role': 'user', 'content': 'u'}]}]
     reports: dict[str, list[str]] = {}
     for strategy in ('delete', 'left'):
@@ -201,6 +201,6 @@ def test_encode_reports_what_it_cut_and_what_trains_on_nothing(tiny_llama_dir: P
         reports[strategy] = dataset.encode()
     assert [line.split(':')[0] for line in reports['delete']] == [
         '1 of 3 examples were left out',
-        '1 of 3 examples train on nothing',
+        '1 of 3 examples have no labels',
     ]
     assert reports['left'][0].startswith('1 of 3 examples were cut')

@@ -1,4 +1,4 @@
-"""Files and folders of rows are read as they are laid out on the hubs."""
+"""Files and folders of rows are read with the layouts that are used on the hubs."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ ROWS = [{'a': 1, 'b': 'é, "x"\ny'}, {'a': 2, 'b': 'z'}]
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
-    """Write JSON lines, making folders."""
+    """Write JSON lines and create missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
-def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
-    """Every format that is written reads back the same."""
+def test_written_rows_are_read_back(tmp_path: Path, suffix: str) -> None:
+    """Reading a written file gives the same rows, for every format."""
     path = tmp_path / f'rows.{suffix}'
     Dataset(DatasetMeta(data=ROWS)).save_as(path)
     assert read_rows(path) == ROWS
@@ -26,7 +26,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
 
 
 def test_json_lists_are_read(tmp_path: Path) -> None:
-    """A JSON file is a list of objects."""
+    """A JSON file with a list of objects is read."""
     path = tmp_path / 'rows.json'
     path.write_text(json.dumps(ROWS))
     assert read_rows(path) == ROWS
@@ -40,13 +40,13 @@ def test_json_lists_are_read(tmp_path: Path) -> None:
         ('a.jsonl', b'\xff\xfe\x00'),
         ('a.json', '{"a": 1}'),
         ('a.json', '['),
-        ('a.parquet', 'nothing'),
+        ('a.parquet', 'nulls'),
         ('a.csv', 'a,b\n1\n'),
         ('a.txt', 'x'),
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
-    """A file that is not what it claims is an error that names the file."""
+    """A file that does not have its claimed format raises an error that names the file."""
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UnreadableFile, match='a\\.'):
@@ -55,20 +55,20 @@ def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | 
 
 @pytest.mark.parametrize('batch_rows', [1, 2, 1000])
 @pytest.mark.parametrize('suffix', ['parquet', 'csv'])
-def test_columns_that_come_later_are_written_too(tmp_path: Path, suffix: str, batch_rows: int) -> None:
-    """Whether they are first met in the same piece or in one behind it; rows without them have null there."""
+def test_columns_of_later_rows_are_written(tmp_path: Path, suffix: str, batch_rows: int) -> None:
+    """Columns that first appear in later rows are written, with null in the rows without them."""
     path = tmp_path / f'rows.{suffix}'
     write_rows(path, [{'a': 1}, {'b': 2.5}, {}, {'c': 3, 'a': 4}], batch_rows=batch_rows)
-    nothing = {'a': None, 'b': None, 'c': None}
-    assert read_rows(path) == [{**nothing, 'a': 1}, {**nothing, 'b': 2.5}, nothing, {**nothing, 'a': 4, 'c': 3}]
+    nulls = {'a': None, 'b': None, 'c': None}
+    assert read_rows(path) == [{**nulls, 'a': 1}, {**nulls, 'b': 2.5}, nulls, {**nulls, 'a': 4, 'c': 3}]
 
 
 @pytest.mark.parametrize('batch_rows', [1, 1000])
 @pytest.mark.parametrize('rows', [[{'a': 1}, {'a': 'x'}], [{'a': [1]}, {'a': 1}], [{}, {}]], ids=str)
-def test_what_has_no_columns_of_one_type_is_not_written_as_columns(
+def test_rows_without_uniform_columns_are_refused(
     tmp_path: Path, rows: list[dict[str, object]], batch_rows: int
 ) -> None:
-    """It is refused and leaves no file; JSON lines hold it."""
+    """Columns of mixed types and rows without columns are refused without leaving a file; JSON lines accept them."""
     path = tmp_path / 'rows.parquet'
     with pytest.raises(UnreadableFile):
         write_rows(path, rows, batch_rows=batch_rows)
@@ -78,14 +78,14 @@ def test_what_has_no_columns_of_one_type_is_not_written_as_columns(
 
 
 def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
-    """CSV cannot hold chats, and a failed write leaves no file."""
+    """Nested columns are refused for CSV without leaving a file."""
     with pytest.raises(UnreadableFile, match='messages'):
         write_rows(tmp_path / 'rows.csv', [{'messages': [{'role': 'user'}]}])
     assert not (tmp_path / 'rows.csv').exists()
 
 
 def test_split_is_found_by_file_name(tmp_path: Path) -> None:
-    """Files and folders named after splits are taken for them."""
+    """Names of files and folders determine the split."""
     write(tmp_path / 'data/train-00001.jsonl', [{'x': 2}])
     write(tmp_path / 'data/train-00000.jsonl', [{'x': 1}])
     write(tmp_path / 'test/part.jsonl', [{'x': 3}])
@@ -96,7 +96,7 @@ def test_split_is_found_by_file_name(tmp_path: Path) -> None:
 
 
 def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
-    """A single file of any name is the train split."""
+    """A single file with any name is the train split."""
     write(tmp_path / 'self_cognition.jsonl', [{'x': 1}])
     assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}]
     with pytest.raises(DatasetError):
@@ -104,7 +104,7 @@ def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
 
 
 def test_subset_is_a_folder(tmp_path: Path) -> None:
-    """Without a README, a subset is the folder of its name, inside the dataset."""
+    """A subset is the folder of its name inside the dataset if there is no README."""
     write(tmp_path / 'main/train.jsonl', [{'x': 1}])
     write(tmp_path / 'other/train.jsonl', [{'x': 2}])
     assert load_rows(DatasetMeta(str(tmp_path), subset_name='main')) == [{'x': 1}]
@@ -113,8 +113,8 @@ def test_subset_is_a_folder(tmp_path: Path) -> None:
             load_rows(DatasetMeta(str(tmp_path), subset_name=name))
 
 
-def test_readme_decides_where_it_lists_files(tmp_path: Path) -> None:
-    """The hubs' `configs` name files of subsets and splits."""
+def test_readme_configs_define_subsets_and_splits(tmp_path: Path) -> None:
+    """The `configs` in a README define the files of subsets and splits."""
     write(tmp_path / 'a.jsonl', [{'x': 1}])
     write(tmp_path / 'b.jsonl', [{'x': 2}])
     (tmp_path / 'README.md').write_text(

@@ -1,4 +1,4 @@
-"""Options of other dataset libraries: what is so anyway is taken, what has no effect is told, what is wrong refused."""
+"""Options of other dataset libraries are accepted, logged if they have no effect, or refused if they are wrong."""
 
 import logging
 from typing import Any
@@ -12,23 +12,23 @@ SAME: dict[str, Any] = {'load_from_cache_file': False, 'num_proc': 1, 'batch_siz
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the library logs."""
+def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The captured warnings of the library."""
     caplog.set_level(logging.WARNING)
     return caplog
 
 
-def copied(columns: Any) -> Any:
-    """Change nothing."""
+def unchanged(columns: Any) -> Any:
+    """Return the columns unchanged."""
     return columns
 
 
-def test_what_is_so_anyway_is_taken_in_silence(told: pytest.LogCaptureFixture) -> None:
-    """As programs type it."""
+def test_options_that_match_the_behaviour_are_not_logged(warnings: pytest.LogCaptureFixture) -> None:
+    """Options whose values match the behaviour of this library are accepted without a warning."""
     dataset = Dataset(DatasetMeta(data=ROWS))
-    dataset.map(copied, batched=True, **SAME)
+    dataset.map(unchanged, batched=True, **SAME)
     dataset.filter(lambda row: row['x'] > 1, batched=False, **SAME)
-    assert told.records == []
+    assert warnings.records == []
     assert len(dataset) == 2
 
 
@@ -36,30 +36,30 @@ def test_what_is_so_anyway_is_taken_in_silence(told: pytest.LogCaptureFixture) -
     'hint',
     [{'num_proc': 4}, {'load_from_cache_file': True}, {'batch_size': 10}, {'desc': 'x'}, {'keep_in_memory': False}],
 )
-def test_what_has_no_effect_is_told(hint: Any, told: pytest.LogCaptureFixture) -> None:
-    """Once for each verb, by the option's name; the rows are what they would be."""
+def test_options_without_effect_are_logged(hint: Any, warnings: pytest.LogCaptureFixture) -> None:
+    """Each option without effect is logged once with its name, and the rows are unchanged."""
     dataset = Dataset(DatasetMeta(data=ROWS))
-    dataset.map(copied, **hint)
-    assert [record.args[1] for record in told.records if record.args] == list(hint)
+    dataset.map(unchanged, **hint)
+    assert [record.args[1] for record in warnings.records if record.args] == list(hint)
     assert list(dataset) == ROWS
 
 
-def test_functions_get_what_the_verb_gives_them() -> None:
-    """A function of rows where columns come, or the reverse, would compute nonsense."""
+def test_wrong_batched_options_are_refused() -> None:
+    """A `batched` that contradicts the function's arguments is refused, and so are unknown options."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(DatasetError):
-        dataset.map(copied, batched=False)
+        dataset.map(unchanged, batched=False)
     with pytest.raises(DatasetError):
         dataset.filter(lambda row: True, batched=True)
     with pytest.raises(TypeError):
-        dataset.map(copied, number_of_processes=2)  # type: ignore[call-arg]
+        dataset.map(unchanged, number_of_processes=2)  # type: ignore[call-arg]
     assert list(dataset) == ROWS
 
 
 @pytest.mark.parametrize('kind', [PackingDataset, IterablePackingDataset])
-def test_processes_for_packing_are_told(kind: Any, told: pytest.LogCaptureFixture) -> None:
-    """Packing uses one."""
+def test_unused_processes_are_logged(kind: Any, warnings: pytest.LogCaptureFixture) -> None:
+    """Several processes for packing are logged as unused."""
     kind(DatasetMeta(data=ROWS), packing_num_proc=4)
-    assert [record.args for record in told.records] == [('packing_num_proc', 4)]
+    assert [record.args for record in warnings.records] == [('packing_num_proc', 4)]
     with pytest.raises(ValueError, match='packing_num_proc'):
         kind(DatasetMeta(data=ROWS), packing_num_proc=0)

@@ -1,4 +1,4 @@
-"""Rows come from Hugging Face `datasets` without a copy, and go back; the library is the real one."""
+"""Rows are converted from and to the Hugging Face library `datasets` without copying tables."""
 
 import json
 from collections.abc import Iterator
@@ -29,27 +29,27 @@ KINDS = [Dataset, LazyDataset, IterableDataset]
 
 
 @pytest.fixture(autouse=True)
-def _is_quiet() -> Iterator[None]:
-    """Show no progress bars of the library."""
+def _no_progress_bars() -> Iterator[None]:
+    """The library shows no progress bars during a test."""
     datasets.disable_progress_bars()
     yield
     datasets.enable_progress_bars()
 
 
-def theirs() -> datasets.Dataset:
-    """The chats as the library holds them."""
+def hf_dataset() -> datasets.Dataset:
+    """Return the chats as a dataset of the library."""
     return datasets.Dataset.from_list(CHATS)
 
 
 def address_of(table: Any) -> int:
-    """Return where the numbers of a table are in memory."""
+    """Return the memory address of a table's numbers."""
     return table.column('number').chunk(0).buffers()[1].address
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_rows_of_every_form_are_the_same(kind: Any) -> None:
-    """A table, one that was shuffled, a stream, and one split of several."""
-    given = theirs()
+def test_all_kinds_of_hf_datasets_are_read(kind: Any) -> None:
+    """A dataset, a shuffled dataset, a stream and a split of several give the expected rows."""
+    given = hf_dataset()
     shuffled = given.shuffle(seed=3)
     assert list(kind(DatasetMeta(data=given))) == CHATS
     assert list(kind(DatasetMeta(data=given.to_iterable_dataset()))) == CHATS
@@ -60,29 +60,29 @@ def test_rows_of_every_form_are_the_same(kind: Any) -> None:
         list(kind(DatasetMeta(data=splits, split='dev')))
 
 
-def test_table_is_shared_there_and_back() -> None:
-    """Neither taking the rows, nor a slice of them, nor giving them back copies what is in memory."""
-    given = theirs()
+def test_tables_are_not_copied() -> None:
+    """Reading rows, slicing them and converting them returned share the memory of the table."""
+    given = hf_dataset()
     whole, part = Dataset(DatasetMeta(data=given)), LazyDataset(DatasetMeta(data=given, data_slice=slice(0, 3)))
     for dataset in (whole, part):
-        back = dataset.to_hf()
-        assert address_of(back.data.table) == address_of(given.data.table)
-        assert back.features == given.features
-        assert back.to_list() == CHATS[: len(dataset)]
+        returned = dataset.to_hf()
+        assert address_of(returned.data.table) == address_of(given.data.table)
+        assert returned.features == given.features
+        assert returned.to_list() == CHATS[: len(dataset)]
 
 
 def test_given_rows_are_read_by_index_and_slice() -> None:
-    """As a list is: from the end as well, and out of range is an IndexError."""
-    dataset = Dataset(DatasetMeta(data=theirs(), data_slice=[5, 2, -1, 9]))
+    """Rows are read by index, from the end and by slice, and an index out of range is an IndexError."""
+    dataset = Dataset(DatasetMeta(data=hf_dataset(), data_slice=[5, 2, -1, 9]))
     assert [dataset[index]['number'] for index in (0, 1, -1)] == [5, 2, 6]
     assert [row['number'] for row in dataset[1:]] == [2, 6]
     with pytest.raises(IndexError):
         dataset[3]
 
 
-def test_chosen_columns_are_all_there_are() -> None:
-    """What a format hides stays hidden; a transform, which is no part of the rows, is refused."""
-    given = theirs()
+def test_formats_are_applied_and_transforms_refused() -> None:
+    """Columns hidden by a format stay hidden, and a dataset with a transform is refused."""
+    given = hf_dataset()
     given.set_format(columns=['number'])
     assert Dataset(DatasetMeta(data=given))[2] == {'number': 2}
     given.set_transform(lambda rows: rows)
@@ -91,10 +91,10 @@ def test_chosen_columns_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_verbs_work_on_given_rows(kind: Any, tiny_llama_dir: Path) -> None:
-    """Mixed, mapped, filtered and encoded, they are what the same rows in a list become."""
+def test_methods_give_the_same_rows_as_for_a_list(kind: Any, tiny_llama_dir: Path) -> None:
+    """Mixed, mapped, filtered and encoded rows equal those of the same rows in a list."""
     encoded = []
-    for data in (CHATS, theirs()):
+    for data in (CHATS, hf_dataset()):
         dataset = kind(DatasetMeta(data=data))
         dataset.add_dataset(DatasetMeta(data=data, data_slice=range(2)))
         dataset.mix_dataset(interleave=True)
@@ -107,25 +107,25 @@ def test_verbs_work_on_given_rows(kind: Any, tiny_llama_dir: Path) -> None:
     assert len(encoded[0]) == 8
 
 
-def test_encoded_rows_go_back_as_columns(tiny_llama_dir: Path) -> None:
-    """Token features become lists that the library trains on as well."""
-    dataset = Dataset(DatasetMeta(data=theirs()))
+def test_encoded_rows_are_converted(tiny_llama_dir: Path) -> None:
+    """Token features become columns of lists."""
+    dataset = Dataset(DatasetMeta(data=hf_dataset()))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
     dataset.encode()
-    back = dataset.to_hf()
-    assert back.num_rows == 7
-    assert back['input_ids'][4] == list(dataset[4]['input_ids'])
+    returned = dataset.to_hf()
+    assert returned.num_rows == 7
+    assert returned['input_ids'][4] == list(dataset[4]['input_ids'])
 
 
-def test_streams_go_back_as_streams(tiny_llama_dir: Path) -> None:
-    """Each iteration of theirs is a pass of ours, also of packs without end."""
-    ours = IterableDataset(DatasetMeta(data=theirs()))
-    ours.map(lambda columns: {'number': [number + 1 for number in columns['number']]})
-    back = ours.to_hf()
-    assert isinstance(back, datasets.IterableDataset)
+def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
+    """Each iteration of the converted stream is a pass over the dataset, including endless packs."""
+    source = IterableDataset(DatasetMeta(data=hf_dataset()))
+    source.map(lambda columns: {'number': [number + 1 for number in columns['number']]})
+    returned = source.to_hf()
+    assert isinstance(returned, datasets.IterableDataset)
     for _ in range(2):
-        assert [row['number'] for row in back] == list(range(1, 8))
-    packs = IterablePackingDataset(DatasetMeta(data=theirs()), cyclic=True)
+        assert [row['number'] for row in returned] == list(range(1, 8))
+    packs = IterablePackingDataset(DatasetMeta(data=hf_dataset()), cyclic=True)
     packs.set_template('Template', model_id=str(tiny_llama_dir), max_length=64)
     packs.encode()
     packs.pack_dataset()
@@ -133,28 +133,28 @@ def test_streams_go_back_as_streams(tiny_llama_dir: Path) -> None:
 
 
 @pytest.mark.parametrize('form', [lambda given: given, lambda given: given.to_iterable_dataset()])
-def test_resume_is_exact_over_given_rows(form: Any) -> None:
-    """A shuffled reading of a table or a stream goes on at exactly the next batch."""
+def test_resume_continues_at_the_next_batch(form: Any) -> None:
+    """A shuffled loader over a table or a stream resumes at exactly the next batch."""
 
     def loader() -> DataLoader:
-        kind = Dataset if form(theirs()).__class__ is datasets.Dataset else IterableDataset
-        return DataLoader(kind(DatasetMeta(data=form(theirs()))), batch_size=2, shuffle=True, seed=5)
+        kind = Dataset if form(hf_dataset()).__class__ is datasets.Dataset else IterableDataset
+        return DataLoader(kind(DatasetMeta(data=form(hf_dataset()))), batch_size=2, shuffle=True, seed=5)
 
     whole = loader()
     batches = iter(whole)
     next(batches)
     state, rest = whole.get_state(), list(batches)
-    again = loader()
-    again.resume_from_checkpoint(state)
-    assert list(again) == rest
+    resumed = loader()
+    resumed.resume_from_checkpoint(state)
+    assert list(resumed) == rest
     assert len(rest) == 3
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_saved_folders_are_read_without_the_library(kind: Any, tmp_path: Path) -> None:
-    """Of one dataset in several files, and of several splits."""
-    theirs().save_to_disk(tmp_path / 'one', num_shards=3)
-    datasets.DatasetDict(train=theirs(), test=theirs().select([4])).save_to_disk(tmp_path / 'two')
+def test_saved_folders_are_read(kind: Any, tmp_path: Path) -> None:
+    """Folders of `save_to_disk` with one dataset or with several splits are read."""
+    hf_dataset().save_to_disk(tmp_path / 'one', num_shards=3)
+    datasets.DatasetDict(train=hf_dataset(), test=hf_dataset().select([4])).save_to_disk(tmp_path / 'two')
     assert list(kind(DatasetMeta(str(tmp_path / 'one')))) == CHATS
     assert list(kind(DatasetMeta(str(tmp_path / 'two')))) == CHATS
     assert list(kind(DatasetMeta(str(tmp_path / 'two'), split='test'))) == [CHATS[4]]
@@ -165,8 +165,8 @@ def test_saved_folders_are_read_without_the_library(kind: Any, tmp_path: Path) -
             kind(DatasetMeta(str(tmp_path / name), subset_name='main'))
 
 
-def test_a_saved_split_is_not_taken_for_another(tmp_path: Path) -> None:
-    """A dataset saved alone knows which split it was; whoever names none gets what was saved."""
+def test_a_saved_split_is_checked(tmp_path: Path) -> None:
+    """A dataset that was saved alone is read as 'train' and as its own split, but not as another split."""
     for name, split in {'of_test': datasets.Split.TEST, 'of_none': None}.items():
         datasets.Dataset.from_list(CHATS, split=split).save_to_disk(tmp_path / name)
         assert list(Dataset(DatasetMeta(str(tmp_path / name)))) == CHATS
@@ -176,9 +176,9 @@ def test_a_saved_split_is_not_taken_for_another(tmp_path: Path) -> None:
             Dataset(DatasetMeta(str(tmp_path / name), split=split))
 
 
-def test_damaged_folders_are_named(tmp_path: Path) -> None:
-    """A file that is gone, and one that holds something else."""
-    theirs().save_to_disk(tmp_path / 'one')
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    """The error of a saved folder with missing or invalid files names the file."""
+    hf_dataset().save_to_disk(tmp_path / 'one')
     file = next((tmp_path / 'one').glob('*.arrow'))
     file.write_bytes(b'nothing of the kind')
     with pytest.raises(UnreadableFile, match=file.name):
@@ -196,8 +196,8 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
             Dataset(DatasetMeta(str(tmp_path / 'one')))
 
 
-def test_arrow_files_are_written_for_the_library(tmp_path: Path) -> None:
-    """What `save_as` writes is what `from_file` reads, and both kinds of Arrow files are read here."""
+def test_arrow_files_are_compatible_with_the_library(tmp_path: Path) -> None:
+    """`Dataset.from_file` reads files of `save_as`, and both Arrow formats are read here."""
     path = tmp_path / 'rows.arrow'
     Dataset(DatasetMeta(data=CHATS)).save_as(path, batch_size=2)
     assert datasets.Dataset.from_file(str(path)).to_list() == CHATS
@@ -208,7 +208,7 @@ def test_arrow_files_are_written_for_the_library(tmp_path: Path) -> None:
     assert list(Dataset(DatasetMeta(str(tmp_path / 'indexed.arrow')))) == CHATS
 
 
-def test_rows_that_can_be_read_once_are_no_stream() -> None:
-    """The second pass over them would be empty without a word."""
+def test_iterators_are_refused_as_streams() -> None:
+    """An iterator is refused as a stream, because it would be empty in the second pass."""
     with pytest.raises(DatasetError, match='once'):
         IterableDataset(DatasetMeta(data=iter(CHATS)))

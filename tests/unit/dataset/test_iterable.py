@@ -1,4 +1,4 @@
-"""A stream gives the rows a dataset in memory would, without holding them."""
+"""A stream gives the same rows as a dataset in memory."""
 
 import logging
 from collections.abc import Iterator
@@ -30,17 +30,17 @@ from twinkle.preprocessor.quality import DedupFilter, QualityPreprocessor
 
 
 def chat(text: str) -> dict[str, Any]:
-    """One exchange."""
+    """Return a row with one user message and one assistant message."""
     return {'messages': [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': text}]}
 
 
 def numbers(count: int, **options: Any) -> DatasetMeta:
-    """Rows that count from 0."""
+    """Return rows that count from 0."""
     return DatasetMeta(data=[{'x': i} for i in range(count)], **options)
 
 
-def worked_on(dataset: BaseDataset[Any], other: DatasetMeta, *, interleave: bool) -> list[dict[str, Any]]:
-    """Use every verb that needs no template, and return the rows."""
+def transformed_rows(dataset: BaseDataset[Any], other: DatasetMeta, *, interleave: bool) -> list[dict[str, Any]]:
+    """Apply every method that needs no template, and return the rows."""
     dataset.map(lambda columns: {'x': [value * 2 for value in columns['x'] for _ in range(2)]})
     dataset.add_dataset(other)
     dataset.mix_dataset(interleave=interleave)
@@ -51,18 +51,18 @@ def worked_on(dataset: BaseDataset[Any], other: DatasetMeta, *, interleave: bool
 
 @settings(deadline=None)
 @given(sizes=st.tuples(st.integers(0, 250), st.integers(0, 250)), interleave=st.booleans())
-def test_stream_gives_the_rows_of_a_dataset(sizes: tuple[int, int], interleave: bool) -> None:  # noqa: FBT001
-    """Map to more rows, mix, filter and cast give the same rows in the same order, in every pass."""
+def test_stream_equals_dataset(sizes: tuple[int, int], interleave: bool) -> None:  # noqa: FBT001
+    """`map`, `mix_dataset`, `filter` and `cast_column` give the same rows in the same order, in every pass."""
     first, second = (numbers(size) for size in sizes)
     stream = IterableDataset(first)
-    expected = worked_on(Dataset(first), second, interleave=interleave)
-    assert worked_on(stream, second, interleave=interleave) == expected
+    expected = transformed_rows(Dataset(first), second, interleave=interleave)
+    assert transformed_rows(stream, second, interleave=interleave) == expected
     assert list(stream) == expected
 
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'json', 'parquet', 'csv'])
 def test_files_are_streamed(tmp_path: Path, suffix: str) -> None:
-    """Every format that is read whole is read piece by piece, too."""
+    """Files of every format can be read as a stream."""
     rows = [{'x': i, 'text': f'é, "{i}"'} for i in range(2500)]
     path = tmp_path / f'train.{suffix}'
     if suffix == 'json':
@@ -73,22 +73,22 @@ def test_files_are_streamed(tmp_path: Path, suffix: str) -> None:
     assert list(IterableDataset(DatasetMeta(str(path)))) == rows
 
 
-def test_only_what_is_needed_is_read() -> None:
-    """A reader that stops early has caused little more than it read."""
+def test_read_ahead_is_limited() -> None:
+    """A reader that stops early causes at most one batch of rows to be processed."""
     seen: list[int] = []
 
-    def note(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def observe(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         seen.extend(columns['x'])
         return columns
 
     dataset = IterableDataset(numbers(10_000))
-    dataset.map(note)
+    dataset.map(observe)
     assert [row['x'] for row in islice(dataset, 3)] == [0, 1, 2]
     assert len(seen) <= 100
 
 
-def test_slices_go_forwards_only() -> None:
-    """Ascending indices are taken, those past the end left out; others are refused at once."""
+def test_slices_must_be_ascending() -> None:
+    """Ascending indices are accepted, those past the end are skipped, and other indices are refused."""
     for data_slice in (range(1, 9, 3), slice(1, None, 3), [1, 4, 7, 30]):
         assert [row['x'] for row in IterableDataset(numbers(8, data_slice=data_slice))] == [1, 4, 7]
     for data_slice in (slice(-3, None), [4, 0], range(-1, 3)):
@@ -96,8 +96,8 @@ def test_slices_go_forwards_only() -> None:
             IterableDataset(numbers(8, data_slice=data_slice))
 
 
-def test_missing_files_are_found_at_once_and_broken_ones_when_read(tmp_path: Path) -> None:
-    """What is not there is said by the constructor; what cannot be read ends the pass."""
+def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path) -> None:
+    """The constructor refuses missing files, and a broken file ends the pass that reads it."""
     with pytest.raises(DatasetError):
         IterableDataset(DatasetMeta(str(tmp_path)))
     path = tmp_path / 'train.jsonl'
@@ -108,8 +108,8 @@ def test_missing_files_are_found_at_once_and_broken_ones_when_read(tmp_path: Pat
         next(rows)
 
 
-def test_bad_rows_come_out_refused_and_the_others_follow() -> None:
-    """`items` goes on behind a row that cannot be worked out; a plain loop raises what is wrong with it."""
+def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
+    """`items` continues after an invalid row, and a plain loop raises its error."""
     rows: list[dict[str, Any]] = [{'query': 'q', 'response': str(i)} for i in range(250)]
     del rows[130]['response']
     dataset = IterableDataset(DatasetMeta(data=rows))
@@ -124,8 +124,8 @@ def test_bad_rows_come_out_refused_and_the_others_follow() -> None:
         list(dataset)
 
 
-def test_filters_that_remember_rows_begin_anew_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """Duplicates are left out in every pass alike, as a filter or in a pipeline, bad rows or not, and it is told."""
+def test_stateful_filters_are_reset_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """Duplicates are removed and logged in every pass, for a filter and for a pipeline."""
     rows = [{**chat(text), 'value': value} for text, value in [('a', '1'), ('b', '2'), ('a', 'x'), ('a', '3')]]
     for use in (
         lambda dataset: dataset.filter(DedupFilter()),
@@ -145,8 +145,8 @@ def test_filters_that_remember_rows_begin_anew_in_each_pass(caplog: pytest.LogCa
     assert list(lazy) == rows[:2]
 
 
-def test_encode_and_check_equal_those_in_memory(tiny_llama_dir: Path) -> None:
-    """Splitting, leaving out and encoding work on the way; every pass is the same."""
+def test_encode_and_check_equal_a_dataset(tiny_llama_dir: Path) -> None:
+    """Encoding, splitting and checking a stream give the rows of a dataset in memory, in every pass."""
     rows = [chat('a'), chat('x' * 200), {'messages': [{'role': 'user', 'content': 'u'}]}]
     results: list[list[list[int]]] = []
     for kind in (Dataset, IterableDataset, IterableDataset):
@@ -159,8 +159,8 @@ def test_encode_and_check_equal_those_in_memory(tiny_llama_dir: Path) -> None:
     assert results[0] == results[1] == results[2]
 
 
-def packing(folder: Path, texts: list[str], **options: Any) -> IterablePackingDataset:
-    """Encoded and packed chats."""
+def packed_chats(folder: Path, texts: list[str], **options: Any) -> IterablePackingDataset:
+    """Return an encoded dataset that is ready for packed_chats."""
     dataset = IterablePackingDataset(DatasetMeta(data=[chat(text) for text in texts]), **options)
     dataset.set_template('Template', model_id=str(folder), max_length=100)
     dataset.encode()
@@ -168,7 +168,7 @@ def packing(folder: Path, texts: list[str], **options: Any) -> IterablePackingDa
 
 
 def samples(packs: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """The samples of packs, cut where positions begin anew."""
+    """Return the samples of packs, which begin where positions restart."""
     found: list[tuple[int, ...]] = []
     for pack in packs:
         starts = np.flatnonzero(np.asarray(pack['position_ids']) == 0)[1:]
@@ -176,14 +176,14 @@ def samples(packs: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
     return found
 
 
-def test_packs_of_a_stream_hold_every_sample(tiny_llama_dir: Path) -> None:
-    """A pass over packs is a pass over the samples; a row that is too long is refused by itself."""
-    dataset = packing(tiny_llama_dir, ['x' * (5 * i % 23) for i in range(40)], packing_interval=8)
+def test_packs_of_a_stream_contain_every_sample(tiny_llama_dir: Path) -> None:
+    """Every sample is in one pack, and a row that is too long is refused without affecting others."""
+    dataset = packed_chats(tiny_llama_dir, ['x' * (5 * i % 23) for i in range(40)], packing_interval=8)
     singles = [tuple(row['input_ids']) for row in dataset]
     dataset.pack_dataset()
     assert sorted(samples(iter(dataset))) == sorted(singles)
     assert sum(1 for _ in dataset) < len(singles)
-    long = packing(tiny_llama_dir, ['a', 'x' * 200, 'b'])
+    long = packed_chats(tiny_llama_dir, ['a', 'x' * 200, 'b'])
     long.pack_dataset()
     kinds = [type(item) for item in long.items()]
     assert kinds.count(RefusedRow) == 1
@@ -191,9 +191,9 @@ def test_packs_of_a_stream_hold_every_sample(tiny_llama_dir: Path) -> None:
         list(long)
 
 
-def test_cyclic_packs_go_on_with_the_first_row(tiny_llama_dir: Path) -> None:
-    """Without end, every sample comes again; an empty dataset still ends; such a dataset is not saved whole."""
-    dataset = packing(tiny_llama_dir, ['a', 'bb', 'ccc'], packing_interval=4, cyclic=True)
+def test_cyclic_packs_repeat_the_rows(tiny_llama_dir: Path) -> None:
+    """Samples are repeated without end, an empty dataset ends, and an endless dataset cannot be saved."""
+    dataset = packed_chats(tiny_llama_dir, ['a', 'bb', 'ccc'], packing_interval=4, cyclic=True)
     dataset.pack_dataset()
     counts: dict[tuple[int, ...], int] = {}
     for sample in samples(islice(dataset, 20)):
@@ -202,13 +202,13 @@ def test_cyclic_packs_go_on_with_the_first_row(tiny_llama_dir: Path) -> None:
     assert min(counts.values()) > 5
     with pytest.raises(NotReady):
         dataset.save_as('packs.jsonl')
-    empty = packing(tiny_llama_dir, [], cyclic=True)
+    empty = packed_chats(tiny_llama_dir, [], cyclic=True)
     empty.pack_dataset()
     assert list(empty) == []
 
 
 def test_packing_out_of_order_is_refused(tiny_llama_dir: Path) -> None:
-    """Packing needs encoded training examples, once, and sensible numbers."""
+    """Packing needs encoded training examples, happens once, and refuses arguments out of range."""
     dataset = IterablePackingDataset(DatasetMeta(data=[chat('a')]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
     with pytest.raises(NotReady):
@@ -216,7 +216,7 @@ def test_packing_out_of_order_is_refused(tiny_llama_dir: Path) -> None:
     dataset.encode(add_generation_prompt=True)
     with pytest.raises(NotReady):
         dataset.pack_dataset()
-    packed = packing(tiny_llama_dir, ['a'])
+    packed = packed_chats(tiny_llama_dir, ['a'])
     packed.pack_dataset()
     with pytest.raises(NotReady):
         packed.pack_dataset()

@@ -1,4 +1,4 @@
-"""Rows of a lazy dataset are worked out when they are read, to the same result."""
+"""The rows of a lazy dataset are computed on access and equal those of a dataset in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ ROWS = [{'query': f'q{i}', 'response': f'{{{{NAME}}}} {i}'} for i in range(5)]
 
 
 def chat(text: str) -> dict[str, Any]:
-    """One exchange."""
+    """Return a row with one user message and one assistant message."""
     return {'messages': [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': text}]}
 
 
 def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
-    """The same verbs give the same rows, by index, from the end and in a loop."""
+    """The same methods give the same rows, by index, from the end and in a loop."""
     first, second = DatasetMeta(data=ROWS), DatasetMeta(data=ROWS[:2])
     datasets = [kind(first) for kind in (Dataset, LazyDataset)]
     for dataset in datasets:
@@ -38,23 +38,23 @@ def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
     np.testing.assert_array_equal(eager[-1]['input_ids'], lazy[-1]['input_ids'])
 
 
-def test_map_runs_at_each_read_and_not_before() -> None:
-    """Nothing is done before a row is read, and only to that row."""
+def test_map_runs_on_each_access() -> None:
+    """A row is mapped only when it is read."""
     seen: list[int] = []
 
-    def note(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def record(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         seen.extend(columns['x'])
         return columns
 
     dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(5)]))
-    dataset.map(note)
+    dataset.map(record)
     assert seen == []
     assert dataset[3] == {'x': 3}
     assert seen == [3]
 
 
-def test_filter_is_done_at_once_on_mapped_rows() -> None:
-    """A filter sees what earlier steps make of a row, and later steps see what it kept."""
+def test_filter_runs_immediately_on_mapped_rows() -> None:
+    """A filter sees the results of earlier steps, and later steps see only the rows that it kept."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(6)]))
     dataset.map(lambda columns: {'x': [value * 10 for value in columns['x']]})
     dataset.filter(lambda row: row['x'] >= 30)
@@ -64,7 +64,7 @@ def test_filter_is_done_at_once_on_mapped_rows() -> None:
 
 
 def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None:
-    """A strategy that makes several rows of one is refused, and the template stays as it was."""
+    """The strategy 'split' is refused, and the dataset keeps its previous template."""
     dataset = LazyDataset(DatasetMeta(data=[chat('a')]))
     with pytest.raises(DatasetError, match='split'):
         dataset.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')
@@ -76,8 +76,8 @@ def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None
         given.encode()
 
 
-def test_bad_rows_are_named_when_they_are_read(tiny_llama_dir: Path) -> None:
-    """Every row can be read but those that cannot be worked out, which say which and why."""
+def test_invalid_rows_raise_on_access(tiny_llama_dir: Path) -> None:
+    """Reading an invalid row raises an error with its index; other rows can be read."""
     rows = [chat('a'), {'messages': []}, chat('x' * 200), {'messages': [{'role': 'user', 'content': 'u'}]}]
     dataset = LazyDataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy='delete')
@@ -91,7 +91,7 @@ def test_bad_rows_are_named_when_they_are_read(tiny_llama_dir: Path) -> None:
 
 
 def test_too_long_row_is_refused_without_check(tiny_llama_dir: Path) -> None:
-    """Under 'delete' there is no row to give, so reading it says so."""
+    """Reading a row that 'delete' would remove raises an error."""
     dataset = LazyDataset(DatasetMeta(data=[chat('x' * 200)]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy='delete')
     dataset.encode()
@@ -100,7 +100,7 @@ def test_too_long_row_is_refused_without_check(tiny_llama_dir: Path) -> None:
 
 
 def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
-    """A preprocessor that makes two rows of one, or cannot read one, fails for that row."""
+    """A preprocessor that returns two rows for one, or cannot read a row, fails for that row."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': 1}, {'y': 2}]))
     dataset.map(lambda columns: {name: values * 2 for name, values in columns.items()})
     with pytest.raises(InvalidExample):
@@ -112,8 +112,8 @@ def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
     assert caught.value.row_index == 5
 
 
-def test_cast_and_index_out_of_range() -> None:
-    """A cast is done per row; an index that is not there is an IndexError; False leaves values as stored."""
+def test_cast_column_and_indexing() -> None:
+    """`cast_column` applies to each row, False keeps stored values, and an index out of range is an IndexError."""
     dataset = LazyDataset(DatasetMeta(data={'x': ['1', '2']}))
     dataset.cast_column('x', decode=False)
     dataset.cast_column('x', int)

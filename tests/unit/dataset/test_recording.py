@@ -1,4 +1,4 @@
-"""Rows are saved at once, or as training reads them."""
+"""Rows are saved immediately, or when training reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ ROWS = [{'x': i, 'text': f't{i}'} for i in range(7)]
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
 @pytest.mark.parametrize('kind', [Dataset, LazyDataset, IterableDataset])
-def test_rows_are_saved_at_once(kind: type[Any], suffix: str, tmp_path: Path) -> None:
-    """Every kind of dataset writes its rows as they are worked out, some at a time."""
+def test_rows_are_saved_immediately(kind: type[Any], suffix: str, tmp_path: Path) -> None:
+    """Every kind of dataset writes its computed rows."""
     dataset = kind(DatasetMeta(data=ROWS))
     dataset.map(lambda columns: {**columns, 'x': [value + 1 for value in columns['x']]})
     path = tmp_path / f'rows.{suffix}'
@@ -31,8 +31,8 @@ def test_rows_are_saved_at_once(kind: type[Any], suffix: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
-def test_training_writes_what_was_read_once(suffix: str, tmp_path: Path) -> None:
-    """The file holds each row that was read, in the order of first reading, when it is flushed."""
+def test_training_records_each_row_once(suffix: str, tmp_path: Path) -> None:
+    """The flushed file contains each row that was read, in the order of the first access."""
     path = tmp_path / f'rows.{suffix}'
     dataset = LazyDataset(DatasetMeta(data=ROWS))
     dataset.save_as(path, batch_size=2, mode='training')
@@ -45,8 +45,8 @@ def test_training_writes_what_was_read_once(suffix: str, tmp_path: Path) -> None
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
-def test_stream_is_recorded_as_it_passes(tmp_path: Path) -> None:
-    """A second pass over a stream adds only what the first did not reach; arrays are written as lists."""
+def test_stream_is_recorded(tmp_path: Path) -> None:
+    """A second pass over a stream records only rows that the first did not reach, with arrays as lists."""
     path = tmp_path / 'rows.jsonl'
     dataset = IterableDataset(DatasetMeta(data=[{'x': np.arange(i)} for i in range(3)]))
     dataset.save_as(path, mode='training')
@@ -56,8 +56,8 @@ def test_stream_is_recorded_as_it_passes(tmp_path: Path) -> None:
     assert read_rows(path) == [{'x': []}, {'x': [0]}, {'x': [0, 1]}]
 
 
-def test_run_that_dies_leaves_what_it_had_read(tmp_path: Path) -> None:
-    """Full batches are on disk before the flush, and a new recording does not overwrite them."""
+def test_a_failed_run_keeps_its_recorded_rows(tmp_path: Path) -> None:
+    """Complete batches are on disk before the flush, and a new recording does not overwrite them."""
     path = tmp_path / 'rows.jsonl'
     for _ in range(2):
         dataset = Dataset(DatasetMeta(data=ROWS))
@@ -68,7 +68,7 @@ def test_run_that_dies_leaves_what_it_had_read(tmp_path: Path) -> None:
 
 
 def test_misuse_is_refused(tmp_path: Path) -> None:
-    """A step while recording, a flush without one, and options out of range are refused."""
+    """Changes while recording, a flush without recording, and invalid options are refused."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(NotReady):
         dataset.flush_save()
@@ -89,10 +89,8 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(('name', 'value'), [('WORLD_SIZE', '2'), ('RANK', '1')])
-def test_several_ranks_do_not_record_into_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    """Each reads a part, and the last would replace what the others wrote; nothing is begun."""
+def test_several_ranks_cannot_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Recording is refused in a process with several ranks, and no file is created."""
     monkeypatch.setenv(name, value)
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(NotReady):
@@ -102,8 +100,8 @@ def test_several_ranks_do_not_record_into_one_file(
     dataset.save_as(tmp_path / 'a.jsonl', mode='training')
 
 
-def test_two_recordings_of_one_path_take_different_names(tmp_path: Path) -> None:
-    """Each has lines of its own, whichever began first."""
+def test_recordings_of_one_path_use_different_part_files(tmp_path: Path) -> None:
+    """Two recordings of the same path use separate `.part` files."""
     recorded = [Dataset(DatasetMeta(data=ROWS[:count])) for count in (2, 3)]
     for dataset in recorded:
         dataset.save_as(tmp_path / 'a.jsonl', batch_size=1, mode='training')

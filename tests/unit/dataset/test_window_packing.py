@@ -1,4 +1,4 @@
-"""Packing loses nothing, lets nothing cross, and wastes little, whether all rows are known or a stream of them."""
+"""Packing keeps all samples, separates them and wastes little space, for datasets and streams."""
 
 from itertools import pairwise
 from typing import Any
@@ -22,28 +22,28 @@ WASTE_LIMIT = 0.03
 
 
 def feature(number: int, length: int) -> dict[str, Any]:
-    """A sample whose tokens name it: `number * 1000 + place`."""
+    """Return a sample whose tokens are `number * 1000 + position`."""
     ids = np.arange(length, dtype=np.int32) + number * 1000
     return {'input_ids': ids, 'labels': np.append(ids[1:], number), 'position_ids': np.arange(length), 'n': number}
 
 
 def packs_of(lengths: list[int], *, capacity: int, interval: int) -> list[dict[str, Any]]:
-    """Pack samples of these lengths as a stream."""
+    """Return the packs of a stream of samples with these lengths."""
     packer = WindowPacker(capacity=capacity, interval=interval)
     packs = [pack for number, length in enumerate(lengths) for pack in packer.add(feature(number, length))]
     return packs + packer.finish()
 
 
 def log_normal(count: int, *, seed: int, capacity: int) -> npt.NDArray[np.int64]:
-    """Lengths as chats have them: a median of a tenth of the capacity and a long tail, cut at the capacity."""
+    """Return realistic lengths of chats: a median of 10 % of the capacity and a long tail, clipped at the capacity."""
     drawn = np.random.default_rng(seed).lognormal(np.log(capacity / 10), 0.8, count)
     return np.clip(drawn.astype(np.int64), 1, capacity)
 
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 60), max_size=150), interval=st.integers(1, 40))
-def test_every_token_is_in_one_pack_and_nothing_crosses(lengths: list[int], interval: int) -> None:
-    """Samples come out whole, once; positions restart where they begin; the last label of each is ignored."""
+def test_every_sample_is_in_one_pack_and_separate(lengths: list[int], interval: int) -> None:
+    """Each sample is in one pack, its positions restart at 0, and its last label is ignored."""
     found: list[int] = []
     for pack in packs_of(lengths, capacity=60, interval=interval):
         assert pack['length'] == len(pack['input_ids']) <= 60
@@ -62,7 +62,7 @@ def test_every_token_is_in_one_pack_and_nothing_crosses(lengths: list[int], inte
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_waste_on_realistic_lengths_is_small(seed: int) -> None:
-    """Of the room in all packs at most 3 % stays empty, with all rows known and as a stream of 128 at a time."""
+    """All packs together are at least 97 % full, for a dataset and for a stream with an interval of 128."""
     capacity = 1024
     lengths = log_normal(1000, seed=seed, capacity=capacity)
     bins = len(pack_best_fit(lengths.tolist(), capacity=capacity))
@@ -74,19 +74,19 @@ def test_waste_on_realistic_lengths_is_small(seed: int) -> None:
         assert 1 - lengths.sum() / (packs * capacity) <= WASTE_LIMIT
 
 
-def test_no_sample_waits_without_end() -> None:
-    """However badly a sample fits, it leaves within a bounded number of rounds."""
+def test_every_sample_is_returned_in_bounded_time() -> None:
+    """A sample that fits badly is returned after a bounded number of rounds."""
     packer = WindowPacker(capacity=100, interval=4)
     packer.add(feature(0, 51))
     for number in range(1, 40):
         if any(sample['n'] == 0 for pack in packer.add(feature(number, 99)) for sample in pack['samples']):
             break
     else:
-        pytest.fail('the first sample never left')
+        pytest.fail('the first sample was not returned')
 
 
-def test_streams_beside_the_labels_are_joined_and_others_kept_per_sample() -> None:
-    """Token-level fields of every sample are joined, gaps filled where a default is documented."""
+def test_per_token_fields_are_joined_and_others_kept_per_sample() -> None:
+    """Token-level fields are concatenated with documented defaults, and other columns are kept per sample."""
     first, second = feature(0, 3), feature(1, 2)
     first |= {'advantages': [1.0, 2.0, 3.0], 'loss_weights': [0.5, 0.5, 0.5], 'rewards': 1.5}
     second |= {'advantages': [4.0, 5.0], 'rewards': 2.5}
@@ -105,8 +105,8 @@ def test_streams_beside_the_labels_are_joined_and_others_kept_per_sample() -> No
     'changes',
     [{'labels': [1, 2]}, {'attention_mask': [1] * 4}, {'input_ids': [], 'labels': []}, {'pixel_values': [0.5]}],
 )
-def test_rows_that_joining_would_spoil_are_refused(changes: dict[str, list[int]], tiny_llama_dir: Any) -> None:
-    """A field of another length would shift the samples behind it, so nothing is packed."""
+def test_rows_that_cannot_be_joined_are_refused(changes: dict[str, list[int]], tiny_llama_dir: Any) -> None:
+    """A row with a per-token field of another length or with pixels is refused, and nothing is packed."""
     dataset = PackingDataset(DatasetMeta(data=[feature(0, 3), {**feature(1, 3), **changes}]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=50)
     dataset.is_encoded = True

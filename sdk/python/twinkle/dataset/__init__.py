@@ -1,4 +1,4 @@
-"""Rows to train on: loaded, mapped, encoded, packed. Loads neither torch nor pandas."""
+"""Datasets: load, map, encode and pack training rows. Imports neither torch nor pandas."""
 
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.bin_packing import pack_best_fit

@@ -1,4 +1,4 @@
-"""Parquet and CSV files, through pyarrow."""
+"""Read and write Parquet and CSV files with pyarrow."""
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ def read_parquet(path: Path) -> list[Row]:
     """Return the rows of a Parquet file.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not a Parquet file.
     """
     try:
         return cast('list[Row]', pa_parquet.read_table(path).to_pylist())
@@ -30,10 +30,10 @@ def read_parquet(path: Path) -> list[Row]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Return the rows of a CSV file with a header line; types of columns are inferred.
+    """Return the rows of a CSV file with a header line; the types of columns are inferred from all rows.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not a CSV file with a header line.
     """
     options = pa_csv.ParseOptions(newlines_in_values=True)
     try:
@@ -43,10 +43,10 @@ def read_csv(path: Path) -> list[Row]:
 
 
 def stream_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a Parquet file, some at a time.
+    """Yield the rows of a Parquet file, reading 1000 rows at a time.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not a Parquet file.
     """
     try:
         for batch in pa_parquet.ParquetFile(path).iter_batches(batch_size=_STREAM_ROWS):
@@ -56,10 +56,10 @@ def stream_parquet(path: Path) -> Iterator[Row]:
 
 
 def stream_csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a CSV file, some at a time; types of columns are inferred from the first piece.
+    """Yield the rows of a CSV file block by block; the types of columns are inferred from the first block.
 
     Raises:
-        UnreadableFile: it is none, or a later row is not of the inferred types.
+        UnreadableFile: the file is not a CSV file with a header line, or a later row has other types.
     """
     options = pa_csv.ParseOptions(newlines_in_values=True)
     try:
@@ -70,31 +70,34 @@ def stream_csv(path: Path) -> Iterator[Row]:
 
 
 def write_parquet(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
-    """Write rows as a Parquet file, turning `batch_rows` into columns at a time.
+    """Write rows as a Parquet file, converting `batch_rows` rows to columns at a time.
 
     Raises:
-        UnreadableFile: rows have no columns, or a column holds values of types that do not go together.
+        UnreadableFile: the rows have no columns, or a column has values of incompatible types.
     """
     pa_parquet.write_table(table_of(rows, batch_rows), path)
 
 
 def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
-    """Write rows as a CSV file with a header line, turning `batch_rows` into columns at a time.
+    """Write rows as a CSV file with a header line, converting `batch_rows` rows to columns at a time.
 
     Raises:
-        UnreadableFile: as `write_parquet`, or a column holds lists or objects.
+        UnreadableFile: as in `write_parquet`, or a column contains lists or objects.
     """
     table = table_of(rows, batch_rows)
     nested = [str(column.name) for column in table.schema if pa.types.is_nested(column.type)]
     if nested:
-        raise UnreadableFile(f'columns {nested} hold lists or objects, which CSV cannot; write jsonl or parquet')
+        raise UnreadableFile(f'columns {nested} contain lists or objects, which CSV cannot represent; use jsonl')
     pa_csv.write_csv(table, path)
 
 
 def table_of(rows: Iterable[Row], batch_rows: int) -> Any:
-    """Build a table piece by piece: as Python objects, all rows at once take ten times the memory.
+    """Return a `pyarrow.Table` of rows, built in pieces, because Python objects take ten times the memory.
 
-    It has the columns of all rows, in the order they are first met in; a row without one has null there.
+    The table has the columns of all rows, in order of first appearance; missing values are null.
+
+    Raises:
+        UnreadableFile: the rows have no columns, or a column has values of incompatible types.
     """
     remaining = iter(rows)
     names: dict[str, None] = {}
@@ -102,16 +105,18 @@ def table_of(rows: Iterable[Row], batch_rows: int) -> Any:
     while piece := list(islice(remaining, batch_rows)):
         names |= dict.fromkeys(name for row in piece for name in row)
         if not names:
-            raise UnreadableFile('rows[0] and those behind it have no columns; leave them out, or write jsonl')
+            raise UnreadableFile('the first rows have no columns; remove them, or use jsonl')
         pieces.append(pa.table({name: _column_of(name, piece) for name in names}))
     try:
         return pa.concat_tables(pieces, promote_options='permissive') if pieces else pa.table({})
     except pa.ArrowException as error:
-        raise UnreadableFile(f'a column has values of several types: {error}; make them one, or write jsonl') from error
+        problem = f'a column has values of several types: {error}; convert them to one type, or use jsonl'
+        raise UnreadableFile(problem) from error
 
 
 def _column_of(name: str, rows: list[Row]) -> Any:
     try:
         return pa.array([row.get(name) for row in rows])
     except (pa.ArrowException, OverflowError) as error:
-        raise UnreadableFile(f'column {name!r} cannot be written: {error}; make its values one type') from error
+        problem = f'column {name!r} cannot be written: {error}; convert its values to one type'
+        raise UnreadableFile(problem) from error

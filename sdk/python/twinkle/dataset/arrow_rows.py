@@ -1,4 +1,4 @@
-"""Rows in Arrow tables: read by index without holding them as Python objects, shared with whoever made the table."""
+"""Rows in Arrow tables, which are read by index and converted to Python objects only on access."""
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,17 @@ from twinkle.dataset.errors import UnreadableFile
 Row = dict[str, Any]
 
 _BATCH_ROWS = 1000
-"""Rows made of a table together where all of them are read."""
+"""Number of rows converted together when all rows are read."""
 
 
 class ArrowRows(Sequence[Row]):
-    """The rows of a table; each is made when it is read, and changing it changes no table."""
+    """The rows of an Arrow table; each access returns a new dict, and changing it does not change the table.
+
+    Args:
+        table: a `pyarrow.Table`, which is not copied.
+    """
 
     def __init__(self, table: Any) -> None:
-        """Read a `pyarrow.Table`, whose memory is shared."""
         self.table = table
 
     def __len__(self) -> int:
@@ -37,7 +40,7 @@ class ArrowRows(Sequence[Row]):
         if isinstance(index, slice):
             return cast('list[Row]', self.taken(index).table.to_pylist())
         if not -len(self) <= index < len(self):
-            raise IndexError(f'row {index} of {len(self)}')
+            raise IndexError(f'row {index} is out of range for {len(self)} rows')
         return cast('Row', self.table.slice(index % len(self), 1).to_pylist()[0])
 
     def __iter__(self) -> Iterator[Row]:
@@ -45,7 +48,7 @@ class ArrowRows(Sequence[Row]):
         return chain.from_iterable(self.table.slice(begin, _BATCH_ROWS).to_pylist() for begin in begins)
 
     def taken(self, wanted: slice | Sequence[int]) -> 'ArrowRows':
-        """Return some of the rows; those that lie together stay where they are in memory."""
+        """Return some of the rows; a slice with step 1 shares memory, any other choice is copied."""
         if isinstance(wanted, slice):
             begin, end, step = wanted.indices(len(self))
             if step == 1:
@@ -55,10 +58,10 @@ class ArrowRows(Sequence[Row]):
 
 
 def read_arrow(path: Path) -> ArrowRows:
-    """Return the rows of an Arrow file, a stream or one with an index, without reading it into memory.
+    """Return the rows of a memory-mapped Arrow file, in the streaming or in the random access format.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not an Arrow file.
     """
     try:
         return ArrowRows(_reader(path).read_all())
@@ -67,31 +70,31 @@ def read_arrow(path: Path) -> ArrowRows:
 
 
 def stream_arrow(path: Path) -> Iterator[Row]:
-    """Yield the rows of an Arrow file, one batch of its after the other.
+    """Yield the rows of an Arrow file batch by batch.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not an Arrow file.
     """
     yield from read_arrow(path)
 
 
 def joined(parts: Sequence[ArrowRows]) -> ArrowRows:
-    """Return the rows of several tables one after the other, where they are in memory.
+    """Return the concatenated rows of several tables without copying them.
 
     Raises:
-        UnreadableFile: they have other columns, or of other types.
+        UnreadableFile: the tables have different columns or types.
     """
     try:
         return ArrowRows(pa.concat_tables([part.table for part in parts]))
     except pa.ArrowException as error:
-        raise UnreadableFile(f'the files have other columns, or of other types: {error}') from error
+        raise UnreadableFile(f'the files have different columns or types: {error}') from error
 
 
 def write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
-    """Write rows as a stream of Arrow batches, which `datasets` reads with `Dataset.from_file`.
+    """Write rows in the Arrow streaming format, which `datasets` reads with `Dataset.from_file`.
 
     Raises:
-        UnreadableFile: rows have no columns, or a column holds values of types that do not go together.
+        UnreadableFile: the rows have no columns, or a column has values of incompatible types.
     """
     table = rows.table if isinstance(rows, ArrowRows) else table_of(cast('Iterable[Row]', rows), batch_rows)
     with pa.OSFile(str(path), 'wb') as sink, pa.ipc.new_stream(sink, table.schema) as writer:

@@ -1,4 +1,4 @@
-"""The verbs that every kind of dataset has; how rows are held is up to the kinds."""
+"""Base class with the methods of every kind of dataset; subclasses decide how rows are stored."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,44 +23,47 @@ from twinkle.preprocessor import (
 from twinkle.template import Template, build_template
 
 Decode = Callable[[Any], Any] | Literal[False]
-"""What a column's values become; False: they stay as they are stored."""
+"""Function that converts a column's values; False keeps the stored values."""
 SaveMode = Literal['immediate', 'training']
+"""When `save_as` writes rows: all of them now, or each row when it is first read."""
 RowsT = TypeVar('RowsT', bound=Iterable[Any])
 
 
 @remote_class()
 class BaseDataset(ABC, Generic[RowsT]):
-    """Rows to train on, as a list, worked out one by one, or as a stream.
+    """Training rows: a list in memory, rows computed on access, or a stream.
 
-    A dataset begins with the rows of one `DatasetMeta`; more can be added and mixed in. Every
-    method that changes rows refuses before anything has changed.
+    A dataset starts with the rows of one `DatasetMeta`; more can be added and mixed in. If a method that changes rows
+    raises, nothing has changed.
     """
 
     def __init__(self, dataset_meta: DatasetMeta | None = None, *, template: Template | None = None) -> None:
-        """Open the rows.
+        """Open the dataset.
 
         Args:
-            dataset_meta: the first rows. Unset: none, `add_dataset` brings them.
-            template: as `set_template`.
+            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            template: the same as `set_template` with an instance. Default: none.
 
         Raises:
-            HubError: the dataset cannot be had.
+            HubError: the dataset cannot be found or downloaded.
             DatasetError: a file, subset or split cannot be read.
         """
         self._parts: list[tuple[DatasetMeta, RowsT]] = []
         self._recorder: RowRecorder | None = None
         self.template = template
-        """How chats become tokens; None until set."""
+        """Converts chats to tokens; None until it is set."""
         self.is_encoded = False
-        """Whether rows are token features."""
+        """Whether the rows are token features."""
         if dataset_meta is not None:
             self.add_dataset(dataset_meta)
 
     def add_dataset(self, dataset_meta: DatasetMeta) -> None:
-        """Add another dataset's rows; `mix_dataset` joins them to the others.
+        """Add the rows of another dataset; call `mix_dataset` afterwards to join them.
 
         Raises:
-            NotReady: the rows here are encoded already.
+            NotReady: the rows are already encoded.
+            HubError: the dataset cannot be found or downloaded.
+            DatasetError: a file, subset or split cannot be read.
         """
         self._refuse_encoded('add_dataset')
         self._parts.append((dataset_meta, self._load(dataset_meta)))
@@ -69,30 +72,30 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Join the added datasets into one.
 
         Args:
-            interleave: True: rows alternate between them, and what is left of the longer ones
-                follows. False: one dataset after the other.
+            interleave: True takes rows in turn from each dataset and skips datasets that have ended; False
+                concatenates the datasets. Default: True.
 
         Raises:
-            NotReady: nothing was added.
+            NotReady: no dataset was added, or rows are being recorded.
         """
         self._refuse_recording()
         if not self._parts:
-            raise NotReady('there is nothing to mix; add_dataset() first')
+            raise NotReady('there are no datasets to mix; call add_dataset() first')
         mixed = self._mixed([rows for _, rows in self._parts], is_interleaved=interleave)
         self._parts = [(self._parts[0][0], mixed)]
 
     def set_template(self, template_func: 'str | type[Template] | Template', **kwargs: Any) -> None:
-        """Choose how chats become tokens.
+        """Set the template that converts chats to tokens.
 
         Args:
             template_func: a registered name, a class or an instance.
-            kwargs: of its constructor, `model_id` among them.
+            kwargs: arguments of its constructor, including `model_id`; not allowed with an instance.
 
         Raises:
             UnknownTemplate: the name is not registered.
-            HubError: the model's tokenizer cannot be had.
-            NotReady: the rows are encoded already.
-            DatasetError: this kind of dataset cannot do what the template asks for.
+            HubError: the model's tokenizer cannot be found or downloaded.
+            NotReady: the rows are already encoded.
+            DatasetError: this kind of dataset does not support the template's options.
         """
         self._refuse_encoded('set_template')
         template = build_template(template_func, **kwargs)
@@ -107,18 +110,19 @@ class BaseDataset(ABC, Generic[RowsT]):
         init_args: Mapping[str, Any] | None = None,
         **hints: Unpack[ExecutionHints],
     ) -> None:
-        """Rewrite rows.
+        """Apply a preprocessor to the rows.
 
         Args:
-            preprocess_func: a registered name, a class, an instance, or a function of columns.
-            dataset_meta: which of several added datasets. Unset: the only one.
-            init_args: arguments of its constructor, for names and classes.
-            hints: options of other libraries' `map`; those without effect here are logged.
+            preprocess_func: a registered name, a class, an instance, or a function from columns to columns (mappings
+                of a name to one value per row).
+            dataset_meta: which of several added datasets to change. Default: the only one.
+            init_args: arguments of the constructor, for names and classes. Default: none.
+            hints: options of `map` in other libraries; options without effect here are logged.
 
         Raises:
-            PreprocessorError: it is unknown, its arguments are wrong, or a row cannot be read.
-            DatasetError: `batched=False`, which a function of columns is not.
-            NotReady: the rows are encoded, or there are several datasets and none is named.
+            PreprocessorError: the preprocessor is unknown, its arguments are wrong, or a row cannot be read.
+            DatasetError: `batched=False` was given, but functions always get columns.
+            NotReady: the rows are already encoded, or there are several datasets and `dataset_meta` is not given.
         """
         check_hints('map', hints, is_batched=True)
         self._refuse_encoded('map')
@@ -134,11 +138,18 @@ class BaseDataset(ABC, Generic[RowsT]):
         init_args: Mapping[str, Any] | None = None,
         **hints: Unpack[ExecutionHints],
     ) -> None:
-        """Keep the rows a filter accepts; arguments as of `map`.
+        """Keep only the rows that a filter accepts.
+
+        Args:
+            filter_func: a registered name, a class, an instance, or a function from a row to a boolean.
+            dataset_meta: which of several added datasets to change. Default: the only one.
+            init_args: arguments of the constructor, for names and classes. Default: none.
+            hints: options of `filter` in other libraries; options without effect here are logged.
 
         Raises:
-            PreprocessorError: it is unknown, its arguments are wrong, or a row cannot be read.
-            NotReady: there are several datasets and none is named.
+            PreprocessorError: the filter is unknown, its arguments are wrong, or a row cannot be read.
+            DatasetError: `batched=True` was given, but filters always get one row.
+            NotReady: there are several datasets and `dataset_meta` is not given.
         """
         check_hints('filter', hints, is_batched=False)
         function = build_filter(filter_func, init_args)
@@ -146,33 +157,36 @@ class BaseDataset(ABC, Generic[RowsT]):
         log_report(function)
 
     def cast_column(self, column: str, decode: Decode) -> None:
-        """Replace a column's values.
+        """Convert the values of a column.
 
         Args:
-            decode: what a value becomes. False: it stays as it is stored, such as the bytes of an image;
-                there is no True, because nothing is decoded unless a function says how.
+            column: name of the column.
+            decode: function from a stored value to the new value. False keeps stored values, such as the bytes of an
+                image. True is not supported, because values are decoded only by a given function.
 
         Raises:
-            DatasetError: a row does not have the column, or `decode` is True.
+            DatasetError: a row does not have the column, or `decode` is neither False nor a function.
         """
         if decode is not False and not callable(decode):
-            raise DatasetError('decode must be False or a function that decodes a value')
+            raise DatasetError(f'decode must be False or a function that decodes a value, got {decode!r}')
         function: Callable[[Any], Any] = decode or _as_stored
         self._replace(None, lambda rows: self._cast(rows, column, function))
 
     def encode(self, *, add_generation_prompt: bool = False, **hints: Unpack[ExecutionHints]) -> list[str]:
-        """Turn chats into token features, other columns staying beside them.
+        """Convert chats to token features; the other columns are kept.
 
         Args:
-            add_generation_prompt: end with the opening of an assistant turn and give no labels (for sampling).
+            add_generation_prompt: end with the opening of an assistant turn and omit the labels (for sampling).
+                Default: False.
+            hints: options of `map` in other libraries; options without effect here are logged.
 
         Returns:
-            What the caller should know, and what was logged: rows cut, left out, or training on nothing.
-            Empty where rows are encoded as they are read; it is logged then.
+            Warnings about examples that were cut, left out, or have no labels; they are also logged. Empty for datasets
+            that encode rows on access, which only log the warnings.
 
         Raises:
-            NotReady: there is no template, or the rows are encoded already.
-            InvalidExample: a row is no chat, or too long under `truncation_strategy='raise'`.
+            NotReady: no template is set, or the rows are already encoded.
+            InvalidExample: a row is not a valid chat, or is too long under `truncation_strategy='raise'`.
         """
         check_hints('encode', hints, is_batched=None)
         self._refuse_encoded('encode')
@@ -186,10 +200,13 @@ class BaseDataset(ABC, Generic[RowsT]):
         return report
 
     def check(self, **hints: Unpack[ExecutionHints]) -> list[str]:
-        """Leave out rows that would not be trained on and return why, `rows[i]: reason` each.
+        """Remove the rows that would not be trained on and return the reasons.
+
+        Returns:
+            One `rows[i]: reason` per removed row; empty for datasets that check rows on access.
 
         Raises:
-            NotReady: there is no template, or the rows are encoded already.
+            NotReady: no template is set, or the rows are already encoded.
         """
         check_hints('check', hints, is_batched=None)
         self._refuse_encoded('check')
@@ -201,21 +218,23 @@ class BaseDataset(ABC, Generic[RowsT]):
     def save_as(
         self,
         output_path: str | Path,
-        format: str | None = None,  # noqa: A002 - the name users type
+        format: str | None = None,  # noqa: A002 - public argument name
         batch_size: int = 1000,
         mode: SaveMode = 'immediate',
     ) -> None:
         """Write the rows to a file.
 
         Args:
-            format: 'jsonl', 'parquet', 'csv' or 'arrow' (for `Dataset.from_file` of `datasets`). Unset: the suffix.
-            batch_size: rows written together, at least 1.
-            mode: 'immediate' works all rows out and writes them now. 'training' writes each row when it is
-                first read, so the file holds what was trained on; `flush_save` completes it.
+            output_path: path of the file; missing folders are created.
+            format: 'jsonl', 'parquet', 'csv' or 'arrow' (readable with `Dataset.from_file` of `datasets`). Default:
+                the suffix of the path.
+            batch_size: number of rows written together, at least 1. Default: 1000.
+            mode: 'immediate' computes and writes all rows now. 'training' writes each row when it is first read, so
+                the file contains the rows that were trained on; call `flush_save` to complete it. Default: 'immediate'.
 
         Raises:
-            UnreadableFile: the format is unknown, or cannot hold these rows.
-            NotReady: rows are being recorded already, or several ranks would record into one file.
+            UnreadableFile: the format is unknown or cannot represent the rows.
+            NotReady: rows are already being recorded, or several ranks would record to the same file.
             ValueError: `batch_size` or `mode` is out of range.
         """
         if batch_size < 1:
@@ -230,23 +249,23 @@ class BaseDataset(ABC, Generic[RowsT]):
             raise ValueError(f"mode must be 'immediate' or 'training', got {mode!r}")
 
     def flush_save(self) -> None:
-        """Complete the file of `save_as(mode='training')`; what is read from now on is not recorded.
+        """Complete the file of `save_as(mode='training')` and stop recording.
 
         Raises:
-            NotReady: nothing is being recorded.
-            UnreadableFile: the format cannot hold these rows; they stay in a `.part` file beside it.
+            NotReady: no rows are being recorded.
+            UnreadableFile: the format cannot represent the rows; they stay in a `.part` file in the same folder.
         """
         if self._recorder is None:
-            raise NotReady("nothing is being recorded; save_as(..., mode='training') first")
+            raise NotReady("no rows are being recorded; call save_as(..., mode='training') first")
         recorder, self._recorder = self._recorder, None
         recorder.close()
 
     @abstractmethod
     def to_hf(self) -> Any:
-        """Return the rows as an object of Hugging Face `datasets`, which has to be installed.
+        """Return the rows as a dataset of the Hugging Face library `datasets`.
 
         Raises:
-            MissingLibrary: it is not.
+            MissingLibrary: `datasets` is not installed.
         """
 
     @abstractmethod
@@ -274,7 +293,7 @@ class BaseDataset(ABC, Generic[RowsT]):
     def _rows_to_save(self) -> Iterable[Row]: ...
 
     def _read(self, position: int, row: Row) -> Row:
-        """Record a row that is given out, where rows are recorded."""
+        """Return a row after recording it, if rows are being recorded."""
         if self._recorder is not None:
             self._recorder.add(position, row)
         return row
@@ -285,15 +304,15 @@ class BaseDataset(ABC, Generic[RowsT]):
 
     def _only_part(self) -> int:
         if not self._parts:
-            raise NotReady('the dataset is empty; add_dataset() first')
+            raise NotReady('the dataset is empty; call add_dataset() first')
         if len(self._parts) > 1:
-            raise NotReady(f'there are {len(self._parts)} datasets here; call mix_dataset() to make them one')
+            raise NotReady(f'there are {len(self._parts)} separate datasets; call mix_dataset() to join them')
         return 0
 
     def _replace(self, meta: DatasetMeta | None, change: Callable[[RowsT], RowsT]) -> None:
         self._refuse_recording()
         if meta is None and len(self._parts) > 1:
-            raise NotReady('there are several datasets here; say which by dataset_meta, or call mix_dataset() first')
+            raise NotReady('there are several datasets; give dataset_meta to choose one, or call mix_dataset() first')
         index = self._only_part() if meta is None else self._index_of(meta)
         self._parts[index] = (self._parts[index][0], change(self._parts[index][1]))
 
@@ -301,25 +320,25 @@ class BaseDataset(ABC, Generic[RowsT]):
         for index, (known, _) in enumerate(self._parts):
             if known is meta:
                 return index
-        raise DatasetError(f'{meta.name} was not added to this dataset')
+        raise DatasetError(f'{meta.name} is not part of this dataset; call add_dataset() with this object first')
 
     def _template(self) -> Template:
         if self.template is None:
             raise NotReady(
-                "there is no template; call set_template('Template', model_id=...) first", needs='set_template'
+                "no template is set; call set_template('Template', model_id=...) first", needs='set_template'
             )
         return self.template
 
     def _refuse_encoded(self, step: str) -> None:
         if self.is_encoded:
-            raise NotReady(f'the rows are encoded already; call {step}() before encode()')
+            raise NotReady(f'the rows are already encoded; call {step}() before encode()')
 
     def _refuse_recording(self) -> None:
         if self._recorder is not None:
             raise NotReady('rows are being recorded; call flush_save() first')
 
     def _refuse_template(self, template: Template) -> None:
-        """Refuse a template that this kind of dataset cannot follow."""
+        """Raise `DatasetError` if this kind of dataset does not support the template; the default accepts all."""
 
 
 def _as_stored(value: Any) -> Any:

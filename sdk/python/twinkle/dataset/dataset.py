@@ -1,4 +1,4 @@
-"""The dataset: rows in memory that are mapped, filtered, encoded and read by index."""
+"""A dataset in memory, whose rows are mapped, filtered, encoded and read by index."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
@@ -14,18 +14,18 @@ from twinkle.preprocessor import FilterFunction, MapFunction
 from twinkle.template import EncodedChat, Template
 
 _BATCH_ROWS = 1000
-"""Rows a preprocessor sees and a tokenizer encodes together."""
+"""Number of rows per call of a preprocessor or tokenizer."""
 
 
 class Dataset(BaseDataset[Sequence[Row]]):
-    """Rows to train on, in memory; each verb is done when it returns.
+    """Training rows in memory; every method does its work before it returns.
 
-    Every method that changes rows checks all of them first: it changes all or, when it raises, none.
+    Methods that change rows are atomic: if one raises, all rows are unchanged.
     """
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, in order of appearance."""
+        """Names of all columns, in order of first appearance."""
         return list({name: None for row in self._rows for name in row})
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class Dataset(BaseDataset[Sequence[Row]]):
 
     def __getitem__(self, index: int | slice) -> 'Row | list[Row]':
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[position] for position in range(*index.indices(len(self)))]
         row = self._rows[index]
         return self._read(index % len(self._rows), row)
 
@@ -47,11 +47,11 @@ class Dataset(BaseDataset[Sequence[Row]]):
         return (self._read(index, row) for index, row in enumerate(self._rows))
 
     def to_hf(self) -> Any:
-        """Return the rows as a `datasets.Dataset`: the same table where they are one, else a new one.
+        """Return the rows as a `datasets.Dataset`; unchanged rows of an Arrow table share it, others are copied.
 
         Raises:
             MissingLibrary: `datasets` is not installed.
-            UnreadableFile: a column holds values of types that do not go together.
+            UnreadableFile: a column has values of incompatible types.
         """
         return dataset_of(self._rows_to_save())
 

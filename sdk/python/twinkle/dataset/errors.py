@@ -11,16 +11,16 @@ class DatasetError(ValueError):
 
 @error_class('{problem}')
 class NotReady(DatasetError):
-    """An earlier step, such as a template before `encode`, is missing or was done too early."""
+    """A required earlier step is missing (such as a template before `encode`), or a later step was already done."""
 
     problem: str
     _: KW_ONLY
     needs: str = ''
-    """Missing step, such as 'set_template'; empty if a later step was done too early."""
+    """Missing step, such as 'set_template'; empty if a later step was already done."""
 
 
 class UnreadableFile(DatasetError):
-    """A file does not contain rows of the format that its name claims."""
+    """A file cannot be read or written in its format, or the format is unknown."""
 
 
 @error_class()
@@ -28,12 +28,12 @@ class InvalidExample(DatasetError):
     """A row cannot be converted to tokens."""
 
     row_index: int
-    """Zero-based."""
+    """Zero-based index of the row in its dataset."""
     field: str
-    """Path within the row, such as `messages[1].role`; empty for the complete row."""
+    """Path within the row, such as `messages[1].role`; empty for the row itself."""
     problem: str
     """Description of the problem and its fix."""
 
     def __str__(self) -> str:
-        place = f'rows[{self.row_index}].{self.field}' if self.field else f'rows[{self.row_index}]'
-        return f'{place} {self.problem}'
+        path = f'rows[{self.row_index}].{self.field}' if self.field else f'rows[{self.row_index}]'
+        return f'{path} {self.problem}'

@@ -1,4 +1,4 @@
-"""Rows in files: JSON lines, JSON, Parquet, CSV."""
+"""Read and write files of rows: JSON lines, JSON, Parquet, CSV and Arrow."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,58 +13,62 @@ from twinkle.dataset.errors import UnreadableFile
 Row = dict[str, Any]
 
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
-"""Formats by name; also the suffixes of their files."""
+"""Names of the supported formats, which are also the file suffixes."""
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format a file's suffix says, None if it is none of `FORMATS`."""
+    """Return the format of a file according to its suffix, or None if the suffix is not in `FORMATS`."""
     suffix = path.suffix.lstrip('.').lower()
     return suffix if suffix in FORMATS else None
 
 
 def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
-    """Return the rows of a file; those of an Arrow file stay there until they are read.
+    """Return the rows of a file, in order; the rows of an Arrow file are loaded on access.
 
     Args:
-        file_format: one of `FORMATS`. Unset: what the suffix says.
+        path: the file.
+        file_format: one of `FORMATS`. Default: the suffix of the path.
 
     Raises:
-        UnreadableFile: the format is unknown, or the file does not hold it.
+        UnreadableFile: the format is unknown, or the file does not have this format.
     """
     chosen = file_format or format_of(path)
     if chosen not in _READERS:
-        raise UnreadableFile(f'{path.name}: a file of rows must be one of {", ".join(FORMATS)}')
+        raise UnreadableFile(f'{path.name}: the format must be one of {", ".join(FORMATS)}')
     return _READERS[chosen](path)
 
 
 def iter_rows(path: Path, file_format: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a file, reading it piece by piece (a JSON list is read whole).
+    """Yield the rows of a file, reading it in pieces (a JSON list is read completely).
 
-    In CSV the types of columns are inferred from the first piece, not from all rows.
+    The types of CSV columns are inferred from the first block, not from all rows.
 
     Args:
-        file_format: as of `read_rows`.
+        path: the file.
+        file_format: one of `FORMATS`. Default: the suffix of the path.
 
     Raises:
-        UnreadableFile: as `read_rows`, once iterated.
+        UnreadableFile: as in `read_rows`; raised during iteration.
     """
     chosen = file_format or format_of(path)
     if chosen not in _STREAMS:
-        raise UnreadableFile(f'{path.name}: a file of rows must be one of {", ".join(FORMATS)}')
+        raise UnreadableFile(f'{path.name}: the format must be one of {", ".join(FORMATS)}')
     yield from _STREAMS[chosen](path)
 
 
 def write_rows(
     path: Path, rows: Iterable[Mapping[str, Any]], file_format: str | None = None, *, batch_rows: int = 1000
 ) -> None:
-    """Write rows to a file, replacing it in one step.
+    """Write rows to a file, replacing an existing file atomically.
 
     Args:
-        file_format: 'jsonl', 'parquet', 'csv' or 'arrow'. Unset: what the suffix says.
-        batch_rows: rows turned into columns together, where the format has columns.
+        path: the file; missing folders are created.
+        rows: rows whose values are JSON values or numpy arrays.
+        file_format: 'jsonl', 'parquet', 'csv' or 'arrow'. Default: the suffix of the path.
+        batch_rows: number of rows converted to columns together, in formats with columns. Default: 1000.
 
     Raises:
-        UnreadableFile: the format is unknown or cannot be written.
+        UnreadableFile: the format is unknown, cannot be written, or cannot represent the rows.
     """
     chosen = refuse_unwritable(path, file_format)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,19 +78,19 @@ def write_rows(
 
 
 def refuse_unwritable(path: Path, file_format: str | None) -> str:
-    """Return the format that rows are written in.
+    """Return the format in which rows will be written.
 
     Raises:
-        UnreadableFile: it is unknown or cannot be written.
+        UnreadableFile: the format is unknown or cannot be written.
     """
     chosen = file_format or format_of(path)
     if chosen not in _WRITERS:
-        raise UnreadableFile(f'{path.name}: rows can be written as {", ".join(_WRITERS)}')
+        raise UnreadableFile(f'{path.name}: the format of rows to write must be one of {", ".join(_WRITERS)}')
     return chosen
 
 
 def plain(value: Any) -> Any:
-    """Return a value with its arrays as lists, as JSON needs it."""
+    """Return a value with numpy arrays converted to lists, for JSON."""
     if isinstance(value, np.ndarray | np.generic):
         return cast('Any', value.tolist())
     if isinstance(value, Mapping):
@@ -121,21 +125,21 @@ def _read_json(path: Path) -> list[Row]:
         raise UnreadableFile(f'{path.name} is not UTF-8 text') from error
     content = _parse(text, path.name)
     if not isinstance(content, list):
-        raise UnreadableFile(f'{path.name} must hold a list of objects')
+        raise UnreadableFile(f'{path.name} must contain a list of objects')
     rows = cast('list[Any]', content)
     return [_checked(row, f'{path.name}, item {index}') for index, row in enumerate(rows)]
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: str, location: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UnreadableFile(f'{place} is not JSON: {error.msg} at column {error.colno}') from error
+        raise UnreadableFile(f'{location} is not JSON: {error.msg} at column {error.colno}') from error
 
 
-def _checked(value: Any, place: str) -> Row:
+def _checked(value: Any, location: str) -> Row:
     if not isinstance(value, dict):
-        raise UnreadableFile(f'{place} must be an object, got {type(value).__name__}')
+        raise UnreadableFile(f'{location} must be an object, got {type(value).__name__}')
     return cast('Row', value)
 
 
@@ -183,13 +187,13 @@ def _write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int)
 
 
 def _arrow_rows() -> ModuleType:
-    from twinkle.dataset import arrow_rows  # noqa: PLC0415 - as below
+    from twinkle.dataset import arrow_rows  # noqa: PLC0415 - see `_arrow_files`
 
     return arrow_rows
 
 
 def _arrow_files() -> ModuleType:
-    # Loaded where such a file is met: pyarrow costs more memory than the rest of this library together.
+    # Imported only for files that need it, because pyarrow takes more memory than the rest of this library.
     from twinkle.dataset import arrow_files  # noqa: PLC0415 - see above
 
     return arrow_files

@@ -1,6 +1,6 @@
-"""Rows to and from Hugging Face `datasets`, which is never loaded unless the program brought it or asks for it.
+"""Convert rows from and to the Hugging Face library `datasets`, which is imported only when it is needed.
 
-Objects of theirs are known by the library that is loaded already: without it there are none.
+Objects of the library are recognised only if the program has already imported it, because otherwise none can exist.
 """
 
 import importlib
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 
 
 def split_of(data: Any, split: str) -> Any:
-    """Return one split of a `DatasetDict` or `IterableDatasetDict`; whatever else it is, as it is.
+    """Return one split of a `DatasetDict` or `IterableDatasetDict`; other data is returned unchanged.
 
     Raises:
-        DatasetError: it has no such split.
+        DatasetError: the split does not exist.
     """
     if not _is_any(data, 'DatasetDict', 'IterableDatasetDict'):
         return data
     splits = cast('Mapping[str, Any]', data)
     if split not in splits:
-        raise DatasetError(f'split {split!r} is not in data; there are {", ".join(splits)}')
+        raise DatasetError(f'split {split!r} does not exist in data; it has: {", ".join(splits)}')
     return splits[split]
 
 
 def is_table(data: Any) -> bool:
-    """Say whether rows are a `datasets.Dataset`."""
+    """Return whether `data` is a `datasets.Dataset`."""
     return _is_any(data, 'Dataset')
 
 
 def is_stream(data: Any) -> bool:
-    """Say whether rows are a `datasets.IterableDataset`."""
+    """Return whether `data` is a `datasets.IterableDataset`."""
     return _is_any(data, 'IterableDataset')
 
 
 def rows_of_table(data: Any) -> 'ArrowRows':
-    """Return the rows of a `datasets.Dataset` as they are stored, where they are in memory or on disk.
+    """Return the stored rows of a `datasets.Dataset` without copying them.
 
-    One whose rows were chosen or reordered (`select`, `shuffle`) is gathered into a table of its own.
+    The rows are copied only if they were selected or reordered (`select`, `shuffle`).
 
     Raises:
-        DatasetError: it has a transform, which is no part of its rows.
+        DatasetError: the dataset has a transform, which is not part of the stored rows.
     """
-    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - pyarrow is loaded where a table is met
+    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - pyarrow is imported only if needed
 
     if data.format['type'] == 'custom':
-        raise DatasetError('data has a transform (set_transform), which is no part of its rows; give it to map() here')
+        raise DatasetError('data has a transform (set_transform), which is not applied here; pass it to map() instead')
     columns, is_all = data.format['columns'], data.format['output_all_columns']
     arrow = data.with_format('arrow', columns=None if is_all else columns)
     return ArrowRows(arrow[:])
@@ -63,14 +63,14 @@ def rows_of_stream(data: Any) -> Iterator[Row]:
 
 
 def dataset_of(rows: Iterable[Row]) -> Any:
-    """Return rows as a `datasets.Dataset`; a table is shared, other rows become one.
+    """Return rows as a `datasets.Dataset`; an Arrow table is shared, other rows are copied to a new table.
 
     Raises:
         MissingLibrary: `datasets` is not installed.
-        UnreadableFile: a column holds values of types that do not go together.
+        UnreadableFile: a column has values of incompatible types.
     """
-    from twinkle.dataset.arrow_files import table_of  # noqa: PLC0415 - pyarrow is loaded where a table is met
-    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - as above
+    from twinkle.dataset.arrow_files import table_of  # noqa: PLC0415 - pyarrow is imported only if needed
+    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - pyarrow is imported only if needed
 
     library = _library()
     table = rows.table if isinstance(rows, ArrowRows) else table_of(map(plain, rows), _BATCH_ROWS)
@@ -78,7 +78,7 @@ def dataset_of(rows: Iterable[Row]) -> Any:
 
 
 def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
-    """Return a `datasets.IterableDataset` that begins a pass each time it is iterated over.
+    """Return a `datasets.IterableDataset` that starts a new pass in every iteration.
 
     Raises:
         MissingLibrary: `datasets` is not installed.
@@ -87,7 +87,7 @@ def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
 
 
 class _Passes:
-    """A function of no arguments that does not have to be pickled to be told from others."""
+    """Callable without arguments that starts a pass and converts numpy arrays to lists for `datasets`."""
 
     def __init__(self, opened: Callable[[], Iterator[Row]]) -> None:
         self._opened = opened

@@ -1,4 +1,4 @@
-"""Options that programs give to the verbs of other dataset libraries, and what becomes of them here."""
+"""Options of other dataset libraries that `map`, `filter`, `encode` and `check` accept for compatibility."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -8,57 +8,67 @@ from twinkle.infra import get_logger
 
 
 class ExecutionHints(TypedDict, total=False):
-    """Options of other dataset libraries: taken where they say what is so anyway, told of where they have no effect."""
+    """Options of other dataset libraries; a value that differs from this library's behaviour is logged or refused."""
 
     batched: bool
+    """Whether functions get columns; must be True for `map` and False for `filter`."""
     batch_size: int | None
+    """No effect."""
     keep_in_memory: bool | None
+    """No effect."""
     load_from_cache_file: bool | None
+    """No effect; results are never cached."""
     num_proc: int | None
+    """No effect; rows are processed in this process."""
     desc: str | None
+    """No effect; there is no progress bar."""
 
 
 _EFFECTLESS: dict[str, tuple[tuple[Any, ...], str]] = {
-    'batch_size': ((None,), 'how many rows are worked on together is chosen here'),
-    'keep_in_memory': ((None, True), 'rows are kept where they are'),
-    'load_from_cache_file': ((None, False), 'nothing is cached, so nothing is read from a cache'),
-    'num_proc': ((None, 0, 1), 'rows are worked on in this process'),
+    'batch_size': ((None,), 'the number of rows processed together is fixed'),
+    'keep_in_memory': ((None, True), 'the kind of dataset decides where rows are stored'),
+    'load_from_cache_file': ((None, False), 'results are never cached'),
+    'num_proc': ((None, 0, 1), 'rows are processed in this process'),
     'desc': ((None,), 'there is no progress bar'),
 }
-"""What each option may say without a word, being so, and why it has no effect otherwise."""
+"""Values of each option that are not logged, and the reason why other values have no effect."""
 
 
-def tell_of_processes(name: str, count: int) -> None:
-    """Log that so many processes are not used.
+def warn_unused_processes(name: str, count: int) -> None:
+    """Log a warning if more than one process is requested.
+
+    Args:
+        name: name of the argument.
+        count: requested number of processes.
 
     Raises:
-        ValueError: it is no number of processes.
+        ValueError: `count` is less than 1.
     """
     if count < 1:
         raise ValueError(f'{name} must be at least 1, got {count}')
     if count > 1:
-        get_logger().warning('%s=%d has no effect: packing is one quick pass in this process', name, count)
+        get_logger().warning('%s=%d has no effect: packing runs in this process', name, count)
 
 
 def check_hints(verb: str, hints: Mapping[str, Any], *, is_batched: bool | None) -> None:
-    """Log the options of a verb that have no effect, and refuse those that would change what a function is given.
+    """Log options without effect, and refuse a `batched` that contradicts the arguments of the method's function.
 
     Args:
-        verb: its name.
-        hints: as they came.
-        is_batched: whether the verb's function is given columns of rows; None where there is no function.
+        verb: name of the method.
+        hints: the caller's options.
+        is_batched: whether the function gets columns of rows; None for methods without a function.
 
     Raises:
         TypeError: an option is unknown.
-        DatasetError: `batched` says otherwise than it is.
+        DatasetError: `batched` differs from `is_batched`.
     """
     unknown = sorted(set(hints) - set(ExecutionHints.__annotations__))
     if unknown:
-        raise TypeError(f'unknown arguments {unknown}')
+        raise TypeError(f'unknown arguments {unknown}; known are {sorted(ExecutionHints.__annotations__)}')
     batched = hints.get('batched', is_batched)
     if is_batched is not None and batched is not None and bool(batched) != is_batched:
         given = 'columns of rows (a mapping of lists)' if is_batched else 'one row at a time'
-        raise DatasetError(f'batched={batched}: {verb}() gives its function {given}; write it so, or leave batched out')
-    for name, (silent, why) in _EFFECTLESS.items():
-        if name in hints and hints[name] not in silent:
-            get_logger().warning('%s(%s=%r) has no effect: %s', verb, name, hints[name], why)
+        raise DatasetError(f'batched={batched} is not supported: {verb}() passes {given}; omit batched')
+    for name, (accepted, reason) in _EFFECTLESS.items():
+        if name in hints and hints[name] not in accepted:
+            get_logger().warning('%s(%s=%r) has no effect: %s', verb, name, hints[name], reason)

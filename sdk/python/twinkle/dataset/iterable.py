@@ -1,4 +1,4 @@
-"""A dataset that is read as a stream and never held whole."""
+"""A dataset that is read as a stream and is never completely in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,22 +16,22 @@ from twinkle.preprocessor import FilterFunction, MapFunction
 from twinkle.template import Template
 
 _REPORTED_ROWS = 20
-"""Most rows that `check` names one by one in a pass."""
+"""Maximum number of removed rows that `check` logs in one pass."""
 
 
 class IterableDataset(BaseDataset[Stream]):
-    """Rows to train on, read one after the other each time it is iterated over.
+    """Training rows that are read in order in every iteration.
 
-    All verbs return at once and are done to rows as they pass, some read ahead together. Where a
-    `Dataset` returns a report, this one logs it: `check` what it leaves out, `encode` what it cut or left out.
-    There are no indices and no length.
+    All methods return immediately and are applied to rows while they are read, up to 100 rows at a time. Reports that a
+    `Dataset` returns are logged: the rows that `check` removes, and the rows that `encode` cuts or leaves out. The
+    dataset has no length and cannot be indexed.
     """
 
     def __iter__(self) -> Iterator[Row]:
-        """Begin a pass.
+        """Start a pass.
 
         Raises:
-            ValueError: a row cannot be worked out; the pass ends there. `items` goes on.
+            ValueError: a row cannot be processed; the pass ends. Use `items` to continue with the next row.
         """
         for item in self.items():
             if isinstance(item, RefusedRow):
@@ -39,12 +39,12 @@ class IterableDataset(BaseDataset[Stream]):
             yield item
 
     def items(self) -> Iterator[Item]:
-        """Begin a pass in which a row that cannot be worked out is a `RefusedRow` and the next ones follow."""
+        """Start a pass that yields a `RefusedRow` for each row that cannot be processed and then continues."""
         for position, item in enumerate(self._rows):
             yield item if isinstance(item, RefusedRow) else self._read(position, item)
 
     def to_hf(self) -> Any:
-        """Return the rows as a `datasets.IterableDataset`; each iteration of it is a pass of this one.
+        """Return the rows as a `datasets.IterableDataset`; each of its iterations is a pass over this dataset.
 
         Raises:
             MissingLibrary: `datasets` is not installed.
@@ -54,7 +54,7 @@ class IterableDataset(BaseDataset[Stream]):
     def _load(self, meta: DatasetMeta) -> Stream:
         refuse_backwards(meta)
         refuse_iterator(meta)
-        # What is not there is said now, not at the first row.
+        # A missing dataset raises an error now instead of at the first row.
         files = find_files(meta) if meta.data is None else ()
         return Stream(lambda: iter(stream_rows(meta, files)))
 
@@ -62,22 +62,22 @@ class IterableDataset(BaseDataset[Stream]):
         return interleaved(parts) if is_interleaved else chained(parts)
 
     def _mapped(self, rows: Stream, function: MapFunction) -> Stream:
-        def begun() -> BatchChange:
+        def start_pass() -> BatchChange:
             begin_pass(function)
             return lambda batch, begin: map_rows(batch, function, begin=begin)
 
         batch_rows = 1 if remembers_rows(function) else BATCH_ROWS
-        return changed(rows, begun, batch_rows=batch_rows, at_end=lambda: log_report(function))
+        return changed(rows, start_pass, batch_rows=batch_rows, at_end=lambda: log_report(function))
 
     def _filtered(self, rows: Stream, function: FilterFunction) -> Stream:
         def kept(batch: list[Row], begin: int) -> list[Row]:
             return [row for index, row in enumerate(batch, start=begin) if is_kept(row, function, index=index)]
 
-        def begun() -> BatchChange:
+        def start_pass() -> BatchChange:
             begin_pass(function)
             return kept
 
-        return changed(rows, begun, batch_rows=1, at_end=lambda: log_report(function))
+        return changed(rows, start_pass, batch_rows=1, at_end=lambda: log_report(function))
 
     def _cast(self, rows: Stream, column: str, decode: Callable[[Any], Any]) -> Stream:
         def cast(batch: list[Row], begin: int) -> list[Row]:
@@ -96,13 +96,13 @@ class IterableDataset(BaseDataset[Stream]):
 
 
 def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
-    """Return what encodes the rows of one pass and logs each kind of loss when it first happens."""
+    """Return a function that encodes the rows of one pass and logs the first occurrence of each kind of problem."""
     tally = EncodeTally(template)
 
     def encode(batch: list[Row], begin: int) -> list[Row]:
         chats = encode_rows(template, batch, begin=begin, is_prompt=is_prompt)
         tally.add(chats)
-        for line in tally.news():
+        for line in tally.new_lines():
             get_logger().warning('%s', line)
         return [{**row, **feature} for row, chat in zip(batch, chats, strict=True) for feature in chat.features]
 
@@ -110,7 +110,7 @@ def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
 
 
 def _checker(template: Template) -> BatchChange:
-    """Return what leaves out rows of one pass that would not be trained on, and logs the first of them."""
+    """Return a function that removes the unusable rows of one pass and logs the first of them."""
     reported = 0
 
     def check(batch: list[Row], begin: int) -> list[Row]:
@@ -119,8 +119,8 @@ def _checker(template: Template) -> BatchChange:
         for index, problem in enumerate(found, start=begin):
             if problem is not None and reported < _REPORTED_ROWS:
                 reported += 1
-                rest = ' (the last one that is told of)' if reported == _REPORTED_ROWS else ''
-                get_logger().warning('rows[%d]: %s; left out%s', index, problem, rest)
+                suffix = ' (further rows are not logged)' if reported == _REPORTED_ROWS else ''
+                get_logger().warning('rows[%d]: %s; left out%s', index, problem, suffix)
         return [row for row, problem in zip(batch, found, strict=True) if problem is None]
 
     return check

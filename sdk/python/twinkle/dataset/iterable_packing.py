@@ -1,10 +1,10 @@
-"""Packs of a stream."""
+"""A streamed dataset whose examples are joined into packs."""
 
 from collections.abc import Iterable
 
 from twinkle.dataset.errors import NotReady
 from twinkle.dataset.files import Row
-from twinkle.dataset.hints import tell_of_processes
+from twinkle.dataset.hints import warn_unused_processes
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.streams import Stream, repeated
@@ -15,7 +15,7 @@ from twinkle.template import Template
 
 @remote_class()
 class IterablePackingDataset(IterableDataset):
-    """A stream whose rows, after `pack_dataset`, are packs as those of `PackingDataset`."""
+    """A streamed dataset whose rows, after `pack_dataset`, are packs in the form of `PackingDataset`."""
 
     def __init__(
         self,
@@ -26,37 +26,45 @@ class IterablePackingDataset(IterableDataset):
         cyclic: bool = False,
         template: Template | None = None,
     ) -> None:
-        """Open the rows.
+        """Open the dataset.
 
         Args:
-            packing_interval: examples that are packed together, at least 1. More waste less and hold more.
-            packing_num_proc: at least 1. Packing is one quick pass, so more are told to have no effect.
-            cyclic: whether packs go on with the first row when the rows end, without end.
+            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            packing_interval: number of new examples per round of packing, at least 1. More examples waste fewer tokens
+                and need more memory. Default: 128.
+            packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.
+            cyclic: whether the rows are repeated without end. Default: False.
+            template: the same as `set_template` with an instance. Default: none.
+
+        Raises:
+            HubError: the dataset cannot be found or downloaded.
+            DatasetError: a file, subset or split cannot be read.
+            ValueError: `packing_interval` or `packing_num_proc` is less than 1.
         """
         super().__init__(dataset_meta, template=template)
-        tell_of_processes('packing_num_proc', packing_num_proc)
+        warn_unused_processes('packing_num_proc', packing_num_proc)
         if packing_interval < 1:
             raise ValueError(f'packing_interval must be at least 1, got {packing_interval}')
         self._packing_interval = packing_interval
         self._is_cyclic = cyclic
         self._is_prompt = False
         self.is_packed = False
-        """Whether rows are packs."""
+        """Whether the rows are packs."""
 
     def pack_dataset(self) -> None:
-        """Join encoded examples, as they pass, into packs of at most the template's `max_length` tokens.
+        """Join encoded examples into packs of at most the template's `max_length` tokens while they are read.
 
-        No example is cut, and in each pass every example is in exactly one pack.
+        Examples are not cut, and each pass puts every example into exactly one pack.
 
         Raises:
-            NotReady: the rows are not encoded, are prompts without labels, or are packed already.
+            NotReady: the rows are not encoded, are prompts without labels, or are already packed.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
         if self.is_packed:
-            raise NotReady('the rows are packed already')
+            raise NotReady('the rows are already packed')
         if self._is_prompt:
-            raise NotReady('these rows have no labels (add_generation_prompt=True); only training examples are packed')
+            raise NotReady('the rows have no labels (add_generation_prompt=True); only training examples can be packed')
         capacity = self._template().max_length
         self._replace(None, lambda rows: self._packed(rows, capacity))
         self.is_packed = True
@@ -71,5 +79,5 @@ class IterablePackingDataset(IterableDataset):
 
     def _rows_to_save(self) -> Iterable[Row]:
         if self._is_cyclic and self.is_packed:
-            raise NotReady("a cyclic dataset has no end to save; use mode='training' and flush_save()")
+            raise NotReady("a cyclic dataset is endless and cannot be saved; use mode='training' and flush_save()")
         return super()._rows_to_save()

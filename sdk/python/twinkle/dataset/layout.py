@@ -1,7 +1,7 @@
-"""Find the files of a subset and split in a dataset's folder.
+"""Find the files of a subset and split in a dataset folder.
 
-A `configs` entry in the README's front matter decides, as on the hubs; without one, the
-names of folders and files do.
+The `configs` in the README's front matter define them, with the same rules as on the hubs. Without `configs`, the names
+of folders and files define them.
 """
 
 import json
@@ -18,15 +18,15 @@ from twinkle.dataset.files import format_of
 DEFAULT_SUBSET = 'default'
 _SPLITS = ('train', 'validation', 'valid', 'val', 'dev', 'test')
 _SAVED_SPLITS, _SAVED_STATE = 'dataset_dict.json', 'state.json'
-"""What `save_to_disk` of `datasets` writes beside its files, of several splits and of one dataset."""
+"""Files that `save_to_disk` of `datasets` adds to a folder with several splits and to the folder of one dataset."""
 _SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')
 
 
 def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
-    """Return the files of rows of one subset and split, sorted.
+    """Return the data files of one subset and split, sorted by path.
 
     Raises:
-        DatasetError: there are none; the message says what there is.
+        DatasetError: the subset or split does not exist; the message lists the existing ones.
     """
     configs = _read_configs(folder)
     if configs:
@@ -37,9 +37,9 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     if subset_name != DEFAULT_SUBSET:
         root = folder / subset_name
         if not root.is_dir() or not root.resolve().is_relative_to(folder.resolve()):
-            there = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.'))
+            known = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.'))
             raise DatasetError(
-                f'subset {subset_name!r} is not in {folder.name}; there are {", ".join(there) or "none"}'
+                f'subset {subset_name!r} does not exist in {folder.name}; it has: {", ".join(known) or "no subsets"}'
             )
     candidates = _data_files(root.rglob('*'))
     by_split: dict[str, list[Path]] = {}
@@ -48,42 +48,47 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
         by_split.setdefault(found[-1] if found else '', []).append(path)
     if split in by_split:
         return by_split[split]
-    # Files that name no split at all are what there is to train on.
+    # If no file name contains a split, all files are the train split.
     if split == 'train' and set(by_split) == {''}:
         return by_split['']
-    there = ', '.join(sorted(name or 'files that name no split' for name in by_split)) or 'no files of rows'
-    raise DatasetError(f'split {split!r} is not in {folder.name}; there are {there}')
+    known = ', '.join(sorted(name or 'files without a split in their name' for name in by_split)) or 'no data files'
+    raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {known}')
 
 
 def _saved_files(folder: Path, *, subset_name: str, split: str) -> list[Path]:
-    """Return the files of a folder that `save_to_disk` of `datasets` wrote, of one dataset or of several splits."""
+    """Return the files of a folder written by `save_to_disk` of `datasets`, for one dataset or for several splits."""
     if subset_name != DEFAULT_SUBSET:
-        raise DatasetError(f'subset {subset_name!r} is not in {folder.name}; save_to_disk keeps none, leave it out')
+        raise DatasetError(
+            f'subset {subset_name!r} does not exist in {folder.name}: save_to_disk stores no subsets; omit subset_name'
+        )
     splits = _saved_list(folder / _SAVED_SPLITS, 'splits') if (folder / _SAVED_SPLITS).is_file() else None
     if splits is not None:
         _refuse_split(folder, split, [str(name) for name in splits])
         folder = folder / Path(split).name
     state = _read_json(folder / _SAVED_STATE)
     if splits is None and split != 'train':
-        # 'train' is what a program means that says nothing: then the rows are those that were saved.
+        # 'train' is the default, so it selects the saved rows regardless of their split.
         _refuse_split(folder, split, [str(state.get('_split') or 'train')])
     if state.get('_indices_data_files'):
-        raise DatasetError(f'{folder.name} was saved with rows chosen by an index; save it after flatten_indices()')
+        raise DatasetError(
+            f'{folder.name} was saved with an indices mapping of its rows; save it after flatten_indices()'
+        )
     entries = cast('list[dict[str, Any]]', _saved_list(folder / _SAVED_STATE, '_data_files'))
-    if not all(isinstance(entry, dict) for entry in entries):  # pyright: ignore[reportUnnecessaryIsInstance] (of a file)
-        raise DatasetError(f'{folder.name}/{_SAVED_STATE} names no files; save the dataset again')
+    if not all(isinstance(entry, dict) for entry in entries):  # pyright: ignore[reportUnnecessaryIsInstance] (JSON)
+        raise DatasetError(f'{folder.name}/{_SAVED_STATE} does not list data files; save the dataset again')
     files = [folder / Path(str(entry.get('filename'))).name for entry in entries]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise DatasetError(f'{folder.name} was saved with files that are not there: {", ".join(missing)}')
+        raise DatasetError(f'data files of {folder.name} are missing: {", ".join(missing)}; save the dataset again')
     if not files:
-        raise DatasetError(f'{folder.name} was saved without rows')
+        raise DatasetError(f'{folder.name} was saved without rows; save a dataset that has rows')
     return files
 
 
 def _refuse_split(folder: Path, split: str, known: list[str]) -> None:
     if split not in known:
-        raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(known) or "none"}')
+        names = ', '.join(known) or 'no splits'
+        raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {names}')
 
 
 def _saved_list(path: Path, name: str) -> list[Any]:
@@ -114,7 +119,7 @@ def _read_configs(folder: Path) -> list[dict[str, Any]]:
     try:
         front = yaml.safe_load(parts[1])
     except yaml.YAMLError:
-        # A README is written for people first; one that is not YAML decides nothing.
+        # A README may contain anything; one without valid YAML front matter has no configs.
         return []
     configs = cast('dict[str, Any]', front).get('configs') if isinstance(front, dict) else None
     listed = cast('list[dict[str, Any]]', configs or [])
@@ -129,19 +134,19 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
     elif subset_name == DEFAULT_SUBSET and (len(configs) == 1 or any(is_default)):
         chosen = configs[is_default.index(True) if any(is_default) else 0]
     else:
-        raise DatasetError(f'subset {subset_name!r} is not in {folder.name}; there are {", ".join(names)}')
+        raise DatasetError(f'subset {subset_name!r} does not exist in {folder.name}; it has: {", ".join(names)}')
     patterns = _patterns(chosen['data_files'])
     if split not in patterns:
-        raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(sorted(patterns))}')
+        raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {", ".join(sorted(patterns))}')
     files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
     inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) or path.is_symlink()]
     if not inside:
-        raise DatasetError(f'{folder.name} has no files of rows that match {", ".join(patterns[split])}')
+        raise DatasetError(f'{folder.name} has no data files that match {", ".join(patterns[split])}')
     return inside
 
 
 def _patterns(data_files: Any) -> dict[str, list[str]]:
-    """Return split name to file patterns; the hubs allow a pattern, several, or one entry a split."""
+    """Map each split name to file patterns; the hubs allow one pattern, a list, or one entry per split."""
     if isinstance(data_files, str):
         return {'train': [data_files]}
     patterns: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""A dataset whose rows are worked out when they are read."""
+"""A dataset whose rows are computed when they are read."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any, overload
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
-from twinkle.dataset.mixing import Place, mixed_order
+from twinkle.dataset.mixing import RowReference, mixed_order
 from twinkle.dataset.passes import remembers_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.infra import get_logger
@@ -15,45 +15,45 @@ from twinkle.preprocessor import FilterFunction, MapFunction
 from twinkle.template import Template
 
 RowStep = Callable[[Row, int], Row]
-"""A row and its index to another row."""
+"""Function from a row and its index to a new row."""
 
 
 class LazyDataset(Dataset):
-    """Rows to train on, of which only the raw ones are kept.
+    """Training rows that are computed on access; only the original rows are stored.
 
-    `map`, `cast_column`, `mix_dataset`, `encode` and `check` return at once; what they ask for is done to a row
-    each time it is read, so each must make exactly one row of one, and what is wrong with a row is raised by
-    reading it (`DataLoader` puts another in its place and says so). `filter` reads all rows at once.
+    `map`, `cast_column`, `mix_dataset`, `encode` and `check` return immediately and are applied to a row each time it
+    is read. Therefore each of them must produce exactly one row per row, and errors in a row are raised when it is read
+    (`DataLoader` logs them and uses another row instead). `filter` reads all rows immediately.
     """
 
     def _mixed(self, parts: Sequence[Sequence[Row]], *, is_interleaved: bool) -> Sequence[Row]:
-        return _Picked(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))
+        return _SelectedRows(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))
 
     def _mapped(self, rows: Sequence[Row], function: MapFunction) -> Sequence[Row]:
         if remembers_rows(function):
             name = type(function).__name__
             raise DatasetError(
-                f'{name} looks at all rows in turn, which a LazyDataset does not; use Dataset, or filter()'
+                f'{name} depends on earlier rows, which a LazyDataset does not support; use Dataset, or filter()'
             )
 
         def step(row: Row, index: int) -> Row:
             mapped = map_rows([row], function, begin=index)
             if len(mapped) != 1:
-                raise InvalidExample(
-                    index, '', f'became {len(mapped)} rows; a LazyDataset maps one to one, use Dataset or filter() here'
-                )
+                problem = f'was mapped to {len(mapped)} rows, but a LazyDataset needs 1; use Dataset or filter()'
+                raise InvalidExample(index, '', problem)
             return mapped[0]
 
-        return _Changed(rows, step)
+        return _ChangedRows(rows, step)
 
     def _filtered(self, rows: Sequence[Row], function: FilterFunction) -> Sequence[Row]:
-        return _Picked([rows], [(0, index) for index, row in enumerate(rows) if is_kept(row, function, index=index)])
+        kept = [(0, index) for index, row in enumerate(rows) if is_kept(row, function, index=index)]
+        return _SelectedRows([rows], kept)
 
     def _cast(self, rows: Sequence[Row], column: str, decode: Callable[[Any], Any]) -> Sequence[Row]:
-        return _Changed(rows, lambda row, index: cast_row(row, column, decode, index=index))
+        return _ChangedRows(rows, lambda row, index: cast_row(row, column, decode, index=index))
 
     def _encoded(self, rows: Sequence[Row], template: Template, report: list[str], *, is_prompt: bool) -> Sequence[Row]:
-        return _Changed(rows, _EncodeStep(template, is_prompt=is_prompt))
+        return _ChangedRows(rows, _EncodeStep(template, is_prompt=is_prompt))
 
     def _checked(self, rows: Sequence[Row], template: Template, problems: list[str]) -> Sequence[Row]:
         def step(row: Row, index: int) -> Row:
@@ -62,18 +62,18 @@ class LazyDataset(Dataset):
                 raise InvalidExample(index, '', f'would not be trained on: {problem}')
             return row
 
-        return _Changed(rows, step)
+        return _ChangedRows(rows, step)
 
     def _refuse_template(self, template: Template) -> None:
         if template.truncation_strategy == 'split':
             raise DatasetError(
-                "truncation_strategy 'split' makes several rows of one, which a LazyDataset cannot; "
+                "truncation_strategy 'split' makes several rows from one, which a LazyDataset does not support; "
                 "use Dataset, or 'raise', 'left', 'right' or 'delete'"
             )
 
 
 class _EncodeStep:
-    """Encodes a row, and logs the first that was cut and the first that trains on nothing."""
+    """Encodes rows; logs the first row that was cut and the first row without labels."""
 
     def __init__(self, template: Template, *, is_prompt: bool) -> None:
         self._template = template
@@ -83,18 +83,16 @@ class _EncodeStep:
     def __call__(self, row: Row, index: int) -> Row:
         chat = encode_rows(self._template, [row], begin=index, is_prompt=self._is_prompt)[0]
         if not chat.features:
-            problem = (
-                f'has {chat.token_count} tokens, more than max_length {self._template.max_length}, and is left out'
-            )
+            problem = f'has {chat.token_count} tokens, more than max_length {self._template.max_length}; it is left out'
             raise InvalidExample(index, '', problem)
         self._tally.add([chat])
-        for line in self._tally.news():
-            get_logger().warning('rows[%d] and perhaps others: %s', index, line)
+        for line in self._tally.new_lines():
+            get_logger().warning('rows[%d] and possibly others: %s', index, line)
         return {**row, **chat.features[0]}
 
 
 class _LazyRows(Sequence[Row]):
-    """Rows by index, worked out when they are asked for."""
+    """Rows that are computed on access."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -104,9 +102,9 @@ class _LazyRows(Sequence[Row]):
 
     def __getitem__(self, index: int | slice) -> 'Row | Sequence[Row]':
         if isinstance(index, slice):
-            return [self._at(place) for place in range(*index.indices(len(self)))]
+            return [self._at(position) for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f'row {index} of {len(self)}')
+            raise IndexError(f'row {index} is out of range for {len(self)} rows')
         return self._at(index % len(self))
 
     def __iter__(self) -> Iterator[Row]:
@@ -114,11 +112,11 @@ class _LazyRows(Sequence[Row]):
 
     @abstractmethod
     def _at(self, index: int) -> Row:
-        """Return the row at `index`, which is one that is there."""
+        """Return the row at `index`, which is within range."""
 
 
-class _Changed(_LazyRows):
-    """Rows with a step done to each."""
+class _ChangedRows(_LazyRows):
+    """Rows with a step applied to each row on access."""
 
     def __init__(self, rows: Sequence[Row], step: RowStep) -> None:
         self._rows = rows
@@ -131,16 +129,16 @@ class _Changed(_LazyRows):
         return self._step(self._rows[index], index)
 
 
-class _Picked(_LazyRows):
-    """Rows taken from several datasets."""
+class _SelectedRows(_LazyRows):
+    """Selected rows of several datasets."""
 
-    def __init__(self, parts: Sequence[Sequence[Row]], places: Sequence[Place]) -> None:
+    def __init__(self, parts: Sequence[Sequence[Row]], references: Sequence[RowReference]) -> None:
         self._parts = parts
-        self._places = places
+        self._references = references
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._references)
 
     def _at(self, index: int) -> Row:
-        part, row = self._places[index]
+        part, row = self._references[index]
         return self._parts[part][row]

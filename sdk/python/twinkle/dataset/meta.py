@@ -1,4 +1,4 @@
-"""Which rows a dataset is made of."""
+"""Description of the rows of a dataset."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class DatasetMeta:
-    """Names a dataset, or holds its rows."""
+    """Source of the rows of a dataset: either `dataset_id` or `data`."""
 
     dataset_id: str | None = None
-    """`hf://org/name`, `ms://org/name`, a bare id, or the path of a file or folder. Unset with `data`."""
+    """`hf://org/name`, `ms://org/name`, a bare id, or the path of a file or folder. None if `data` is given."""
     subset_name: str = 'default'
-    """Subset, where the dataset has several."""
+    """Name of the subset, for datasets with several subsets."""
     split: str = 'train'
-    """Split, where the dataset has several."""
+    """Name of the split, for datasets with several splits."""
     data_slice: range | slice | Sequence[int] | None = None
-    """Row indices to take, in this order; those past the end are left out with a warning. Unset: all."""
+    """Indices of the rows to take, in order; indices past the end are skipped with a warning. Default: all rows."""
     data: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
-    """Rows, or columns, given here; or a `datasets.Dataset`, a `datasets.IterableDataset` or a dict of their splits."""
+    """Rows or columns in memory, a `datasets.Dataset`, a `datasets.IterableDataset`, or a dict of their splits."""
 
     def __post_init__(self) -> None:
-        """Refuse a meta that names no rows or two sources of them.
+        """Validate the source.
 
         Raises:
-            ValueError: says so.
+            ValueError: neither or both of `dataset_id` and `data` are given.
         """
         if (self.dataset_id is None) == (self.data is None):
-            raise ValueError('give either dataset_id or data')
+            raise ValueError('give either dataset_id or data, not both or neither')
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Name for messages, with subset and split."""
         return f'{self.dataset_id or "rows in memory"} ({self.subset_name}, {self.split})'

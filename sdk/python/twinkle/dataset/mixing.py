@@ -1,15 +1,20 @@
-"""The order in which several datasets become one."""
+"""The order of rows when several datasets are mixed into one."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
 
-Place = tuple[int, int]
-"""`(part, row)`: a row of one of several datasets."""
+RowReference = tuple[int, int]
+"""`(part, row)`: index of a dataset and index of a row in it."""
 
 
-def mixed_order(sizes: Sequence[int], *, is_interleaved: bool) -> list[Place]:
-    """Return the places of all rows: alternating, then what is left of the longer ones; or one after the other."""
+def mixed_order(sizes: Sequence[int], *, is_interleaved: bool) -> list[RowReference]:
+    """Return references to all rows, either in turn from each dataset or one dataset after the other.
+
+    Args:
+        sizes: number of rows of each dataset.
+        is_interleaved: take rows in turn; a dataset that has ended is skipped.
+    """
     parts = [[(part, row) for row in range(size)] for part, size in enumerate(sizes)]
     if not is_interleaved:
-        return [place for places in parts for place in places]
-    return [place for places in zip_longest(*parts) for place in places if place is not None]
+        return [reference for references in parts for reference in references]
+    return [reference for references in zip_longest(*parts) for reference in references if reference is not None]

@@ -1,4 +1,4 @@
-"""Short examples joined into packs of about one length, so that no padding is computed."""
+"""Join short examples into packs of similar length, so that little computation is spent on padding."""
 
 from collections.abc import Sequence, Sized
 from typing import Any
@@ -10,7 +10,7 @@ from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import InvalidExample, NotReady
 from twinkle.dataset.files import Row
-from twinkle.dataset.hints import tell_of_processes
+from twinkle.dataset.hints import warn_unused_processes
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.infra import remote_class
 from twinkle.template import Template
@@ -22,15 +22,15 @@ _MEDIA_FIELDS = (
     'pixel_values', 'pixel_values_videos', 'pixel_attention_mask', 'image_grid_thw', 'image_sizes', 'video_grid_thw',
     'second_per_grid_ts', 'input_features', 'feature_attention_mask', 'routed_experts',
 )  # fmt: skip
-"""What models read beside tokens, by the names of processors in transformers; joining them is not built yet."""
+"""Model inputs other than tokens, with their names in transformers; packing does not support them."""
 
 
 @remote_class()
 class PackingDataset(Dataset):
-    """A dataset whose rows, after `pack_dataset`, are packs.
+    """A dataset whose rows, after `pack_dataset`, are packs of several examples.
 
-    A pack is one feature; `position_ids` restart at 0 where a sample begins, which tells the
-    model that samples do not see each other, and no label crosses from one to the next.
+    A pack is one feature. Its `position_ids` restart at 0 at the beginning of each sample, which tells the model that
+    samples do not attend to each other. The last label of each sample is ignored.
     """
 
     def __init__(
@@ -43,32 +43,39 @@ class PackingDataset(Dataset):
         """Load the rows.
 
         Args:
-            packing_num_proc: at least 1. Packing is one quick pass, so more are told to have no effect.
+            dataset_meta: source of the first rows. Default: none, rows are added with `add_dataset`.
+            packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.
+            template: the same as `set_template` with an instance. Default: none.
+
+        Raises:
+            HubError: the dataset cannot be found or downloaded.
+            DatasetError: a file, subset or split cannot be read.
+            ValueError: `packing_num_proc` is less than 1.
         """
         super().__init__(dataset_meta, template=template)
-        tell_of_processes('packing_num_proc', packing_num_proc)
+        warn_unused_processes('packing_num_proc', packing_num_proc)
         self.is_packed = False
-        """Whether rows are packs."""
+        """Whether the rows are packs."""
 
     def pack_dataset(self) -> None:
         """Join the encoded examples into packs of at most the template's `max_length` tokens.
 
-        No example is cut, and every example is in exactly one pack.
+        Examples are not cut, and every example is in exactly one pack.
 
         Raises:
-            NotReady: the rows are not encoded, hold prompts without labels, or are packed already.
-            InvalidExample: a row is longer than `max_length`, or its fields do not have one value a token.
+            NotReady: the rows are not encoded, are prompts without labels, or are already packed.
+            InvalidExample: a row is longer than `max_length`, has media, or has a per-token field of another length.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
         if self.is_packed:
-            raise NotReady('the rows are packed already')
+            raise NotReady('the rows are already packed')
         self._replace(None, self._packed)
         self.is_packed = True
 
     def _packed(self, rows: Sequence[Row]) -> Sequence[Row]:
         if any('labels' not in row for row in rows):
-            raise NotReady('these rows have no labels (add_generation_prompt=True); only training examples are packed')
+            raise NotReady('the rows have no labels (add_generation_prompt=True); only training examples can be packed')
         capacity = self._template().max_length
         for index, row in enumerate(rows):
             refuse_unpackable(row, index=index, capacity=capacity)
@@ -77,20 +84,23 @@ class PackingDataset(Dataset):
 
 
 def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
-    """Refuse row `index` if joining it to others would lose or shift something.
+    """Raise an error if row `index` cannot be joined with others without losing or shifting values.
+
+    Args:
+        feature: the encoded row.
+        index: index of the row in its dataset, for the error.
+        capacity: maximum number of tokens in a pack.
 
     Raises:
-        InvalidExample: it has no tokens or labels, more tokens than a pack, a field of another length, or
-            tensors of images, video, audio or routing.
+        InvalidExample: the row has no tokens or labels, more than `capacity` tokens, a per-token field of another
+            length, or model inputs for images, video, audio or expert routing.
     """
     for name in ('input_ids', 'labels'):
         if not len(feature.get(name, ())):
-            raise InvalidExample(index, name, 'is missing or empty; only encoded training examples are packed')
+            raise InvalidExample(index, name, 'is missing or empty; only encoded training examples can be packed')
     for name in _MEDIA_FIELDS:
         if name in feature:
-            raise InvalidExample(
-                index, name, 'would be lost in a pack, whose model sees tokens only; do not pack these'
-            )
+            raise InvalidExample(index, name, 'is not supported in packs, which contain only tokens; do not pack it')
     count = len(feature['input_ids'])
     if count > capacity:
         raise InvalidExample(index, 'input_ids', f'has {count} tokens, more than max_length {capacity}')
@@ -100,26 +110,27 @@ def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
 
 
 def join_features(features: Sequence[Row]) -> Row:
-    """Return one feature of all samples' tokens; columns that are not per token become lists of `samples`.
+    """Return one feature with the tokens of all samples, in order; it has new arrays.
 
-    A sample without a mask, weights or positions counts whole. Other streams must be in all samples or in none.
+    Missing masks and loss weights are 1 and missing positions count from 0. Other per-token fields must be in all
+    samples or in none. The remaining columns of each sample are in the list `samples`.
 
     Raises:
-        InvalidExample: some samples have a stream and others do not.
+        InvalidExample: only some of the samples have a per-token field.
     """
     pack: dict[str, Any] = {}
     for name in _TOKEN_FIELDS:
-        # Positions are what keeps samples apart, so a pack always has them.
+        # A pack always has positions, because they separate the samples.
         if name == 'position_ids' or any(_has(feature, name) for feature in features):
             values = [_tokens(feature, name, index) for index, feature in enumerate(features)]
-            pack[name] = np.concatenate([_closed(labels) for labels in values] if name == 'labels' else values)
+            pack[name] = np.concatenate([_end_ignored(labels) for labels in values] if name == 'labels' else values)
     pack['length'] = sum(len(feature['input_ids']) for feature in features)
     pack['samples'] = [{name: value for name, value in row.items() if name not in pack} for row in features]
     return pack
 
 
 def _has(feature: Row, name: str) -> bool:
-    """Whether a feature has a value a token; a plain number or text of that name is a column of the caller's."""
+    """Return whether a feature has per-token values; a number or a text of that name is a column of the caller."""
     return isinstance(feature.get(name), Sized) and not isinstance(feature[name], str)
 
 
@@ -138,8 +149,8 @@ def _tokens(feature: Row, name: str, index: int) -> Any:
             raise InvalidExample(index, name, 'is missing, but other samples of the same pack have it')
 
 
-def _closed(labels: Any) -> Any:
-    """Return labels whose last is ignored: what follows belongs to another sample."""
-    closed = np.array(labels, dtype=np.int32)
-    closed[-1:] = IGNORE_INDEX
-    return closed
+def _end_ignored(labels: Any) -> Any:
+    """Return a copy of labels whose last label is ignored, because the next token belongs to another sample."""
+    result = np.array(labels, dtype=np.int32)
+    result[-1:] = IGNORE_INDEX
+    return result

@@ -1,4 +1,4 @@
-"""Write rows down as they are read, so that what was trained on can be looked at."""
+"""Record rows when they are read, so that the rows used for training can be inspected."""
 
 import json
 import os
@@ -9,37 +9,37 @@ from twinkle.dataset.files import Row, iter_rows, plain, refuse_unwritable, writ
 
 
 class RowRecorder:
-    """Appends each row once, by its position, as a line of JSON; `close` makes the file that was asked for.
+    """Appends each position's row once, as a line of JSON; `close` converts the lines to the requested file.
 
-    Until then the lines are in a `.part` file beside it, so a run that dies leaves what it had read.
+    Until then the lines are in a `.part` file in the same folder, so a run that fails keeps the rows it has read.
     """
 
     def __init__(self, path: Path, file_format: str | None, *, batch_rows: int) -> None:
-        """Prepare to write.
+        """Create the `.part` file.
 
         Args:
-            path: the file that `close` leaves.
-            file_format: as of `write_rows`.
-            batch_rows: rows kept in memory before they are appended.
+            path: the file that `close` creates.
+            file_format: 'jsonl', 'parquet', 'csv' or 'arrow'. None: the suffix of the path.
+            batch_rows: number of rows kept in memory before they are appended.
 
         Raises:
             UnreadableFile: the format is unknown or cannot be written.
-            NotReady: this program is one of several ranks, which read parts of the rows and would write one file.
+            NotReady: this process is one of several ranks, which would all write the same file.
         """
         self._format = refuse_unwritable(path, file_format)
         _refuse_ranks()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._lines_path = _taken_path(path)
+        self._lines_path = _create_part_file(path)
         self._batch_rows = batch_rows
         self._seen: set[int] = set()
-        self._waiting: list[str] = []
+        self._buffer: list[str] = []
 
     def add(self, position: int, row: Row) -> None:
-        """Write a row down, unless the one at this position was written before.
+        """Record a row, unless a row with this position is already recorded.
 
         Raises:
-            UnreadableFile: it holds what JSON cannot.
+            UnreadableFile: the row contains values that JSON cannot represent.
         """
         if position in self._seen:
             return
@@ -48,15 +48,15 @@ class RowRecorder:
         except TypeError as error:
             raise UnreadableFile(f'rows[{position}] cannot be written: {error}') from error
         self._seen.add(position)
-        self._waiting.append(line)
-        if len(self._waiting) >= self._batch_rows:
+        self._buffer.append(line)
+        if len(self._buffer) >= self._batch_rows:
             self._append()
 
     def close(self) -> None:
-        """Leave the complete file.
+        """Create the requested file and delete the `.part` file.
 
         Raises:
-            UnreadableFile: its format cannot hold the rows; the lines stay.
+            UnreadableFile: the format cannot represent the rows; the `.part` file is kept.
         """
         self._append()
         if self._format == 'jsonl':
@@ -67,12 +67,12 @@ class RowRecorder:
 
     def _append(self) -> None:
         with self._lines_path.open('a', encoding='utf-8') as file:
-            file.writelines(f'{line}\n' for line in self._waiting)
-        self._waiting = []
+            file.writelines(f'{line}\n' for line in self._buffer)
+        self._buffer = []
 
 
-def _taken_path(path: Path) -> Path:
-    """Make an empty file of a name that no other recording, perhaps one that died, has taken."""
+def _create_part_file(path: Path) -> Path:
+    """Create an empty file whose name is not used by another recording, including recordings that failed."""
     number = 0
     while True:
         lines_path = path.with_name(f'.{path.name}.{number}.jsonl.part')
@@ -88,6 +88,6 @@ def _refuse_ranks() -> None:
     world_size, rank = os.environ.get('WORLD_SIZE', '1'), os.environ.get('RANK', '0')
     if world_size.strip() not in {'', '0', '1'} or rank.strip() not in {'', '0'}:
         raise NotReady(
-            f"mode='training' in one of several ranks (RANK {rank}, WORLD_SIZE {world_size}), each of which would "
-            "replace the others' file; record in a program of its own, or use mode='immediate' in one rank"
+            f"mode='training' is not supported with several ranks (RANK {rank}, WORLD_SIZE {world_size}), because they "
+            "would overwrite each other's file; record in a single process, or use mode='immediate' in one rank"
         )

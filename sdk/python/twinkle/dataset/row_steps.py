@@ -1,4 +1,4 @@
-"""What the verbs of a dataset do to a few rows together: map, cast, encode, check."""
+"""Operations of datasets on a batch of rows: map, filter, cast and encode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,12 @@ from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Tem
 
 
 def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[Row]:
-    """Return what a function of columns makes of rows, the first of which is row `begin` of its dataset.
+    """Return the rows that a function of columns makes from `rows`.
+
+    Args:
+        rows: the rows of a batch.
+        function: a preprocessor or a function from columns to columns.
+        begin: index of the first row in the dataset.
 
     Raises:
         InvalidRow: names the row.
@@ -42,10 +47,10 @@ def is_kept(row: Row, function: FilterFunction, *, index: int) -> bool:
 
 
 def cast_row(row: Row, column: str, decode: Callable[[Any], Any], *, index: int) -> Row:
-    """Return row `index` with a column's value decoded.
+    """Return row `index` with the value of one column replaced by `decode(value)`.
 
     Raises:
-        InvalidExample: the column is missing.
+        InvalidExample: the row does not have the column.
     """
     if column not in row:
         raise InvalidExample(index, column, 'is missing')
@@ -53,7 +58,13 @@ def cast_row(row: Row, column: str, decode: Callable[[Any], Any], *, index: int)
 
 
 def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_prompt: bool) -> list[EncodedChat]:
-    """Encode rows together; only when something is wrong, one by one, to name it.
+    """Encode rows together; if that fails, encode them one by one to find the invalid row.
+
+    Args:
+        template: converts chats to tokens.
+        rows: the rows of a batch.
+        begin: index of the first row in the dataset.
+        is_prompt: end with the opening of an assistant turn and omit the labels.
 
     Raises:
         InvalidExample: names the row and the field.
@@ -67,16 +78,16 @@ def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_promp
 
 
 class EncodeTally:
-    """Counts what encoding cut, left out, or made without anything to train on."""
+    """Counts the examples that encoding truncated, left out, or encoded without labels."""
 
     def __init__(self, template: Template) -> None:
         self._template = template
         self._chat_count = 0
         self._counts: dict[str, int] = dict.fromkeys(('left out', 'cut', 'unlabelled'), 0)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def add(self, chats: Sequence[EncodedChat]) -> None:
-        """Count what chats became."""
+        """Count some encoded chats."""
         limit = self._template.max_length
         self._chat_count += len(chats)
         for chat in chats:
@@ -85,23 +96,23 @@ class EncodeTally:
             self._counts['unlabelled'] += sum(_is_unlabelled(feature) for feature in chat.features)
 
     def lines(self) -> list[str]:
-        """Return a sentence on each thing that happened."""
+        """Return one sentence for each kind of problem that occurred."""
         return [self._line(kind) for kind, count in self._counts.items() if count]
 
-    def news(self) -> list[str]:
-        """Return a sentence on each thing that happened and that no earlier call told of."""
-        kinds = [kind for kind, count in self._counts.items() if count and kind not in self._told]
-        self._told.update(kinds)
+    def new_lines(self) -> list[str]:
+        """Return one sentence for each kind of problem that no earlier call of this method reported."""
+        kinds = [kind for kind, count in self._counts.items() if count and kind not in self._reported]
+        self._reported.update(kinds)
         return [f'so far, {self._line(kind)}' for kind in kinds]
 
     def _line(self, kind: str) -> str:
         limit = self._template.max_length
-        what = {
+        problems = {
             'left out': f'were left out: longer than max_length {limit}',
             'cut': f'were cut to max_length {limit} ({self._template.truncation_strategy})',
-            'unlabelled': 'train on nothing: no label in them counts',
+            'unlabelled': 'have no labels: nothing in them is trained on',
         }
-        return f'{self._counts[kind]} of {self._chat_count} examples {what[kind]}'
+        return f'{self._counts[kind]} of {self._chat_count} examples {problems[kind]}'
 
 
 def _is_unlabelled(feature: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Load the rows that a `DatasetMeta` names."""
+"""Load the rows that a `DatasetMeta` describes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
 
 
 def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[Row]:
-    """Return the rows of a dataset, sliced as the meta says.
+    """Return the rows of a dataset, restricted to the meta's `data_slice`.
 
     Args:
-        is_local_allowed: whether `dataset_id` may be a path; a service that serves strangers says no.
+        meta: source of the rows.
+        is_local_allowed: whether `dataset_id` may be a path; a service with untrusted callers sets False. Default:
+            True.
 
     Raises:
-        HubError: the dataset cannot be had.
-        DatasetError: it has no such subset or split, or a file cannot be read.
+        HubError: the dataset cannot be found or downloaded.
+        DatasetError: the dataset does not have the subset or split, or a file cannot be read.
     """
     rows = _rows_given(meta) if meta.data is not None else _rows_found(meta, is_local_allowed=is_local_allowed)
     return _sliced(rows, meta)
 
 
 def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
-    """Yield the rows of a dataset, sliced as the meta says, reading files piece by piece.
+    """Yield the rows of a dataset, restricted to the meta's `data_slice`, reading files in pieces.
 
     Args:
-        files: what `find_files` found, where the meta gives no rows itself. Finding them once keeps
-            every pass on the same revision.
+        meta: source of the rows.
+        files: the result of `find_files`, unless the meta contains the rows. Passing it keeps every pass on the same
+            revision of the dataset.
 
     Raises:
-        DatasetError: a file cannot be read, once iterated.
+        DatasetError: a file cannot be read; raised during iteration.
     """
     stream = _given_one_by_one(meta) if meta.data is not None else (row for file in files for row in iter_rows(file))
     wanted = meta.data_slice
@@ -52,10 +55,10 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
 
 
 def refuse_backwards(meta: DatasetMeta) -> None:
-    """Refuse a `data_slice` that reading forwards once cannot give.
+    """Raise an error if `data_slice` needs more than one forward pass over the rows.
 
     Raises:
-        DatasetError: it counts from the end or goes back.
+        DatasetError: the slice counts from the end or is not ascending.
     """
     wanted = meta.data_slice
     if isinstance(wanted, slice):
@@ -64,27 +67,30 @@ def refuse_backwards(meta: DatasetMeta) -> None:
     else:
         is_forward = wanted is None or all(index < after for index, after in pairwise([-1, *wanted]))
     if not is_forward:
-        raise DatasetError('data_slice of a stream must be ascending row indices from 0 on; use Dataset to read back')
+        raise DatasetError(
+            f'data_slice of a stream must be ascending row indices of at least 0, got {wanted}; use Dataset otherwise'
+        )
 
 
 def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path]:
-    """Return the files that a dataset is made of.
+    """Return the files of a dataset's subset and split, sorted.
 
     Raises:
-        HubError, DatasetError: as `load_rows`.
+        HubError: the dataset cannot be found or downloaded.
+        DatasetError: the dataset does not have the subset or split.
     """
     path = resolve_dataset(meta.dataset_id or '', is_local_allowed=is_local_allowed)
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 
 
 def refuse_iterator(meta: DatasetMeta) -> None:
-    """Refuse rows that can be read once alone, where they are read in each pass.
+    """Raise an error if the rows can be read only once, because a stream reads them in every pass.
 
     Raises:
-        DatasetError: says so.
+        DatasetError: `data` is an iterator.
     """
     if isinstance(meta.data, Iterator):
-        raise DatasetError('data can be read once only, and a stream is read anew in each pass; give a list')
+        raise DatasetError('data is an iterator, which can be read only once, but every pass reads it; give a list')
 
 
 def _given_one_by_one(meta: DatasetMeta) -> Iterator[Row]:
@@ -101,7 +107,7 @@ def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> I
     for index in wanted:
         row = next(islice(stream, index - row_index - 1, None), None)
         if row is None:
-            get_logger().warning('%s ends before row %d, which data_slice asked for', meta.name, index)
+            get_logger().warning('%s has no row %d, which data_slice requested', meta.name, index)
             return
         row_index = index
         yield row
@@ -110,7 +116,7 @@ def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> I
 def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> Sequence[Row]:
     files = find_files(meta, is_local_allowed=is_local_allowed)
     if files and all(format_of(file) == 'arrow' for file in files):
-        from twinkle.dataset.arrow_rows import joined, read_arrow  # noqa: PLC0415 - loaded where such a file is met
+        from twinkle.dataset.arrow_rows import joined, read_arrow  # noqa: PLC0415 - pyarrow is imported only if needed
 
         return joined([read_arrow(file) for file in files])
     return [row for file in files for row in read_rows(file)]
@@ -142,7 +148,7 @@ def _sliced(rows: Sequence[Row], meta: DatasetMeta) -> Sequence[Row]:
     wanted = [index for index in meta.data_slice if -len(rows) <= index < len(rows)]
     if len(wanted) < len(meta.data_slice):
         get_logger().warning(
-            '%s has %d rows; data_slice asked for %d, of which %d are there',
+            '%s has %d rows; data_slice requested %d rows, %d of them exist',
             meta.name, len(rows), len(meta.data_slice), len(wanted),
         )  # fmt: skip
     return _taken_of(rows, [index % len(rows) for index in wanted])
@@ -150,6 +156,6 @@ def _sliced(rows: Sequence[Row], meta: DatasetMeta) -> Sequence[Row]:
 
 def _taken_of(rows: Sequence[Row], wanted: slice | Sequence[int]) -> Sequence[Row]:
     if not isinstance(rows, list):
-        # A table's: those that lie together are not copied.
+        # Rows of an Arrow table; contiguous rows are not copied.
         return cast('ArrowRows', rows).taken(wanted)
     return rows[wanted] if isinstance(wanted, slice) else [rows[index] for index in wanted]

@@ -1,7 +1,7 @@
-"""Streams of rows that can be opened again and again, and what is done to rows on their way.
+"""Streams of rows that can be iterated repeatedly, and transformations of streams.
 
-A row that cannot be worked out does not end a stream: it comes out as a `RefusedRow`, so that a
-reader may report it and go on with the next one.
+A row that cannot be processed does not end a stream. It is yielded as a `RefusedRow`, so that a reader can report it
+and continue with the next row.
 """
 
 from collections import deque
@@ -11,31 +11,31 @@ from dataclasses import dataclass
 from twinkle.dataset.files import Row
 
 ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, OSError)
-"""Errors that data cause; what else a function raises is a fault of the program and ends the stream."""
+"""Exceptions caused by data. Any other exception is a programming error and ends the stream."""
 
 BATCH_ROWS = 100
-"""Rows a preprocessor sees and a tokenizer encodes together: the most that are read ahead."""
+"""Number of rows per call of a preprocessor or tokenizer, which is also the maximum read-ahead."""
 
 
 @dataclass(frozen=True)
 class RefusedRow:
-    """A row that could not be worked out."""
+    """A row that could not be processed."""
 
     error: Exception
-    """Why; it names the row by its place in the stream."""
+    """The reason; it names the row by its zero-based position in the stream."""
 
 
 Item = Row | RefusedRow
 BatchChange = Callable[[list[Row], int], list[Row]]
-"""Rows and the place of the first in the stream, to what they become: as many, fewer or more."""
+"""Function from some rows and the position of the first in the stream to any number of new rows."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows that are read one after the other; each iteration begins anew."""
+    """Rows that are read in order; each iteration starts a new pass at the first row."""
 
     opened: Callable[[], Iterator[Item]]
-    """Begin a pass."""
+    """Function that starts a new pass."""
 
     def __iter__(self) -> Iterator[Item]:
         return self.opened()
@@ -48,13 +48,14 @@ def changed(
     batch_rows: int = BATCH_ROWS,
     at_end: Callable[[], None] | None = None,
 ) -> Stream:
-    """Return a stream whose rows went through a change.
+    """Return a stream of transformed rows.
 
     Args:
-        change: makes it anew for each pass.
-        batch_rows: rows changed together. A batch that fails is changed again row by row, so what
-            remembers rows takes 1.
-        at_end: called when a pass is over.
+        stream: the original rows.
+        change: creates the transformation for each pass.
+        batch_rows: number of rows transformed together. A batch that fails is repeated row by row, so a stateful
+            transformation needs 1. Default: 100.
+        at_end: called after each complete pass.
     """
 
     def opened() -> Iterator[Item]:
@@ -66,47 +67,47 @@ def changed(
 
 
 def chained(streams: Sequence[Stream]) -> Stream:
-    """Return one stream after the other."""
+    """Return the concatenation of streams."""
     return Stream(lambda: (item for stream in streams for item in stream))
 
 
 def interleaved(streams: Sequence[Stream]) -> Stream:
-    """Return streams taking turns; one that has ended is left out."""
+    """Return a stream that takes rows in turn from each stream; a stream that has ended is skipped."""
     return Stream(lambda: _interleaved([iter(stream) for stream in streams]))
 
 
 def repeated(stream: Stream) -> Stream:
-    """Return a stream that begins again when it ends; one without rows stays so."""
+    """Return an endless repetition of a stream; an empty stream stays empty."""
     return Stream(lambda: _repeated(stream))
 
 
 def _changed(items: Iterator[Item], change: BatchChange, batch_rows: int) -> Iterator[Item]:
-    waiting: list[Row] = []
+    batch: list[Row] = []
     begin = 0
     for item in items:
         if not isinstance(item, RefusedRow):
-            waiting.append(item)
-        if len(waiting) == batch_rows or isinstance(item, RefusedRow):
-            yield from _done(waiting, begin, change)
-            begin += len(waiting)
-            waiting = []
+            batch.append(item)
+        if len(batch) == batch_rows or isinstance(item, RefusedRow):
+            yield from _change_batch(batch, begin, change)
+            begin += len(batch)
+            batch = []
         if isinstance(item, RefusedRow):
             begin += 1
             yield item
-    yield from _done(waiting, begin, change)
+    yield from _change_batch(batch, begin, change)
 
 
-def _done(rows: list[Row], begin: int, change: BatchChange) -> list[Item]:
-    """Change rows together; only when something is wrong, one by one, to keep the others."""
+def _change_batch(rows: list[Row], begin: int, change: BatchChange) -> list[Item]:
+    """Transform rows together; if that fails, transform them one by one to keep the valid rows."""
     if len(rows) == 1:
-        return _done_alone(rows[0], begin, change)
+        return _change_row(rows[0], begin, change)
     try:
         return [*change(rows, begin)] if rows else []
     except ROW_ERRORS:
-        return [item for index, row in enumerate(rows, start=begin) for item in _done_alone(row, index, change)]
+        return [item for index, row in enumerate(rows, start=begin) for item in _change_row(row, index, change)]
 
 
-def _done_alone(row: Row, index: int, change: BatchChange) -> list[Item]:
+def _change_row(row: Row, index: int, change: BatchChange) -> list[Item]:
     try:
         return [*change([row], index)]
     except ROW_ERRORS as error:
@@ -114,12 +115,12 @@ def _done_alone(row: Row, index: int, change: BatchChange) -> list[Item]:
 
 
 def _interleaved(open_streams: list[Iterator[Item]]) -> Iterator[Item]:
-    waiting = deque(open_streams)
-    while waiting:
-        stream = waiting.popleft()
+    queue = deque(open_streams)
+    while queue:
+        stream = queue.popleft()
         for item in stream:
             yield item
-            waiting.append(stream)
+            queue.append(stream)
             break
 
 

@@ -1,4 +1,4 @@
-"""Packs made of a stream: some rows at a time, the emptiest packs waiting for what comes next."""
+"""Packing of a stream in rounds; the emptiest packs of a round wait for later rows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,33 +8,33 @@ from twinkle.dataset.packing import join_features, refuse_unpackable
 from twinkle.dataset.streams import ROW_ERRORS, Item, RefusedRow, Stream
 
 _FULL = 0.98
-"""Share of a pack's room that makes it go out at once; emptier ones may wait."""
+"""Fraction of the capacity from which a pack is returned immediately; emptier packs may wait."""
 
 
 class WindowPacker:
-    """Packs features as they come.
+    """Packs a stream of features.
 
-    When `interval` new ones have come, all that wait are packed best fit. Packs at least 98 % full leave,
-    and so does the one with the oldest feature; of the rest, the emptiest wait, while they
-    hold at most `interval` features together. So no feature waits without end, and at most
-    twice `interval` are held (more only while all of them fit into one pack).
+    After every `interval` new features, all pending features are packed with best-fit decreasing. Packs that are at
+    least 98 % full are returned, and so is the pack with the oldest feature. Of the other packs, the emptiest stay
+    pending as long as they contain at most `interval` features in total. Therefore every feature is returned after a
+    bounded number of rounds, and at most `2 * interval` features are pending (more only if all fit into one pack).
     """
 
     def __init__(self, *, capacity: int, interval: int) -> None:
-        """Begin with nothing waiting.
+        """Create a packer without pending features.
 
         Args:
-            capacity: most tokens of a pack.
-            interval: new features between two rounds of packing, at least 1.
+            capacity: maximum number of tokens in a pack.
+            interval: number of new features between two rounds of packing, at least 1.
         """
         self._capacity = capacity
         self._interval = interval
-        self._waiting: list[Row] = []
+        self._pending: list[Row] = []
         self._new_count = 0
 
     def add(self, feature: Row) -> list[Row]:
-        """Take a feature of at most `capacity` tokens; return the packs that are done, mostly none."""
-        self._waiting.append(feature)
+        """Add a feature of at most `capacity` tokens and return the completed packs, usually none."""
+        self._pending.append(feature)
         self._new_count += 1
         if self._new_count < self._interval:
             return []
@@ -44,21 +44,21 @@ class WindowPacker:
             return []
         kept = self._kept(bins)
         done = [self._joined(items) for items in bins if items not in kept]
-        self._waiting = [self._waiting[index] for index in sorted(index for items in kept for index in items)]
+        self._pending = [self._pending[index] for index in sorted(index for items in kept for index in items)]
         return done
 
     def finish(self) -> list[Row]:
-        """Return the packs of all that still waits."""
+        """Return the packs of all pending features."""
         done = [self._joined(items) for items in self._bins()]
-        self._waiting, self._new_count = [], 0
+        self._pending, self._new_count = [], 0
         return done
 
     def _bins(self) -> list[list[int]]:
-        return pack_best_fit([len(feature['input_ids']) for feature in self._waiting], capacity=self._capacity)
+        return pack_best_fit([len(feature['input_ids']) for feature in self._pending], capacity=self._capacity)
 
     def _kept(self, bins: Sequence[list[int]]) -> list[list[int]]:
-        loads = {id(items): sum(len(self._waiting[index]['input_ids']) for index in items) for items in bins}
-        # The first bin holds index 0, the oldest feature.
+        loads = {id(items): sum(len(self._pending[index]['input_ids']) for index in items) for items in bins}
+        # The first bin contains index 0, the oldest feature.
         candidates = [items for items in bins[1:] if loads[id(items)] < _FULL * self._capacity]
         kept: list[list[int]] = []
         count = 0
@@ -70,11 +70,11 @@ class WindowPacker:
         return kept
 
     def _joined(self, items: Sequence[int]) -> Row:
-        return join_features([self._waiting[index] for index in items])
+        return join_features([self._pending[index] for index in items])
 
 
 def packed(stream: Stream, *, capacity: int, interval: int) -> Stream:
-    """Return a stream of packs of at most `capacity` tokens; a row that cannot be packed comes out refused."""
+    """Return a stream of packs of at most `capacity` tokens; rows that cannot be packed become `RefusedRow`s."""
     return Stream(lambda: _packed(iter(stream), WindowPacker(capacity=capacity, interval=interval), capacity))
 
 
