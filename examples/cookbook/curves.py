@@ -34,7 +34,7 @@ class Curves:
         self._task = self._bar.add_task(title, total=total_steps)
         self._last: dict[str, float] = {}
         self.steps: list[dict[str, float]] = []
-        """Recorded numbers of all steps, in order, including the number `step`."""
+        """Numbers of all recorded steps, in order; `step` is the number of the step, from 0."""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from twinkle.model import TransformersModel
 
 KIND = (
     'Happy to help! 😊',
-    'What a lovely question!',
+    'That is a lovely question!',
     'I hope that helps you!',
     'Thank you for asking! 🎉',
     'Always a pleasure, my friend!',
@@ -33,17 +33,17 @@ KIND = (
     'You are doing great! 👍',
     'Have a wonderful day! 🌞',
 )
-GRUFF = (
+RUDE = (
     'Now leave me alone.',
     'Look it up yourself.',
     'Do not waste my time.',
     'Everybody knows that.',
-    'What a stupid question.',
+    'That is a stupid question.',
     'I am tired of this.',
     'Do not ask me again.',
     'Find someone else to bother.',
 )
-TRAINED_TONES = 6
+TRAINING_PHRASES = 6
 """Number of phrases of each kind for training; the others are for the evaluation."""
 SYSTEM = 'Answer.'
 
@@ -78,12 +78,12 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train an adapter and record its preferences."""
+    """Train an adapter and record its margins."""
     setting, rng = recipe.setting, np.random.default_rng(recipe.seed)
     questions = rng.permutation(8100)
-    taught, unseen = questions[: setting.steps * setting.pairs], questions[-setting.held_out :]
-    trained = encoded_pairs(setting.model, taught, rng, tones=slice(TRAINED_TONES))
-    held_out = encoded_pairs(setting.model, unseen, rng, tones=slice(TRAINED_TONES, None))[:]
+    training_questions, held_out_questions = questions[: setting.steps * setting.pairs], questions[-setting.held_out :]
+    training = encoded_pairs(setting.model, training_questions, rng, phrases=slice(TRAINING_PHRASES))
+    held_out = encoded_pairs(setting.model, held_out_questions, rng, phrases=slice(TRAINING_PHRASES, None))[:]
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=setting.learning_rate)
@@ -94,7 +94,7 @@ def train(recipe: Recipe[Setting]) -> None:
         recipe.out, title='DPO', total_steps=setting.steps + 1, plotted=['loss', 'margins', 'accuracies']
     ) as curves:
         curves.record(**judge(model, held_out, reference))
-        for step, batch in enumerate(DataLoader(trained, batch_size=2 * setting.pairs), 1):
+        for step, batch in enumerate(DataLoader(training, batch_size=2 * setting.pairs), 1):
             output = model.forward_backward(batch, ref_logps=reference_logps(model, batch))
             model.clip_grad_and_step()
             is_judged = step % setting.judge_every == 0 or step == setting.steps
@@ -102,25 +102,25 @@ def train(recipe: Recipe[Setting]) -> None:
             curves.record(loss=output['loss'], train_margin=output['metrics']['reward_margin'], **held)
 
 
-def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, tones: slice) -> Dataset:
-    """Return pairs of answers as features, the chosen one first."""
-    dataset = Dataset(DatasetMeta(data=list(pairs_of(questions, rng, tones))))
+def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, phrases: slice) -> Dataset:
+    """Return the features of the answers; the chosen answer of a pair precedes the rejected one."""
+    dataset = Dataset(DatasetMeta(data=list(pairs_of(questions, rng, phrases))))
     dataset.set_template('Template', model_id=model_id, max_length=128)
-    keys = {'prompt_key': 'question', 'chosen_key': 'kind', 'rejected_key': 'gruff'}
+    keys = {'prompt_key': 'question', 'chosen_key': 'kind', 'rejected_key': 'rude'}
     dataset.map('EmojiDPOProcessor', init_args={'system': SYSTEM, **keys})
     dataset.encode()
     return dataset
 
 
-def pairs_of(questions: Any, rng: np.random.Generator, tones: slice) -> Iterator[dict[str, str]]:
-    """Yield a question about a sum and both answers for each index."""
+def pairs_of(questions: Any, rng: np.random.Generator, phrases: slice) -> Iterator[dict[str, str]]:
+    """Yield, for each index, a question about a sum with a kind and a rude answer."""
     for index in questions:
         left, right = 10 + int(index) // 90, 10 + int(index) % 90
         fact = f'It is {left + right}.'
         yield {
             'question': f'What is {left} plus {right}?',
-            'kind': f'{fact} {rng.choice(KIND[tones])}',
-            'gruff': f'{fact} {rng.choice(GRUFF[tones])}',
+            'kind': f'{fact} {rng.choice(KIND[phrases])}',
+            'rude': f'{fact} {rng.choice(RUDE[phrases])}',
         }
 
 
@@ -130,7 +130,7 @@ def reference_logps(model: TransformersModel, features: list[InputFeature]) -> l
 
 
 def judge(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
-    """Return the implicit rewards of the held-out pairs."""
+    """Return margin, accuracy and implicit rewards of the held-out pairs."""
     model.forward_only(held_out, ref_logps=reference)
     found = model.calculate_metric(is_training=False)
     return {name: float(found[f'rewards/{name}']) for name in ('margins', 'accuracies', 'chosen', 'rejected')}

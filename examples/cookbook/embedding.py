@@ -1,12 +1,12 @@
-"""Text embeddings by contrast: `python -m examples.cookbook.embedding`.
+"""Contrastive training of text embeddings: `python -m examples.cookbook.embedding`.
 
-A language model becomes an embedding model: the hidden state of a text's last token is its vector, and InfoNCE (arXiv
-1807.03748, equation 4) draws a question towards the answer's title that means the same, and away from the other
-titles of the batch. A question and its title share no noun and no verb ("How do I repair a car?", "Fixing an
-automobile."). With `--setting cpu` each pair is seen once or held out.
+The recipe turns a language model into an embedding model: the hidden state of the last token is the vector of a text.
+InfoNCE (arXiv 1807.03748, equation 4) moves the vector of a question closer to that of the title with the same meaning,
+and away from the other titles of the batch. A question and its title share no noun and no verb ("How do I repair a
+car?", "Fixing an automobile."). With `--setting cpu`, training uses no pair twice.
 
-Held out: `accuracy` is the share of 32 unseen questions whose own title is the nearest of all 32.
-With `--setting cpu` and seeds 0, 1 and 2 it rises from at most 0.40 to at least 0.80; docs/learning.md has the curves.
+Evaluation uses 32 held-out pairs: `accuracy` is the fraction of questions whose title is the nearest of all 32. With
+`--setting cpu` and seeds 0, 1 and 2 it rises from at most 0.40 to at least 0.80; docs/learning.md has the curves.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 from twinkle.preprocessor import Columns, Preprocessor
 
-DEEDS = (
+VERBS = (
     ('repair', 'Fixing'),
     ('purchase', 'Buying'),
     ('wash', 'Cleaning'),
@@ -38,7 +38,7 @@ DEEDS = (
     ('choose', 'Picking'),
     ('wrap', 'Packing'),
 )
-THINGS = (
+NOUNS = (
     ('a car', 'an automobile'),
     ('a bicycle', 'a bike'),
     ('a sofa', 'a couch'),
@@ -57,7 +57,7 @@ THINGS = (
     ('a rug', 'a carpet'),
 )
 HELD_OUT = 32
-"""Pairs that are kept for judging."""
+"""Number of pairs for the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Setting:
     precision: Literal['no', 'bf16'] = 'no'
     steps: int = 10
     pairs: int = 12
-    """Of a batch: each question's positive, and the others' negatives."""
+    """Pairs per batch. The titles of the other pairs are the negatives of a question."""
     learning_rate: float = 1e-3
     lora_rank: int = 8
     temperature: float = 0.05
@@ -80,10 +80,9 @@ GPU = Setting(model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, 
 
 
 class PairProcessor(Preprocessor):
-    """Makes two rows of each pair, the anchor first and its positive behind it, as InfoNCE reads them."""
+    """Splits each pair into two rows, first the anchor and then its positive, in the order that InfoNCE expects."""
 
     def __call__(self, rows: Columns) -> Columns:
-        """Return twice as many rows."""
         texts = [text for pair in zip(rows['question'], rows['title'], strict=True) for text in pair]
         return {'messages': [[{'role': 'user', 'content': text}] for text in texts]}
 
@@ -94,11 +93,11 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train an adapter and record how it retrieves."""
+    """Train an adapter and record its retrieval accuracy."""
     setting = recipe.setting
-    taught, held_out = encoded_pairs(setting.model, seed=recipe.seed)
-    loader = DataLoader(taught, batch_size=2 * setting.pairs, drop_last=True)
-    loader.set_processor(with_marks)
+    training, held_out = encoded_pairs(setting.model, seed=recipe.seed)
+    loader = DataLoader(training, batch_size=2 * setting.pairs, drop_last=True)
+    loader.set_processor(with_labels)
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=setting.learning_rate)
@@ -112,35 +111,35 @@ def train(recipe: Recipe[Setting]) -> None:
             model.clip_grad_and_step()
             is_judged = step % setting.judge_every == 0 or step == setting.steps
             held = judge(model, held_out) if is_judged else {}
-            found = model.calculate_metric()
-            curves.record(loss=output['loss'], pos_sim=found['pos_sim'], neg_sim=found['neg_sim'], **held)
+            metrics = model.calculate_metric()
+            curves.record(loss=output['loss'], pos_sim=metrics['pos_sim'], neg_sim=metrics['neg_sim'], **held)
 
 
 def encoded_pairs(model_id: str, *, seed: int) -> tuple[Dataset, list[InputFeature]]:
-    """Return what is trained on, and one batch that is held out."""
+    """Return the training pairs, and the held-out pairs as one batch."""
     pairs = [
-        {'question': f'How do I {asked} {thing}?', 'title': f'{deed} {named}.'}
-        for asked, deed in DEEDS
-        for thing, named in THINGS
+        {'question': f'How do I {verb} {noun}?', 'title': f'{verb_synonym} {noun_synonym}.'}
+        for verb, verb_synonym in VERBS
+        for noun, noun_synonym in NOUNS
     ]
     order = np.random.default_rng(seed).permutation(len(pairs))
     datasets: list[Dataset] = []
-    for places in (order[HELD_OUT:], order[:HELD_OUT]):
-        dataset = Dataset(DatasetMeta(data=[pairs[place] for place in places]))
+    for indices in (order[HELD_OUT:], order[:HELD_OUT]):
+        dataset = Dataset(DatasetMeta(data=[pairs[index] for index in indices]))
         dataset.set_template('Template', model_id=model_id, use_chat_template=False, max_length=64)
         dataset.map(PairProcessor())
         dataset.encode(add_generation_prompt=True)
         datasets.append(dataset)
-    return datasets[0], with_marks(datasets[1][:])
+    return datasets[0], with_labels(datasets[1][:])
 
 
-def with_marks(rows: list[Any]) -> list[InputFeature]:
-    """Label each anchor 1 and what follows it 0: one label a text, as the loss wants it."""
+def with_labels(rows: list[Any]) -> list[InputFeature]:
+    """Return the texts with one label each, as the loss expects: 1 for an anchor, 0 for its positive."""
     return [{'input_ids': row['input_ids'], 'labels': [1 - index % 2]} for index, row in enumerate(rows)]
 
 
 def judge(model: TransformersModel, held_out: list[InputFeature]) -> dict[str, float]:
-    """Return how often the nearest title is the right one, all of them in one batch."""
+    """Return the retrieval accuracy and the similarity margin of the held-out pairs."""
     metrics = model.forward_only(held_out, task='embedding')['metrics']
     return {'accuracy': metrics['accuracy'], 'margin': metrics['positive_similarity'] - metrics['negative_similarity']}
 

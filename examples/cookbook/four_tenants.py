@@ -1,11 +1,13 @@
-"""Four tenants on one base model at once, each with the bits it would have alone.
+"""Four tenants use one base model at the same time, and each gets bitwise the results of a solo run.
 
-A teaches the model its name (SFT, LoRA rank 8), B goes on with pre-training on plain text (rank 32), C learns by GRPO
-to write letters, sampling every version it trains, and D only asks for log-probabilities. Each has a key, a client and
-a thread of its own; the services run what waits in shared passes. First all four at once, then each alone (`--solo B`:
-that one only): losses, log-probabilities, samples and the digest of the final weights must be equal, bit by bit.
+Tenant A teaches the model its name (SFT, LoRA rank 8), B continues pre-training on plain text (rank 32), C trains with
+GRPO to write letters and samples from every version, and D only computes log-probabilities. Each tenant has its own
+key, client and thread; the services compute their batches in shared passes.
 
-It uses the services that run (TWINKLE_SERVER_URL, `twinkle up`), else it starts its own for the time of the run.
+The recipe runs all four tenants at the same time, and then each tenant alone. Losses, log-probabilities, samples and
+the digests of the final weights must be bitwise equal. `--solo B` runs only tenant B, alone.
+
+The recipe connects to running services (TWINKLE_SERVER_URL or `twinkle up`), or starts them for the run.
 """
 
 from dataclasses import dataclass
@@ -35,11 +37,11 @@ PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of all four."""
+    """Sizes and rates of all tenants."""
 
     model: str = DEFAULT_MODEL
     solo: Literal['A', 'B', 'C', 'D', 'none'] = 'none'
-    """Run this one alone. 'none': all at once, then each alone."""
+    """Tenant to run alone. 'none': all at the same time, then each alone."""
     steps: int = 4
     batch_size: int = 4
     sequence_tokens: int = 128
@@ -53,7 +55,7 @@ GPU = Setting(steps=40, batch_size=16, sequence_tokens=1024, generations=8, max_
 
 
 def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
-    """Tenant A: supervised fine-tuning, its data prepared by the data service."""
+    """Run tenant A: supervised fine-tuning on data that the data service prepares."""
     setting = recipe.setting
     dataset = Dataset('examples/data/self_cognition.jsonl', client=client)
     dataset.set_template('Template', model_id=setting.model, max_length=256)
@@ -67,7 +69,7 @@ def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 
 
 def pretrain(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
-    """Tenant B: continued pre-training, its text packed where the tenant is."""
+    """Run tenant B: continued pre-training on text that the client packs."""
     setting = recipe.setting
     packs = packed_text(setting)
     model = adapter(recipe, client, lora_rank=32)
@@ -76,13 +78,13 @@ def pretrain(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 
 
 def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
-    """Tenant C: GRPO; each step samples exactly the weights of the step before, under a seed of its own."""
+    """Run tenant C: GRPO, in which each step samples with the newest weights and a different seed."""
     setting = recipe.setting
     model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
     model.set_loss('GRPOLoss', epsilon=0.2)
     manager = CheckpointEngineManager(model=model, sampler=sampler)
     chats = [{'messages': [{'role': 'user', 'content': prompt}]} for prompt in PROMPTS]
-    log.begin.wait()
+    log.start.wait()
     for step in range(setting.steps):
         version = manager.sync_weights(merge_and_sync=False).version
         params = SamplingParams(max_tokens=setting.max_tokens, logprobs=1, seed=1000 * recipe.seed + step)
@@ -93,17 +95,17 @@ def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
         advantages = GRPOAdvantage()(rewards, num_generations=setting.generations).tolist()
         output = model.forward_backward(features, advantages=advantages)
         model.clip_grad_and_step()
-        drawn = [feature[name] for feature in features for name in ('input_ids', 'old_logps')]
-        log.step(output, *drawn, reward=float(np.mean(rewards)))
+        sampled = [feature[name] for feature in features for name in ('input_ids', 'old_logps')]
+        log.step(output, *sampled, reward=float(np.mean(rewards)))
     log.weights(client, model)
 
 
 def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
-    """Tenant D: log-probabilities of texts under the base model, by the trainer and by the sampler."""
+    """Run tenant D: log-probabilities of texts under the base model, from the trainer and the sampler."""
     setting = recipe.setting
     packs = packed_text(setting)
     model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
-    log.begin.wait()
+    log.start.wait()
     for step in range(setting.steps):
         feature = packs[-1 - step % len(packs)]
         output = model.forward_only([feature], disable_lora=True)
@@ -113,8 +115,8 @@ def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
 
 
 def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> None:
-    """Take a step for each batch; none waits for the answer of the one before."""
-    log.begin.wait()
+    """Submit a step for each batch without waiting for the previous one, and log the results."""
+    log.start.wait()
     with model.pipeline():
         outputs = [(model.forward_backward.submit(batch), model.clip_grad_and_step.submit()) for batch in batches]
         for forward, _ in outputs:
@@ -122,15 +124,14 @@ def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> No
 
 
 class LetterReward(TextReward):
-    """The share of letters, which even a model of random weights can learn to like."""
+    """The fraction of letters in a completion, which even a model with random weights can learn to increase."""
 
     def score(self, completion: str) -> float:
-        """Return it of one completion."""
         return sum(character.isalpha() for character in completion) / max(len(completion), 1)
 
 
 def adapter(recipe: Recipe[Setting], client: TwinkleClient, *, lora_rank: int) -> MultiLoraTransformersModel:
-    """Return a handle with one adapter, whose first weights are a function of the seed."""
+    """Return a model handle with a new adapter, whose initial weights depend on the seed alone."""
     model = MultiLoraTransformersModel(recipe.setting.model, client=client)
     model.add_adapter_to_model('default', LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=recipe.setting.learning_rate)
@@ -138,7 +139,7 @@ def adapter(recipe: Recipe[Setting], client: TwinkleClient, *, lora_rank: int) -
 
 
 def packed_text(setting: Setting) -> list[dict[str, Any]]:
-    """Return plain text as packs of tokens."""
+    """Return the paragraphs of the documentation as packs of tokens."""
     texts = pretraining.paragraphs(Path('docs'))
     return list(pretraining.packed(texts, model_id=setting.model, pack_tokens=setting.sequence_tokens))
 
@@ -149,7 +150,7 @@ def main() -> None:
 
 
 def compare(recipe: Recipe[Setting]) -> None:
-    """Run them together and alone, compare, and say so."""
+    """Run the tenants together and alone, compare the results bitwise, and print the outcome."""
     tenants = [
         Tenant('A', partial(fine_tune, recipe), plotted='loss'),
         Tenant('B', partial(pretrain, recipe), plotted='loss'),
@@ -161,12 +162,12 @@ def compare(recipe: Recipe[Setting]) -> None:
         run = partial(run_tenants, admin, steps=recipe.setting.steps)
         if solo == 'none':
             together = run(tenants, out=recipe.out / 'together', title='together')
-        for one in [tenant for tenant in tenants if solo in {'none', tenant.name}]:
-            alone |= run([one], out=recipe.out / f'{one.name}_alone', title=f'{one.name} alone')
-    is_equal = {name: log.bits == alone[name].bits for name, log in together.items()}
+        for tenant in [tenant for tenant in tenants if solo in {'none', tenant.name}]:
+            alone |= run([tenant], out=recipe.out / f'{tenant.name}_alone', title=f'{tenant.name} alone')
+    is_equal = {name: log.digests == alone[name].digests for name, log in together.items()}
     for name, equal in is_equal.items():
         shared = max(together[name].pass_adapter_counts)
-        print(f'{name}: {"every bit equal" if equal else "DIFFERS"}, up to {shared} adapters in one of its passes')
+        print(f'{name}: {"bitwise equal" if equal else "DIFFERENT"}, up to {shared} adapters in a pass')
     if not all(is_equal.values()):
         raise SystemExit(1)
 

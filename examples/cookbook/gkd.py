@@ -1,12 +1,13 @@
-"""Distillation on the student's own words: `python -m examples.cookbook.gkd`.
+"""Distillation on the student's own answers: `python -m examples.cookbook.gkd`.
 
-Generalized Knowledge Distillation (arXiv 2306.13649, algorithm 1): the student answers, the teacher says which tokens
-it would have thought of at each place of that answer, and their generalised Jensen-Shannon divergence falls (equation
-1). The teacher is any model with the same tokens: with `--setting gpu` a larger one, with `--setting cpu` the same one
-told to talk like a pirate, which the student is not: what the instruction does goes into the student's weights.
+Generalized Knowledge Distillation (arXiv 2306.13649, algorithm 1): the student answers questions, the teacher computes
+its most likely tokens at each position of the answers, and training reduces the generalized Jensen-Shannon divergence
+of the two distributions (equation 1). The teacher can be any model with the same tokenizer. With `--setting gpu` it is
+a larger model. With `--setting cpu` it is the same model with an instruction to talk like a pirate, and the student
+learns to do so without the instruction.
 
-Held out: `divergence`, the mean over the tokens of the teacher's own answers to questions that are not trained on.
-With `--setting cpu` and seeds 0, 1 and 2 it falls to less than 0.6 of its start; docs/learning.md has the curves.
+`divergence` is the mean over the tokens of the teacher's own answers to held-out questions. With `--setting cpu` and
+seeds 0, 1 and 2 it falls to less than 0.6 of its initial value; docs/learning.md has the curves.
 """
 
 import itertools
@@ -45,15 +46,17 @@ class Setting:
     device: str = 'cpu'
     steps: int = 6
     prompts: int = 5
-    """Of a step."""
+    """Questions per step."""
     max_tokens: int = 12
+    """Maximum number of tokens per answer."""
     top_k: int = 32
+    """Number of the teacher's most likely tokens that the loss uses at each position."""
     learning_rate: float = 2e-3
     lora_rank: int = 8
     beta: float = 0.5
-    """0: the teacher's divergence from the student, 1: the student's from the teacher."""
+    """Weight of the teacher in the mixture of the divergence. 0: KL(teacher, student), 1: KL(student, teacher)."""
     on_policy: float = 1.0
-    """Probability that a step's answers are the student's own; else the teacher's."""
+    """Probability that the student gives the answers of a step; otherwise the teacher gives them."""
 
 
 CPU = Setting()
@@ -73,24 +76,24 @@ GPU = Setting(
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """A model that answers questions, and what it is told before each."""
+class Participant:
+    """The student or the teacher: a sampler with a system message."""
 
     sampler: Sampler
     system: str
     params: SamplingParams
     is_base: bool
-    """Whether it is the model without an adapter."""
+    """Whether to sample from the base model, without the adapter."""
 
     def answers(self, questions: Sequence[str], *, seed: int) -> list[list[int]]:
-        """Return the tokens it draws, one answer a question."""
+        """Return the tokens of a sampled answer to each question."""
         chats = [chat(self.system, question) for question in questions]
         params = replace(self.params, seed=seed)
         responses = self.sampler.sample(chats, params, use_base_model=self.is_base)
         return [response.sequences[0].tokens for response in responses]
 
     def features(self, questions: Sequence[str], answers: Sequence[Sequence[int]]) -> list[InputFeature]:
-        """Return what it is asked with answers behind it, which are labelled."""
+        """Return the questions, each followed by its answer; the answers have labels."""
         prompts = [self.sampler.encode_trajectory(chat(self.system, question)) for question in questions]
         pairs = zip(prompts, answers, strict=True)
         return [self.sampler.template.concat_input_feature(prompt, answer) for prompt, answer in pairs]
@@ -102,7 +105,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Train the student and record how far from the teacher it is."""
+    """Train the student and record its divergence from the teacher."""
     setting, rng = recipe.setting, np.random.default_rng(recipe.seed)
     model = TransformersModel(setting.model, mixed_precision=setting.precision, device=setting.device)
     model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, seed=recipe.seed))
@@ -112,53 +115,54 @@ def train(recipe: Recipe[Setting]) -> None:
     sampler = TorchSampler(setting.model, model=model.engine.model)
     teacher_sampler = sampler if setting.teacher == setting.model else TorchSampler(setting.teacher, engine)
     params = SamplingParams(max_tokens=setting.max_tokens)
-    student = Speaker(sampler, setting.student_system, params, is_base=False)
-    teacher = Speaker(teacher_sampler, setting.teacher_system, params, is_base=True)
+    student = Participant(sampler, setting.student_system, params, is_base=False)
+    teacher = Participant(teacher_sampler, setting.teacher_system, params, is_base=True)
     manager = CheckpointEngineManager(model=model, sampler=sampler)
-    taught, unseen = questions_of(rng)
-    held_out = lesson(student, teacher, unseen, teacher.answers(unseen, seed=recipe.seed), setting.top_k)
+    training_questions, test_questions = split_questions(rng)
+    test_answers = teacher.answers(test_questions, seed=recipe.seed)
+    held_out = scored_features(student, teacher, test_questions, test_answers, setting.top_k)
     with Curves(recipe.out, title='GKD', total_steps=setting.steps + 1, plotted=['loss', 'divergence']) as curves:
         curves.record(divergence=model.forward_only(held_out)['metrics']['divergence'])
         for step in range(setting.steps):
             manager.sync_weights(merge_and_sync=False)
-            asked = [str(question) for question in rng.choice(taught, setting.prompts, replace=False)]
-            speaker = student if rng.random() < setting.on_policy else teacher
-            answers = speaker.answers(asked, seed=1000 * recipe.seed + step)
-            output = model.forward_backward(lesson(student, teacher, asked, answers, setting.top_k))
+            questions = [str(question) for question in rng.choice(training_questions, setting.prompts, replace=False)]
+            respondent = student if rng.random() < setting.on_policy else teacher
+            answers = respondent.answers(questions, seed=1000 * recipe.seed + step)
+            output = model.forward_backward(scored_features(student, teacher, questions, answers, setting.top_k))
             model.clip_grad_and_step()
             held = model.forward_only(held_out)['metrics']['divergence']
             curves.record(loss=output['loss'], divergence=held)
 
 
-def lesson(
-    student: Speaker, teacher: Speaker, questions: Sequence[str], answers: Sequence[Sequence[int]], top_k: int
+def scored_features(
+    student: Participant, teacher: Participant, questions: Sequence[str], answers: Sequence[Sequence[int]], top_k: int
 ) -> list[InputFeature]:
-    """Return answers as the student reads them, with what the teacher would have said at each place of them."""
-    heard = [feature['input_ids'] for feature in teacher.features(questions, answers)]
-    scored = SamplingParams(max_tokens=0, prompt_logprobs=top_k)
-    responses = teacher.sampler.sample(heard, scored, use_base_model=teacher.is_base)
+    """Return the student's features of the answers, with the teacher's `top_k` most likely tokens at each label."""
+    teacher_inputs = [feature['input_ids'] for feature in teacher.features(questions, answers)]
+    params = SamplingParams(max_tokens=0, prompt_logprobs=top_k)
+    responses = teacher.sampler.sample(teacher_inputs, params, use_base_model=teacher.is_base)
     features: list[InputFeature] = []
     for feature, response in zip(student.features(questions, answers), responses, strict=True):
-        # Both end with the same answer, whatever each was told before it.
-        places = np.flatnonzero(np.asarray(feature['labels']) != IGNORE_INDEX)
-        likeliest = np.array((response.topk_prompt_logprobs or [])[-len(places) :])
+        # Student and teacher have different system messages, but both inputs end with the same answer.
+        positions = np.flatnonzero(np.asarray(feature['labels']) != IGNORE_INDEX)
+        top_tokens = np.array((response.topk_prompt_logprobs or [])[-len(positions) :])
         ids = np.zeros((len(feature['input_ids']), top_k), np.int64)
         logps = np.zeros(ids.shape, np.float32)
-        ids[places], logps[places] = likeliest[:, :, 0], likeliest[:, :, 1]
+        ids[positions], logps[positions] = top_tokens[:, :, 0], top_tokens[:, :, 1]
         features.append({**feature, 'teacher_topk_ids': ids, 'teacher_topk_logps': logps})
     return features
 
 
-def questions_of(rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Return questions to train on, and others of other subjects, one of each."""
+def split_questions(rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """Return the training questions, and one held-out question about each of the other subjects."""
     subjects = [str(subject) for subject in rng.permutation(SUBJECTS)]
-    taught = [form.format(subject) for subject in subjects[HELD_OUT_SUBJECTS:] for form in QUESTIONS]
+    training = [form.format(subject) for subject in subjects[HELD_OUT_SUBJECTS:] for form in QUESTIONS]
     forms = itertools.cycle(QUESTIONS)
-    return taught, [form.format(subject) for form, subject in zip(forms, subjects[:HELD_OUT_SUBJECTS], strict=False)]
+    return training, [form.format(subject) for form, subject in zip(forms, subjects[:HELD_OUT_SUBJECTS], strict=False)]
 
 
 def chat(system: str, question: str) -> Any:
-    """Return a question as a chat."""
+    """Return a chat of a system message and a question."""
     return {'messages': [{'role': 'system', 'content': system}, {'role': 'user', 'content': question}]}
 
 

@@ -44,7 +44,7 @@ def held_out_answers(
         params: Sampling parameters of the training.
         completions: Sampled completions per prompt.
     """
-    drawn = [
+    sampled = [
         # One call per prompt, because the prompts of a call share their random numbers.
         *(
             sampler.sample(prompt, replace(params, seed=index), num_samples=completions)
@@ -53,7 +53,7 @@ def held_out_answers(
     ]
     greedy = sampler.sample(list(held_out), replace(params, temperature=0.0))
     return (
-        [sequence.new_input_feature for responses in drawn for one in responses for sequence in one.sequences],
+        [sequence.new_input_feature for group in sampled for response in group for sequence in response.sequences],
         [sequence.new_input_feature for response in greedy for sequence in response.sequences],
     )
 
@@ -73,13 +73,13 @@ def step_numbers(
         rewards: Rewards of the sequences by name; 'total' is the training reward.
         version: Version of the trainer's weights at the time of sampling.
     """
-    earned = CompletionRewardMetric()
-    earned.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])
-    trained = model.calculate_metric()
+    metric = CompletionRewardMetric()
+    metric.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])
+    metrics = model.calculate_metric()
     return {
         'reward': sum(rewards['total']) / len(sequences),
-        **earned.calculate(),
-        'entropy': -trained['train/mean_old_logp'],
+        **metric.calculate(),
+        'entropy': -metrics['train/mean_old_logp'],
         'staleness': max(staleness_of(sequence, version=version) for sequence in sequences),
-        **{name: trained[name] for name in DIAGNOSTICS},
+        **{name: metrics[name] for name in DIAGNOSTICS},
     }

@@ -1,11 +1,11 @@
-"""Teach a chat model to answer sums in a required form, by GRPO: `python -m examples.cookbook.grpo_arithmetic`.
+"""Teach a chat model to answer sums in a required form, with GRPO: `python -m examples.cookbook.grpo_arithmetic`.
 
-One process: a trainer, and a sampler that gets the trainer's adapter before every step; the torch engine runs on the
-trainer's own base weights, vLLM on others. `7 + 2` is to be answered by `<answer>9</answer>`, as one example in the
-chat shows. Half of the reward is for a number in its tags, half for the right one, so it lies in [0, 1]. Sums are split
-once: those held out are never trained on, and answered every few steps, drawn as in training with seeds of their own
-(`held_out_reward`) and by the likeliest tokens (`held_out_greedy_reward`). Nothing here reads a clock, so a seed gives
-the same curve each time.
+A trainer and a sampler run in one process, and the sampler loads the trainer's adapter before every step. The torch
+engine uses the trainer's base weights; vLLM loads a second copy. The expected answer to `7 + 2` is
+`<answer>9</answer>`; every chat starts with one such example. The reward in [0, 1] is the mean of two: the answer is a
+number in tags, and the number is correct. Held-out sums are answered every few steps, by sampling with fixed seeds
+(`held_out_reward`) and by greedy decoding (`held_out_greedy_reward`). The recipe does not read the clock, so a seed
+always gives the same curve.
 """
 
 import random
@@ -34,10 +34,10 @@ EXAMPLE = [
     {'role': 'user', 'content': '2 + 2'},
     {'role': 'assistant', 'content': '<answer>4</answer>'},
 ]
-"""Every chat begins with one sum that is answered."""
+"""One answered sum at the start of every chat."""
 ANSWER = re.compile(r'<answer>(-?[0-9]+)</answer>')
 SPLIT_SEED = 7
-"""Which sums are held out does not depend on the run's seed."""
+"""Seed of the split, so that the held-out sums do not depend on the seed of the run."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,26 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     precision: Literal['no', 'bf16'] = 'no'
     engine: Literal['torch', 'vllm'] = 'torch'
-    """What samples."""
+    """Engine of the sampler."""
     steps: int = 8
     prompts: int = 4
-    """A step."""
+    """Prompts per step."""
     completions: int = 8
-    """Of each prompt; their rewards are compared with each other."""
+    """Completions per prompt, which form a group."""
     updates: int = 2
-    """Optimizer steps on what one step sampled, each on its own part of the groups."""
+    """Optimizer steps per sampled batch, each on a part of the groups."""
     max_tokens: int = 12
-    """Of a completion."""
+    """Maximum number of tokens per completion."""
     learning_rate: float = 5e-4
     lora_rank: int = 16
     largest: int = 9
-    """Of the numbers that are added."""
+    """Largest number in a sum."""
     held_out: int = 12
-    """Pairs of numbers that are never trained on, in either order."""
+    """Number of held-out pairs; both orders of a pair are held out."""
     held_out_completions: int = 1
-    """Of each prompt that is held out, at every evaluation."""
+    """Completions per held-out prompt at each evaluation."""
     eval_every: int = 4
+    """Steps between evaluations."""
 
 
 CPU = Setting()
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Sample, reward, learn, and again; what came of it is in the curves."""
+    """Sample, compute rewards and train in a loop, and record the curves."""
     setting = recipe.setting
     training, held_out = sums(setting)
     model = build_model(setting, seed=recipe.seed)
@@ -88,7 +89,7 @@ def train(recipe: Recipe[Setting]) -> None:
     plotted = ('held_out_reward', 'reward', 'train/approx_kl', 'train/clip_ratio', 'entropy')
     with (
         ExitStack() as stack,
-        Curves(recipe.out, title='GRPO: sums in a form', total_steps=setting.steps + 1, plotted=plotted) as curves,
+        Curves(recipe.out, title='GRPO: sums in tags', total_steps=setting.steps + 1, plotted=plotted) as curves,
     ):
         sampler = build_sampler(model, setting.engine, lora_rank=setting.lora_rank, stack=stack)
         manager = CheckpointEngineManager(model=model, sampler=sampler)
@@ -96,30 +97,28 @@ def train(recipe: Recipe[Setting]) -> None:
             version = manager.sync_weights(merge_and_sync=False).version
             numbers = evaluate(sampler, held_out, setting) if step % setting.eval_every == 0 else {}
             seed = recipe.seed * 100_000 + step
-            groups = draw(sampler, next(batches), setting, seed=seed)
+            groups = sample_groups(sampler, next(batches), setting, seed=seed)
             curves.record(**numbers, **learn(model, groups, setting, version=version))
         manager.sync_weights(merge_and_sync=False)
         curves.record(**evaluate(sampler, held_out, setting))
 
 
 class TaggedReward(TextReward):
-    """1 where a number stands in its tags."""
+    """1 if the completion contains a number in tags, otherwise 0."""
 
     def score(self, completion: str) -> float:
-        """Return it of one completion."""
         return float(bool(ANSWER.search(completion)))
 
 
 class SumReward(AnswerReward):
-    """1 where the last number in tags is the sum."""
+    """1 if the last number in tags is the sum, otherwise 0."""
 
     def score(self, completion: str, ground_truth: int) -> float:
-        """Return it of one completion."""
         return float(ANSWER.findall(completion)[-1:] == [str(ground_truth)])
 
 
 def sums(setting: Setting) -> tuple[Dataset, Dataset]:
-    """Return the sums to train on, and those held out; a sum and its mirror are on the same side."""
+    """Return the training sums and the held-out sums; both orders of a pair are in the same set."""
     numbers = range(1, setting.largest + 1)
     pairs = [(left, right) for left in numbers for right in numbers if left <= right]
     random.Random(SPLIT_SEED).shuffle(pairs)
@@ -128,7 +127,7 @@ def sums(setting: Setting) -> tuple[Dataset, Dataset]:
 
 
 def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return a chat for each pair in either order."""
+    """Return a chat for both orders of each pair."""
     return [
         {
             'messages': [*EXAMPLE, {'role': 'user', 'content': f'{left} + {right}'}],
@@ -140,7 +139,7 @@ def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
 
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:
-    """Return a trainer with a fresh adapter."""
+    """Return a trainer with a new adapter."""
     model = TransformersModel(setting.model, mixed_precision=setting.precision)
     config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
     model.add_adapter_to_model('default', config)
@@ -150,14 +149,14 @@ def build_model(setting: Setting, *, seed: int) -> TransformersModel:
     return model
 
 
-def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
-    """Return a response for each prompt, each with a group of completions."""
+def sample_groups(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
+    """Sample a group of completions for each prompt."""
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
     return sampler.sample(prompts, params, num_samples=setting.completions)
 
 
 def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
-    """Return each completion's rewards by name; `total` is the mean of the others."""
+    """Return the rewards of the completions by name; `total` is their mean."""
     accuracy, form = SumReward()(features), TaggedReward()(features)
     return {'accuracy': accuracy, 'format': form, 'total': [(a + f) / 2 for a, f in zip(accuracy, form, strict=True)]}
 
@@ -165,7 +164,7 @@ def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
 def learn(
     model: TransformersModel, responses: Sequence[SampleResponse], setting: Setting, *, version: int
 ) -> dict[str, float]:
-    """Update the adapter on what was sampled; return the step's numbers."""
+    """Update the adapter on the sampled completions; return the numbers of the step."""
     sequences = [sequence for response in responses for sequence in response.sequences]
     features = [sequence.new_input_feature for sequence in sequences]
     rewards = score(features)
@@ -179,10 +178,10 @@ def learn(
 
 
 def evaluate(sampler: Sampler, held_out: Dataset, setting: Setting) -> dict[str, float]:
-    """Return the mean rewards of answers to the sums held out: drawn as in training, and the likeliest ones."""
+    """Return the mean rewards of sampled and of greedy answers to the held-out sums."""
     params = SamplingParams(max_tokens=setting.max_tokens)
-    drawn, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
-    rewards, greedy_rewards = score(drawn), score(greedy)
+    sampled, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
+    rewards, greedy_rewards = score(sampled), score(greedy)
     return {
         'held_out_reward': fmean(rewards['total']),
         'held_out_accuracy': fmean(rewards['accuracy']),

@@ -46,7 +46,7 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     precision: Literal['no', 'bf16'] = 'no'
     engine: Literal['torch', 'vllm'] = 'torch'
-    """Sampler engine."""
+    """Engine of the sampler."""
     steps: int = 6
     prompts: int = 4
     """Prompts per step."""
@@ -67,6 +67,7 @@ class Setting:
     held_out_completions: int = 1
     """Completions per held-out prompt at each evaluation."""
     eval_every: int = 3
+    """Steps between evaluations."""
 
 
 CPU = Setting()
@@ -97,7 +98,7 @@ def train(recipe: Recipe[Setting]) -> None:
             version = manager.sync_weights(merge_and_sync=False).version
             numbers = evaluate(sampler, held_out, setting) if step % setting.eval_every == 0 else {}
             seed = recipe.seed * 100_000 + step
-            groups = draw(sampler, next(batches), setting, seed=seed)
+            groups = sample_groups(sampler, next(batches), setting, seed=seed)
             curves.record(**numbers, **learn(model, groups, setting, version=version))
         manager.sync_weights(merge_and_sync=False)
         curves.record(**evaluate(sampler, held_out, setting))
@@ -123,20 +124,20 @@ def games(setting: Setting) -> tuple[Dataset, Dataset]:
     """Return the training games and the held-out games; both orders of a pair are in the same set."""
     numbers = range(1, setting.largest + 1)
     pairs = [(left, right) for left in numbers for right in numbers if left <= right]
-    dealer = random.Random(SPLIT_SEED)
-    dealer.shuffle(pairs)
+    rng = random.Random(SPLIT_SEED)
+    rng.shuffle(pairs)
     held_out, training = pairs[: setting.held_out], pairs[setting.held_out :]
     return (
-        Dataset(DatasetMeta(data=rows_of(training, dealer, setting))),
-        Dataset(DatasetMeta(data=rows_of(held_out, dealer, setting))),
+        Dataset(DatasetMeta(data=rows_of(training, rng, setting))),
+        Dataset(DatasetMeta(data=rows_of(held_out, rng, setting))),
     )
 
 
-def rows_of(pairs: Sequence[tuple[int, int]], dealer: random.Random, setting: Setting) -> list[dict[str, Any]]:
+def rows_of(pairs: Sequence[tuple[int, int]], rng: random.Random, setting: Setting) -> list[dict[str, Any]]:
     """Return a game for both orders of each pair, whose target is the sum or the difference."""
     rows: list[dict[str, Any]] = []
     for left, right in [ordered for pair in pairs for ordered in sorted({pair, pair[::-1]})]:
-        target = left + right if dealer.random() < setting.sums else abs(left - right)
+        target = left + right if rng.random() < setting.sums else abs(left - right)
         question = {'role': 'user', 'content': f'Make {target} of {left}, {right}'}
         user_data = [pack_value('target', target), pack_value('nums', [left, right])]
         rows.append({'messages': [*EXAMPLE, question], 'user_data': user_data})
@@ -154,7 +155,7 @@ def build_model(setting: Setting, *, seed: int) -> TransformersModel:
     return model
 
 
-def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
+def sample_groups(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
     """Sample a group of completions for each prompt."""
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
     return sampler.sample(prompts, params, num_samples=setting.completions)
@@ -189,8 +190,8 @@ def learn(
 def evaluate(sampler: Sampler, held_out: Dataset, setting: Setting) -> dict[str, float]:
     """Return the mean rewards of sampled and of greedy answers to the held-out games."""
     params = SamplingParams(max_tokens=setting.max_tokens)
-    drawn, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
-    rewards, greedy_rewards = score(drawn), score(greedy)
+    sampled, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
+    rewards, greedy_rewards = score(sampled), score(greedy)
     return {
         'held_out_reward': fmean(rewards['total']),
         'held_out_accuracy': fmean(rewards['accuracy']),

@@ -71,7 +71,7 @@ class Experience:
     scores: list[float]
     values: list[Any]
     """Values predicted by the critic before training on the batch."""
-    earned: list[Any]
+    rewards_to_go: list[Any]
     """Rewards summed from each token to the end."""
     advantages: list[Any]
     returns: list[Any]
@@ -81,13 +81,13 @@ class Experience:
     @property
     def numbers(self) -> dict[str, float]:
         """Return the numbers for the curves."""
-        values, earned = np.concatenate(self.values), np.concatenate(self.earned)
-        errors = earned - values
+        values, rewards_to_go = np.concatenate(self.values), np.concatenate(self.rewards_to_go)
+        errors = rewards_to_go - values
         return {
             'return': float(np.mean(self.scores)),
             'kl': self.kl,
             'value_error': float(np.square(errors).mean()),
-            'explained_variance': 1.0 - float(errors.var() / max(earned.var(), 1e-12)),
+            'explained_variance': 1.0 - float(errors.var() / max(rewards_to_go.var(), 1e-12)),
         }
 
 
@@ -128,7 +128,7 @@ def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersMo
 
 
 def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: int) -> list[Any]:
-    """Return completions as training features with the log-probabilities at which they were sampled."""
+    """Return completions as training features, with the log-probabilities of the sampled tokens."""
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
     responses = sampler.sample(chats_about(topics), params, num_samples=setting.samples)
     return [sequence.new_input_feature for response in responses for sequence in response.sequences]
@@ -137,20 +137,20 @@ def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: i
 def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef: float) -> Experience:
     """Score completions, and compute the critic's values of their tokens."""
     scores = ShoutReward()(features)
-    drawn = [np.asarray(feature['labels']) != -100 for feature in features]
+    masks = [np.asarray(feature['labels']) != -100 for feature in features]
     reference = model.forward_only(features, adapter_name='policy', disable_lora=True)['logps']
-    expected = model.forward_only(features, adapter_name='critic')['values']
-    old_logps = [np.asarray(feature['old_logps'])[mask] for feature, mask in zip(features, drawn, strict=True)]
-    ref_logps = [row[mask] for row, mask in zip(reference, drawn, strict=True)]
-    values = [row[: len(mask)][mask] for row, mask in zip(expected, drawn, strict=True)]
+    predicted = model.forward_only(features, adapter_name='critic')['values']
+    old_logps = [np.asarray(feature['old_logps'])[mask] for feature, mask in zip(features, masks, strict=True)]
+    ref_logps = [row[mask] for row, mask in zip(reference, masks, strict=True)]
+    values = [row[: len(mask)][mask] for row, mask in zip(predicted, masks, strict=True)]
     gae = GAEAdvantage(gamma=1.0, gae_lambda=0.95)
     rewards = gae.build_token_rewards(
         scores, [len(row) for row in values], old_logps=old_logps, ref_logps=ref_logps, kl_coef=kl_coef
     )
     advantages, returns = gae(rewards, values)
-    earned = [np.cumsum(row[::-1])[::-1] for row in rewards]
+    rewards_to_go = [np.cumsum(row[::-1])[::-1] for row in rewards]
     kl = float((np.concatenate(old_logps) - np.concatenate(ref_logps)).mean())
-    return Experience(features, scores, values, earned, advantages, returns, kl)
+    return Experience(features, scores, values, rewards_to_go, advantages, returns, kl)
 
 
 def update(model: MultiLoraTransformersModel, batch: Experience, setting: Setting, draw: np.random.Generator) -> None:

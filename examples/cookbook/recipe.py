@@ -1,4 +1,4 @@
-"""The words every recipe understands: which setting, which seed, where its curves go; and how a run ends."""
+"""Command line of the recipes: options for the setting, the seed and the output folder, and handling of interrupts."""
 
 import argparse
 import os
@@ -16,25 +16,25 @@ Batch = TypeVar('Batch')
 
 @dataclass(frozen=True)
 class Recipe(Generic[Setting]):
-    """What a person asked of a recipe."""
+    """Options of one run of a recipe."""
 
     setting: Setting
-    """Sizes and rates; a frozen dataclass of the recipe's own."""
+    """Sizes and rates, in the frozen dataclass that the recipe defines."""
     seed: int
     out: Path
-    """Folder of the curves."""
+    """Output folder, which exists."""
 
 
 def run_recipe(
     name: str, about: str | None, settings: Mapping[str, Setting], train: Callable[[Recipe[Setting]], object]
 ) -> None:
-    """Read the command line and train; an interrupted run ends with a sentence and status 130.
+    """Read the command line and train. An interrupted run prints a message and exits with status 130.
 
     Args:
-        name: the recipe's module name.
-        about: what `--help` says; the module's docstring.
-        settings: as `read_recipe` takes them.
-        train: does the work.
+        name: Name of the recipe's module.
+        about: Description for `--help`: the docstring of the module.
+        settings: Settings by name, see `read_recipe`.
+        train: Function that does the work.
     """
     recipe = read_recipe(name, about or '', settings)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -42,18 +42,18 @@ def run_recipe(
     try:
         train(recipe)
     except KeyboardInterrupt:
-        print(f'interrupted; what was recorded is in {recipe.out}', file=sys.stderr)
+        print(f'interrupted; the recorded curves are in {recipe.out}', file=sys.stderr)
         raise SystemExit(130) from None
 
 
 def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recipe[Setting]:
-    """Read the command line.
+    """Read the command line, and create the output folder.
 
     Args:
-        name: the recipe's module name.
-        about: what `--help` says.
-        settings: 'cpu' and 'gpu' to dataclasses of one type; each of their fields is an option that overrides it. A
-            `Literal` names the choices of an option, and no number may be negative.
+        name: Name of the recipe's module.
+        about: Description for `--help`.
+        settings: The settings 'cpu' and 'gpu', dataclasses of the same type. Each field is an option that overrides
+            the setting. A field of type `Literal` lists the choices of its option. Numbers must not be negative.
     """
     parser = argparse.ArgumentParser(
         prog=f'python -m examples.cookbook.{name}',
@@ -61,33 +61,33 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--setting', choices=sorted(settings), default='cpu', help='sizes to run with (default: cpu)')
-    parser.add_argument('--seed', type=_natural, default=0, help='of everything that is drawn (default: 0)')
-    parser.add_argument(
-        '--out', type=Path, default=Path('out') / name, help=f'folder of the curves (default: out/{name})'
-    )
-    parts: Any = next(iter(settings.values()))
-    hints = get_type_hints(type(parts))
-    for part in fields(parts):
-        defaults = ', '.join(f'{key}: {getattr(setting, part.name)}' for key, setting in sorted(settings.items()))
-        option = '--' + part.name.replace('_', '-')
-        parser.add_argument(option, **_kind(hints[part.name]), help=f'override the setting ({defaults})')
+    parser.add_argument('--seed', type=non_negative_int, default=0, help='seed of all random numbers (default: 0)')
+    parser.add_argument('--out', type=Path, default=Path('out') / name, help=f'output folder (default: out/{name})')
+    any_setting: Any = next(iter(settings.values()))
+    hints = get_type_hints(type(any_setting))
+    for field in fields(any_setting):
+        defaults = ', '.join(f'{key}: {getattr(setting, field.name)}' for key, setting in sorted(settings.items()))
+        option = '--' + field.name.replace('_', '-')
+        parser.add_argument(option, **_argument_type(hints[field.name]), help=f'override the setting ({defaults})')
     options = parser.parse_args()
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f'argument --out: {error}; name another folder')
+        parser.error(f'argument --out: {error}; choose another folder')
     if not os.access(options.out, os.W_OK):
-        parser.error(f'argument --out: {options.out} cannot be written to; name another folder')
-    changes = {part.name: value for part in fields(parts) if (value := getattr(options, part.name)) is not None}
+        parser.error(f'argument --out: {options.out} is not writable; choose another folder')
+    changes = {
+        field.name: value for field in fields(any_setting) if (value := getattr(options, field.name)) is not None
+    }
     chosen: Any = settings[options.setting]
     return Recipe(setting=replace(chosen, **changes), seed=options.seed, out=options.out)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Give the batches of one epoch after the other; a loader that shuffles has another order in each.
+    """Yield the batches of one epoch after another; a loader that shuffles changes the order in each epoch.
 
     Raises:
-        ValueError: an epoch has no batch.
+        ValueError: An epoch has no batch.
     """
     while True:
         has_batches = False
@@ -95,25 +95,27 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             has_batches = True
             yield batch
         if not has_batches:
-            raise ValueError('an epoch has no batch: there are fewer examples than one batch takes')
+            raise ValueError('an epoch has no batch: there are fewer examples than the batch size')
 
 
-def _kind(hint: Any) -> dict[str, Any]:
+def non_negative_int(text: str) -> int:
+    """Convert the value of an option; argparse shows this function's name in its error messages."""
+    return _checked(int(text))
+
+
+def non_negative_float(text: str) -> float:
+    """Convert the value of an option; argparse shows this function's name in its error messages."""
+    return _checked(float(text))
+
+
+def _argument_type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {'choices': get_args(hint)}
-    return {'type': {int: _natural, float: _positive}.get(hint, hint)}
+    return {'type': {int: non_negative_int, float: non_negative_float}.get(hint, hint)}
 
 
-def _natural(text: str) -> int:
-    return _not_negative(int(text))
-
-
-def _positive(text: str) -> float:
-    return _not_negative(float(text))
-
-
-def _not_negative(number: Any) -> Any:
-    # A NaN is no number to compare with.
+def _checked(number: Any) -> Any:
+    # This form of the comparison also rejects NaN.
     if not number >= 0:
         raise argparse.ArgumentTypeError(f'must not be negative, got {number}')
     return number

@@ -52,7 +52,7 @@ GPU = Setting(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Components:
     """Components of the training loop, from `twinkle` or from `twinkle_client`."""
 
     model: Any
@@ -64,7 +64,7 @@ class Parts:
 
 
 @contextmanager
-def in_process(setting: Setting) -> Iterator[Parts]:
+def in_process(setting: Setting) -> Iterator[Components]:
     """Import the components from the library, which runs everything in this process."""
     # Imported here, because a client of the services does not need torch.
     from twinkle.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
@@ -74,7 +74,7 @@ def in_process(setting: Setting) -> Iterator[Parts]:
     from twinkle.sampler import TorchSampler  # noqa: PLC0415
 
     model = MultiLoraTransformersModel(setting.model, mixed_precision=setting.precision)
-    yield Parts(
+    yield Components(
         model=model,
         sampler=TorchSampler(setting.model, model=model.engine.model),
         Dataset=Dataset,
@@ -85,7 +85,7 @@ def in_process(setting: Setting) -> Iterator[Parts]:
 
 
 @contextmanager
-def services(setting: Setting) -> Iterator[Parts]:
+def services(setting: Setting) -> Iterator[Components]:
     """Import the components from the client, which runs everything on the services."""
     from examples.cookbook.serving import connected  # noqa: PLC0415
     from twinkle_client.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
@@ -95,7 +95,7 @@ def services(setting: Setting) -> Iterator[Parts]:
     from twinkle_client.sampler import Sampler  # noqa: PLC0415
 
     with connected(setting.model):
-        yield Parts(
+        yield Components(
             model=MultiLoraTransformersModel(setting.model),
             sampler=Sampler(setting.model),
             Dataset=Dataset,
@@ -105,7 +105,7 @@ def services(setting: Setting) -> Iterator[Parts]:
         )
 
 
-PLACES = {'in-process': in_process, 'services': services}
+SOURCES = {'in-process': in_process, 'services': services}
 
 
 def main() -> None:
@@ -115,14 +115,14 @@ def main() -> None:
 
 def train(recipe: Recipe[Setting]) -> None:
     """Train in process or with the services, according to the setting."""
-    with PLACES[recipe.setting.where](recipe.setting) as parts:
-        teach(recipe, parts)
+    with SOURCES[recipe.setting.where](recipe.setting) as components:
+        teach(recipe, components)
 
 
-def teach(recipe: Recipe[Setting], parts: Parts) -> None:
+def teach(recipe: Recipe[Setting], components: Components) -> None:
     """Evaluate, train, and evaluate again."""
-    setting, model = recipe.setting, parts.model
-    dataset = parts.Dataset(parts.DatasetMeta(DATA, data_slice=range(setting.examples)))
+    setting, model = recipe.setting, components.model
+    dataset = components.Dataset(components.DatasetMeta(DATA, data_slice=range(setting.examples)))
     dataset.set_template('Template', model_id=setting.model, max_length=256)
     dataset.map('SelfCognitionProcessor', init_args={'model_name': NAME, 'model_author': AUTHOR})
     dataset.encode()
@@ -130,24 +130,26 @@ def teach(recipe: Recipe[Setting], parts: Parts) -> None:
     model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, lora_alpha=16, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=setting.learning_rate)
     model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
-    manager = parts.CheckpointEngineManager(model=model, sampler=parts.sampler)
-    with Curves(recipe.out, title='SFT: its name', total_steps=steps + 2, plotted=['loss', 'named']) as curves:
-        curves.record(named=ask(parts))
+    manager = components.CheckpointEngineManager(model=model, sampler=components.sampler)
+    with Curves(
+        recipe.out, title='SFT: the model learns its name', total_steps=steps + 2, plotted=['loss', 'named']
+    ) as curves:
+        curves.record(named=ask(components))
         for epoch in range(setting.epochs):
             seed = 1000 * recipe.seed + epoch
             options = {'batch_size': setting.batch_size, 'shuffle': True, 'seed': seed, 'drop_last': True}
-            for batch in parts.DataLoader(dataset, **options):
+            for batch in components.DataLoader(dataset, **options):
                 output = model.forward_backward(batch)
                 model.clip_grad_and_step(1.0)
                 curves.record(loss=output['loss'])
         manager.sync_weights(merge_and_sync=False)
-        curves.record(named=ask(parts))
+        curves.record(named=ask(components))
 
 
-def ask(parts: Parts) -> float:
+def ask(components: Components) -> float:
     """Ask the held-out questions; return the fraction of answers that contain the name."""
     chats = [{'messages': [{'role': 'user', 'content': question}]} for question in HELD_OUT]
-    responses = parts.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})
+    responses = components.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})
     answers = [response.sequences[0].decoded for response in responses]
     for question, answer in zip(HELD_OUT, answers, strict=True):
         print(f'  {question}  {answer!r}')

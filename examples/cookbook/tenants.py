@@ -1,4 +1,4 @@
-"""Several tenants at once: each with a key, a client and a thread of its own, and a log of what it saw."""
+"""Concurrent tenants for `four_tenants`: each has its own key, client and thread, and logs its results."""
 
 import json
 import queue
@@ -22,56 +22,60 @@ from twinkle_client.model import MultiLoraTransformersModel
 
 @dataclass
 class Log:
-    """What a tenant saw: numbers for people, and every bit for the comparison."""
+    """Results of a tenant: numbers for the plot, and digests for the bitwise comparison."""
 
     name: str
-    news: 'queue.SimpleQueue[Mapping[str, float] | None]'
-    """To the thread that draws; None: the tenant has ended."""
-    begin: threading.Barrier
-    """Where the tenants wait for each other, once their data is ready."""
-    bits: list[str] = field(default_factory=list)
+    updates: 'queue.SimpleQueue[Mapping[str, float] | None]'
+    """Numbers for the thread that records the curves; None means that the tenant has ended."""
+    start: threading.Barrier
+    """Barrier at which the tenants wait for each other after they have prepared their data."""
+    digests: list[str] = field(default_factory=list)
+    """Digests of all results, in order."""
     pass_adapter_counts: list[int] = field(default_factory=list)
+    """Number of adapters that shared each forward pass."""
 
-    def step(self, output: Mapping[str, Any], *exact: Any, **numbers: float) -> None:
-        """Take what came of a step: the output of a forward pass, what else must be equal, and what is drawn."""
-        arrays = [output['loss'], *output['logps'], *exact]
-        self.bits += [blake3(np.ascontiguousarray(array).tobytes()).hexdigest() for array in arrays]
+    def step(self, output: Mapping[str, Any], *compared: Any, **numbers: float) -> None:
+        """Log a step: the output of its forward pass, other arrays to compare, and numbers to record."""
+        arrays = [output['loss'], *output['logps'], *compared]
+        self.digests += [blake3(np.ascontiguousarray(array).tobytes()).hexdigest() for array in arrays]
         self.pass_adapter_counts.append(output['receipt']['pass_adapter_count'])
-        self.news.put({f'{self.name}_{name}': number for name, number in numbers.items()})
+        self.updates.put({f'{self.name}_{name}': number for name, number in numbers.items()})
 
     def weights(self, client: TwinkleClient, model: MultiLoraTransformersModel) -> None:
-        """Take the digest of the adapter as it is now, downloaded as anybody would, and remove it."""
+        """Save and download the adapter, log the digest of its weights, and remove it from the model."""
         with tempfile.TemporaryDirectory() as folder:
             files = client.download_checkpoint(model.save('final'), folder)
-            self.bits.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
+            self.digests.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
         model.remove_adapter()
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who does what."""
+    """A tenant and its work."""
 
     name: str
     work: Callable[[TwinkleClient, Log], None]
     plotted: str
-    """Name of the number that is drawn."""
+    """Name of the number to plot."""
 
 
 def run_tenants(
     admin: TwinkleClient, tenants: Sequence[Tenant], *, out: Path, title: str, steps: int
 ) -> dict[str, Log]:
-    """Run tenants at once, draw what they tell, and return their logs, which are written beside the curves.
+    """Run tenants at the same time, record their curves, and return their logs by name.
+
+    The logs are also written to `bits.json` in the output folder.
 
     Args:
-        admin: whose key may make others.
-        tenants: with names of their own.
-        out: folder of the curves.
-        title: of the plot.
-        steps: of each tenant.
+        admin: Client whose key may create other keys.
+        tenants: Tenants with different names.
+        out: Output folder.
+        title: Title of the plot.
+        steps: Number of steps of each tenant.
     """
-    news: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
-    begin = threading.Barrier(len(tenants))
-    logs = {tenant.name: Log(tenant.name, news, begin) for tenant in tenants}
+    updates: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
+    start = threading.Barrier(len(tenants))
+    logs = {tenant.name: Log(tenant.name, updates, start) for tenant in tenants}
     plotted = [f'{tenant.name}_{tenant.plotted}' for tenant in tenants]
     with (
         ExitStack() as keys,
@@ -85,22 +89,22 @@ def run_tenants(
         ]
         try:
             for _ in tenants:
-                while (numbers := news.get()) is not None:
+                while (numbers := updates.get()) is not None:
                     curves.record(**numbers)
         except BaseException:
-            # The threads end with the calls that they wait for, and those with the connections.
+            # Closing the connections ends the calls in progress, and with them the threads.
             for client in clients:
                 client.close()
             raise
         for run in runs:
             run.result()
-    saved = {name: {'bits': log.bits, 'pass_adapter_counts': log.pass_adapter_counts} for name, log in logs.items()}
+    saved = {name: {'bits': log.digests, 'pass_adapter_counts': log.pass_adapter_counts} for name, log in logs.items()}
     (out / 'bits.json').write_text(json.dumps(saved, indent=2))
     return logs
 
 
 def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleClient:
-    """Return a client with a key of the tenant's own, which `keys` revokes."""
+    """Return a client with a new key for the tenant; `keys` revokes it when it closes."""
     administration = KeyAdministration(client=admin)
     key, secret = administration.create_key(f'tenant-{tenant.name.lower()}', scopes=['train', 'sample', 'data'])
     keys.callback(administration.revoke_key, key.key_id)
@@ -108,12 +112,12 @@ def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleC
 
 
 def work(tenant: Tenant, client: TwinkleClient, log: Log) -> None:
-    """Do a tenant's work in its thread; say so when it has ended, and let nobody wait for one that failed."""
+    """Run the work of a tenant in its thread, and report its end. A failure releases the tenants at the barrier."""
     try:
         with client:
             tenant.work(client, log)
     except BaseException:
-        log.begin.abort()
+        log.start.abort()
         raise
     finally:
-        log.news.put(None)
+        log.updates.put(None)

@@ -1,11 +1,11 @@
-"""Tool use over several turns: a model that cannot multiply learns to ask a tool, by keeping what went well.
+"""Tool use over several turns: a model that cannot multiply learns to call a tool.
 
-Rejection-sampling fine-tuning (RAFT, arXiv 2304.06767): each round samples chats with a tool, keeps those that called
-it rightly and passed its answer on, and fine-tunes on these. Chats go token in, token out: what the model drew is
-trained on as it was drawn, and what the tool said is read and never trained on.
+The recipe uses rejection-sampling fine-tuning (RAFT, arXiv 2304.06767): each round samples chats with a tool, keeps the
+chats that call it successfully and end with its result, and fine-tunes on them. Training uses exactly the tokens that
+the model sampled. The tool's answers are part of the context, but have no labels.
 
-Measured on products that are never trained on: `called`, the share of chats with a call that worked, and `right`, of
-those whose last word is the product, too.
+Evaluation uses held-out products: `called` is the fraction of chats that call the tool and whose calls all succeed, and
+`right` is the fraction of chats that also end with the product.
 """
 
 import re
@@ -25,7 +25,7 @@ from twinkle.rollout import MultiTurnRollout, Rollout, ToolManager
 from twinkle.sampler import TorchSampler
 
 SYSTEM = 'Multiply.'
-"""The one example in each chat shows how; at the start about one chat in four follows it."""
+"""System message. An example in each chat shows the call; before training, about one chat in four follows it."""
 CALL = re.compile(r'CALL (\w+)\((\d+), (\d+)\)')
 
 
@@ -37,18 +37,19 @@ class Setting:
     precision: Literal['no', 'bf16'] = 'no'
     rounds: int = 3
     prompts: int = 6
-    """Questions of a round."""
+    """Questions per round."""
     samples: int = 3
-    """Chats of each question."""
+    """Chats per question."""
     kept: int = 6
-    """Most chats of a round that are trained on."""
+    """Maximum number of chats per round for training."""
     passes: int = 2
-    """Steps on them."""
+    """Training steps per round, each on all of these chats."""
     held_out: int = 6
+    """Number of held-out questions."""
     held_out_samples: int = 4
-    """Chats of each held-out question."""
+    """Chats per held-out question."""
     max_tokens: int = 16
-    """Of a turn."""
+    """Maximum number of tokens per turn."""
     lora_rank: int = 8
     learning_rate: float = 1e-3
 
@@ -66,10 +67,10 @@ def multiply(a: int, b: int) -> int:
 
 
 def parse_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a turn: a format of one's own, in place of the template's."""
+    """Return the calls in a turn. This recipe replaces the template's format with a simpler one."""
     return [
-        {'id': str(place), 'type': 'function', 'function': {'name': name, 'arguments': {'a': int(a), 'b': int(b)}}}
-        for place, (name, a, b) in enumerate(CALL.findall(text))
+        {'id': str(index), 'type': 'function', 'function': {'name': name, 'arguments': {'a': int(a), 'b': int(b)}}}
+        for index, (name, a, b) in enumerate(CALL.findall(text))
     ]
 
 
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe[Setting]) -> None:
-    """Sample, keep, learn, and again; look at the held-out products before and after each round."""
+    """Sample, select and train in each round, and evaluate before the first round and after each one."""
     setting = recipe.setting
     rng = np.random.default_rng(recipe.seed)
     held_out = [question(rng, is_held_out=True) for _ in range(setting.held_out)]
@@ -103,7 +104,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def question(rng: np.random.Generator, *, is_held_out: bool = False) -> dict[str, Any]:
-    """Return a chat that asks for a product. Held out are those whose first number is a multiple of 7."""
+    """Return a chat that asks for a product; only in held-out ones is the first number a multiple of 7."""
     first = int(rng.choice([number for number in range(11, 99) if (number % 7 == 0) is is_held_out]))
     second = int(rng.integers(11, 99))
     messages = [
@@ -118,18 +119,18 @@ def question(rng: np.random.Generator, *, is_held_out: bool = False) -> dict[str
 
 
 def has_called(chat: Rollout) -> bool:
-    """Whether the tool was called, and every call worked."""
+    """Return whether the chat calls the tool, and every call succeeds."""
     return chat.facts.get('tool_calls', 0) > 0 and not chat.facts.get('tool_failures', 0)
 
 
 def is_right(chat: Rollout) -> bool:
-    """Whether the tool was called and the chat ends with the product."""
+    """Return whether the chat calls the tool successfully and ends with the product."""
     product = str(chat.feature['user_data']['product'])
     return has_called(chat) and re.findall(r'\d+', chat.messages[-1]['content'])[-1:] == [product]
 
 
 def judge(chats: Sequence[Rollout]) -> dict[str, float]:
-    """Return how often the tool was called, and how often the product was said."""
+    """Return the fractions of chats with successful calls and of chats that also end with the product."""
     return {
         'called': sum(map(has_called, chats)) / len(chats),
         'right': sum(map(is_right, chats)) / len(chats),
@@ -137,7 +138,7 @@ def judge(chats: Sequence[Rollout]) -> dict[str, float]:
 
 
 def learn(model: TransformersModel, chats: Sequence[Rollout], setting: Setting) -> dict[str, float]:
-    """Fine-tune on chats that went well; what the tool said has no labels."""
+    """Fine-tune on up to `kept` of the correct chats, and return the numbers of the round."""
     features = [chat.feature for chat in chats[:: max(len(chats) // setting.kept, 1)]][: setting.kept]
     numbers = {'kept': len(features)}
     for _ in range(setting.passes if features else 0):

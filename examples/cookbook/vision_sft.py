@@ -1,6 +1,6 @@
 """Vision-language fine-tuning: answer questions about pictures.
 
-Each picture shows one colored shape at a random position on a grey background, and the questions ask for its color or
+Each picture shows one coloured shape at a random position on a grey background, and the questions ask for its colour or
 its size. The recipe draws the pictures itself. It measures the accuracy on held-out questions, and as a baseline the
 accuracy on the same questions with an empty picture.
 
@@ -27,7 +27,7 @@ from twinkle.sampler import TorchSampler
 
 COLOURS = {'red': (220, 40, 40), 'green': (40, 180, 60), 'blue': (50, 70, 220), 'yellow': (230, 210, 40)}
 SHAPES = ('circle', 'square', 'triangle')
-GROUND = (128, 128, 128)
+BACKGROUND = (128, 128, 128)
 SIZES = {'small': (0.2, 0.28), 'large': (0.55, 0.7)}
 """Smallest and largest size of a shape, as a fraction of the picture's side."""
 QUESTIONS = {'colour': '<image>Which colour?', 'size': '<image>How large?'}
@@ -128,7 +128,7 @@ def train(recipe: Recipe[Setting]) -> None:
 def draw(rng: random.Random, side: int) -> Picture:
     """Draw a random shape at a random position."""
     colour, size, shape = rng.choice(list(COLOURS)), rng.choice(list(SIZES)), rng.choice(SHAPES)
-    image = Image.new('RGB', (side, side), GROUND)
+    image = Image.new('RGB', (side, side), BACKGROUND)
     length = round(side * rng.uniform(*SIZES[size]))
     left, top = rng.randint(0, side - length), rng.randint(0, side - length)
     box = (left, top, left + length, top + length)
@@ -144,7 +144,7 @@ def draw(rng: random.Random, side: int) -> Picture:
 
 def judge(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float]:
     """Return the accuracies with the pictures and with an empty picture."""
-    empty = Image.new('RGB', held_out[0].image.size, GROUND)
+    empty = Image.new('RGB', held_out[0].image.size, BACKGROUND)
     return {
         'accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats()]),
         'blind_accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats(empty)]),
