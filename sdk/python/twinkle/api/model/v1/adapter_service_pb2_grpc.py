@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdapterServiceStub:
-    """Adapters belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND).
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
     """
 
     def __init__(self, channel):
@@ -74,60 +74,63 @@ class AdapterServiceStub:
 
 
 class AdapterServiceServicer:
-    """Adapters belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND).
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
     """
 
     def CreateAdapter(self, request, context):
-        """Creates an adapter. Errors: INVALID_ARGUMENT naming the field, NOT_FOUND for the base model or
-        the checkpoint, RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for one too many.
+        """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
+        does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
+        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run uses the replica; ABORTED
+        (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAdapter(self, request, context):
-        """Gets an adapter, its configuration included.
+        """Gets an adapter, including its configuration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """Lists the caller's adapters.
+        """Lists the caller's adapters, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAdapter(self, request, context):
-        """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
-        again is NOT_FOUND.
+        """Deletes an adapter. Waiting operations of the adapter fail with NOT_FOUND, and the call waits for a running one.
+        Deleting an adapter again returns NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ParkAdapter(self, request, context):
-        """Writes an adapter to disk and frees its memory; its next operation brings it back as it was. Waits for nothing
-        that runs, and again is harmless. A full-parameter run stays where it is. Errors: PERMISSION_DENIED for any caller
-        but an internal one, FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) where it has to be saved and a
-        full-parameter run has the replica.
+        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss. The call does not wait
+        for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors: PERMISSION_DENIED
+        if the caller is not a service of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved
+        steps must be saved while a full-parameter run uses the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Estimate(self, request, context):
-        """Says what a run would cost.
+        """Estimates the memory and time of a run without allocating anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchAdapters(self, request, context):
-        """Follows all adapters: a snapshot, `is_synced`, then changes. Errors: PERMISSION_DENIED for any
-        caller but an internal one.
+        """Follows the adapters of all tenants: a snapshot, `is_synced`, then every change. A resume token that is too old or
+        was issued before a restart starts a new snapshot. Errors: PERMISSION_DENIED if the caller is not a service of this
+        deployment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,8 +183,8 @@ def add_AdapterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdapterService:
-    """Adapters belong to the tenant that made them; any other id is NOT_FOUND
-    (ERROR_REASON_ADAPTER_NOT_FOUND).
+    """Manages adapters. Clients need SCOPE_TRAIN. An adapter belongs to the tenant that created it. All methods return
+    NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of another tenant.
     """
 
     @staticmethod

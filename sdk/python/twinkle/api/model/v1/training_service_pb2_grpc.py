@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class TrainingServiceStub:
-    """Operations on one adapter run strictly in the order of their numbers; operations on different
-    adapters share the machine.
+    """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
+    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
+    another tenant.
     """
 
     def __init__(self, channel):
@@ -74,66 +75,66 @@ class TrainingServiceStub:
 
 
 class TrainingServiceServicer:
-    """Operations on one adapter run strictly in the order of their numbers; operations on different
-    adapters share the machine.
+    """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
+    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
+    another tenant.
     """
 
     def Execute(self, request, context):
-        """Runs one operation and answers when it is done. Errors: NOT_FOUND for the adapter,
-        INVALID_ARGUMENT naming the field or with ERROR_REASON_BATCH_TOO_LARGE, ABORTED
-        (ERROR_REASON_SEQUENCE_REUSED), FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP,
-        ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE), RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL); of Save ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
+        """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
+        ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
+        (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE); RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Runs operations as they come, of any of the caller's adapters that have the base model of the first
-        one's; results of one adapter come in order. A full queue slows the stream down. An operation that
-        fails is reported in its result and the stream goes on.
+        """Runs a stream of operations on any of the caller's adapters that have the base model of the first one. The results
+        of one adapter are returned in the order of its operations. A full queue slows the stream down. A failed operation
+        is reported in its result, and the stream continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadBatch(self, request_iterator, context):
-        """Uploads a batch that is too large for one message. A stream that was cut leaves what came before; a
-        stream of the header alone tells where to go on. Uploads are kept for about an hour after they were
-        last sent to or used, and an operation that was accepted no longer needs its own. Errors:
-        INVALID_ARGUMENT for a header other than the first time, ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
-        for a gap, FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends it,
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too many bytes, DATA_LOSS for damaged ones.
+        """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes are kept; a
+        stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
+        last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
+        from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
+        (ERROR_REASON_IN_USE) while another stream sends the upload; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if
+        the tenant has too many uploads or bytes; DATA_LOSS for damaged bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetOperation(self, request, context):
-        """Looks an operation up that was accepted. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) for
-        one that was not yet, or so long ago that its outcome is no longer on record.
+        """Gets an accepted operation. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) if the operation was never
+        accepted, or if its record was deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitOperation(self, request, context):
-        """Waits for an operation that was accepted. Errors: as GetOperation.
+        """Waits for an accepted operation. Errors: as for GetOperation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchOperations(self, request, context):
-        """Follows an adapter's operations.
+        """Follows the results of an adapter's operations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Drops an operation that still waits; those after it wait for another with its number.
+        """Cancels a queued operation. Later operations wait until another operation is sent with its number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,8 +187,9 @@ def add_TrainingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainingService:
-    """Operations on one adapter run strictly in the order of their numbers; operations on different
-    adapters share the machine.
+    """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
+    different adapters share the device. All methods return NOT_FOUND (ERROR_REASON_ADAPTER_NOT_FOUND) for an adapter of
+    another tenant.
     """
 
     @staticmethod
