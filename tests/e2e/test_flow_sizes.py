@@ -1,7 +1,8 @@
 """How many files and functions one call enters, over all processes: the budgets only shrink.
 
-A small number means that an engineer can follow the call. Each flow is recorded when it is warm, and functions that
-the processes enter while they are idle (leases, feeds, heartbeats) are subtracted.
+A small number means that an engineer can follow the call. Each flow is recorded twice when it is warm; only functions
+that both recordings entered count, and functions that the processes enter while they are idle (leases, feeds,
+heartbeats) are subtracted.
 """
 
 import gc
@@ -27,13 +28,13 @@ from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 BUDGETS = {
-    'forward_backward': (140, 640),
-    'sampled_token': (115, 540),
-    'published_version': (150, 580),
-    'tinker_future': (165, 820),
+    'forward_backward': (118, 510),
+    'sampled_token': (92, 410),
+    'published_version': (121, 435),
+    'tinker_future': (136, 680),
 }
 """Most files and functions that each flow may enter. The goals are 90, 70, 100 and 110 files."""
-SLACK_FILES = 60
+SLACK_FILES = 10
 """A budget that is this far above its flow has to be lowered."""
 QUIET_READS = 20
 """A flow has ended when nothing new was entered in so many reads, 0.1 s apart."""
@@ -123,7 +124,11 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
         for call in calls.values():
             call()
         idle = recording.entered_by('idle', lambda: None, quiet_reads=IDLE_READS)
-        return {name: recording.entered_by(name, call) - idle for name, call in calls.items()}
+        # Background work with a long period falls into a single window, so each flow is recorded twice.
+        return {
+            name: (recording.entered_by(f'{name}_first', call) & recording.entered_by(f'{name}_second', call)) - idle
+            for name, call in calls.items()
+        }
 
 
 @pytest.mark.parametrize('name', BUDGETS)
