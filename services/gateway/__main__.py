@@ -21,9 +21,9 @@ from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.forwarding.endpoints import make_endpoints
 from services.gateway.forwarding.merged import MergedServerInfoServicer
 from services.gateway.forwarding.open import open_forwarding
+from services.gateway.futures.capacity import LimitedTrainer
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.grpc import GrpcTrainer
-from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.open import FutureService, open_futures, open_handles
 from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator

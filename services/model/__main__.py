@@ -26,7 +26,7 @@ from services.model.backends.dry_run import EngineDryRun
 from services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite import SqliteJournal
+from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.backends.merged_folders import MergedFolders
 from services.model.config import ModelConfig

@@ -15,7 +15,7 @@ from services.kit.errors import DomainError
 from services.model.__main__ import codec_of, load_backend
 from services.model.application.replay_journal import Replayed, ReplayJournal
 from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite import SqliteJournal
+from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.config import ModelConfig
 from services.model.ports import TrainerBackend
 from twinkle.plugin import keep_plugins_out

@@ -11,7 +11,7 @@ from services.gateway.forwarding.admission import AdmittedCalls
 from services.gateway.forwarding.by_model import ModelForwarder
 from services.gateway.forwarding.bytes import Forwarder
 from services.gateway.forwarding.endpoints import FORWARDED
-from services.gateway.quotas.limits import TrainingLimits
+from services.gateway.quotas.enforcement import TrainingLimits
 from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 

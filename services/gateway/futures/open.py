@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.config import FuturesConfig, GatewayConfig
+from services.gateway.futures.capacity import FutureCapacity, SampleTally
 from services.gateway.futures.executors import (
     REFUSED_KIND,
     CreateAdapter,
@@ -15,11 +16,10 @@ from services.gateway.futures.executors import (
     SamplePrompt,
 )
 from services.gateway.futures.futures import Futures
-from services.gateway.futures.limits import FutureCapacity, SampleTally
 from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.peers import GatewayLease
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
+from services.gateway.futures.recovery import GatewayLease
 from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShared
 from services.gateway.futures.runner import Runner, RunnerLimits

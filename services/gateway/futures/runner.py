@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from services.gateway.errors import PositionMissing, PositionPassed
+from services.gateway.futures.capacity import FutureCapacity
 from services.gateway.futures.lanes import Admission, Lanes
-from services.gateway.futures.limits import FutureCapacity
 from services.gateway.futures.ports import Executor
 from services.gateway.futures.queue import FutureQueue, never
 from services.gateway.futures.records import FutureRecords, Outcome

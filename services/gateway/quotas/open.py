@@ -10,12 +10,12 @@ import grpc
 from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.keys.sql import SqlTenantStore
+from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from services.gateway.quotas.grpc import GrpcMeterFeed
-from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
+from services.gateway.quotas.usage_meter import UsageMeter
 from services.gateway.sessions.grpc import GrpcAdapters
 from services.gateway.store.database import Database
 from services.kit.clock import Clock

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from services.gateway.errors import TenantNotFound
 from services.gateway.keys.ports import TenantStore
-from services.gateway.quotas.limits import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.meter import UsageMeter
+from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from services.gateway.quotas.ports import UsageStore
 from services.gateway.quotas.rules import Quota, TimeRange, Usage
+from services.gateway.quotas.usage_meter import UsageMeter
 from services.kit.caller import Caller
 
 

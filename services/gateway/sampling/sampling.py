@@ -9,12 +9,12 @@ from datetime import timedelta
 from services.gateway.errors import NoReplica, SamplingNotFound
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
-from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.rules import Work
+from services.gateway.quotas.usage_meter import UsageMeter
 from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
 from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.gate import SamplingGate, work_of
 from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.limits import SamplingGate, work_of
 from services.gateway.sampling.rules import (
     BatchRequest,
     ChunkKind,

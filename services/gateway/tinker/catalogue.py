@@ -24,7 +24,6 @@ from services.gateway.tinker.bodies import (
     read_body,
     time_to_json,
 )
-from services.gateway.tinker.operations import Lookups, model_id_of
 from services.gateway.tinker.paths import WeightsKind, path_of_native
 from services.gateway.tinker.routes import (
     CATALOGUE,
@@ -35,6 +34,7 @@ from services.gateway.tinker.routes import (
     slice_of,
     tinker_route,
 )
+from services.gateway.tinker.submission import Lookups, model_id_of
 from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import text_from_proto

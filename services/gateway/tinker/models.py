@@ -27,7 +27,9 @@ from services.gateway.tinker.bodies import (
     read_object,
 )
 from services.gateway.tinker.futures import CREATE, DELETE, FutureNote, Verb
-from services.gateway.tinker.operations import (
+from services.gateway.tinker.paths import WeightsKind, WeightsPath
+from services.gateway.tinker.routes import TRAIN, tinker_route
+from services.gateway.tinker.submission import (
     KnownModels,
     Lookups,
     Operations,
@@ -36,8 +38,6 @@ from services.gateway.tinker.operations import (
     model_id_of,
     session_of,
 )
-from services.gateway.tinker.paths import WeightsKind, WeightsPath
-from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.training import default_optimizer
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller

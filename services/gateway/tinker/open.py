@@ -20,11 +20,11 @@ from services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
 from services.gateway.tinker.client import AccountRoutes, ClientRoutes
 from services.gateway.tinker.futures import FutureRoutes
 from services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
-from services.gateway.tinker.operations import KnownModels, Operations
 from services.gateway.tinker.results import sampling_formats, training_formats
 from services.gateway.tinker.sampling import SamplingRoutes
 from services.gateway.tinker.session_search import SessionSearch
 from services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
+from services.gateway.tinker.submission import KnownModels, Operations
 from services.gateway.tinker.training import TrainingRoutes
 from services.gateway.tinker.weights import WeightsRoutes
 from services.kit.clock import Clock

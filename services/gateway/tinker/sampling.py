@@ -31,10 +31,10 @@ from services.gateway.tinker.bodies import (
 )
 from services.gateway.tinker.datums import ModelInput, joined_tokens
 from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
-from services.gateway.tinker.operations import KnownModels
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, path_of_native
 from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
 from services.gateway.tinker.routes import tinker_route
+from services.gateway.tinker.submission import KnownModels
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2

@@ -36,8 +36,8 @@ from services.gateway.tinker.datums import (
     rule_of,
 )
 from services.gateway.tinker.futures import FutureNote, Verb
-from services.gateway.tinker.operations import KnownModels, Operations, acknowledged
 from services.gateway.tinker.routes import TRAIN, tinker_route
+from services.gateway.tinker.submission import KnownModels, Operations, acknowledged
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of

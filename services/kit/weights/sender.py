@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from services.kit.errors import InvalidField
-from services.kit.weights.deltas import Delta, Deltas
+from services.kit.weights.delta_cache import Delta, Deltas
 from services.kit.weights.frames import Commit, Encoding, Frame, Header
 from services.kit.weights.state_bytes import HeldBytes, StateBytes
 from services.kit.worker import Threads

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.journals import CODEC, add, batch_operation, forward_result, make_adapter, open_journal, state_of
 from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite import SqliteJournal
+from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.ports import Snapshot
 

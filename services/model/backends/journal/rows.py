@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.kit.errors import AdapterNotFound
+from services.model.backends.journal.group_commit import Transaction
 from services.model.backends.journal.snapshots import SnapshotFile
-from services.model.backends.journal.writer import Transaction
 from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord

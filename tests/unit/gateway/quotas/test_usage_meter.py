@@ -9,11 +9,11 @@ import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.fleet.routing import AdapterRequest, RouteKey
-from services.gateway.futures.limits import SampleTally
+from services.gateway.futures.capacity import SampleTally
 from services.gateway.futures.rules import Future, FutureRequest
-from services.gateway.quotas.limits import QuotaTable, TokenRates
-from services.gateway.quotas.meter import MOST_READINGS, UsageMeter
+from services.gateway.quotas.enforcement import QuotaTable, TokenRates
 from services.gateway.quotas.rules import Quota, Reading, Work
+from services.gateway.quotas.usage_meter import MOST_READINGS, UsageMeter
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable

@@ -18,10 +18,10 @@ from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 from services.kit.worker import Threads
 from services.model.backends.journal import rows
+from services.model.backends.journal.group_commit import Transaction, Writer
 from services.model.backends.journal.payloads import PayloadDamaged, Payloads
 from services.model.backends.journal.schema import FolderLock, open_database, open_to_read
 from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
-from services.model.backends.journal.writer import Transaction, Writer
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable

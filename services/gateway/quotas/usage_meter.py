@@ -13,7 +13,7 @@ from typing import Never
 import structlog
 
 from services.gateway.catalogue.rules import EntryKey
-from services.gateway.quotas.limits import TokenRates
+from services.gateway.quotas.enforcement import TokenRates
 from services.gateway.quotas.ports import UsageStore
 from services.gateway.quotas.rules import Reading, UsageBatch, Work
 from services.kit.clock import Clock

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_futures
-from services.gateway.futures.limits import FutureCapacity
+from services.gateway.futures.capacity import FutureCapacity
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
 from services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
 

@@ -1,4 +1,4 @@
-"""Several gateways on one database: this gateway's lease, and the futures of gateways that stopped."""
+"""Recovery of futures after a crash: this gateway's lease, and the adoption of futures of gateways that stopped."""
 
 import asyncio
 from contextlib import aclosing, suppress

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from services.gateway.quotas.limits import QuotaTable, TokenRates
+from services.gateway.quotas.enforcement import QuotaTable, TokenRates
 from services.gateway.quotas.rules import Work
 from services.gateway.sampling.rules import PromptResult
 from services.kit.errors import QuotaExceeded

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from services.gateway.futures.ports import Trainer
 from services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
-from services.gateway.quotas.limits import TrainingLimits
-from services.gateway.quotas.meter import UsageMeter
+from services.gateway.quotas.enforcement import TrainingLimits
 from services.gateway.quotas.requests import is_save, refused_creation, refused_save
 from services.gateway.quotas.rules import Work
-from services.gateway.sampling.limits import SamplingGate, work_of
+from services.gateway.quotas.usage_meter import UsageMeter
+from services.gateway.sampling.gate import SamplingGate, work_of
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.errors import BytesFull, QueueFull
 
