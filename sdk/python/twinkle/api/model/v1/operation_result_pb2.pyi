@@ -224,11 +224,11 @@ class SaveResult(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     checkpoint_path: _builtins.str
-    """Path of the checkpoint, "twinkle://<run>/weights/<name>"."""
+    """Path of the checkpoint, "twinkle://<run>/weights/<name>". Empty for ExportMerged."""
     size_bytes: _builtins.int
     """Size of the stored files in bytes."""
     folder: _builtins.str
-    """Folder of the files, if the store is a local disk of the service."""
+    """Folder of the files, if they are stored on a local disk of the service."""
     def __init__(
         self,
         *,

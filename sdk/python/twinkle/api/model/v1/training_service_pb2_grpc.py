@@ -127,7 +127,8 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchOperations(self, request, context):
-        """Follows the results of an adapter's operations.
+        """Follows the results of an adapter's operations: first the recorded ones, then new ones. Errors: NOT_FOUND
+        (ERROR_REASON_OPERATION_NOT_FOUND) if the record of the next result was deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,9 @@ class TrainingServiceStub:
     WaitOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.WaitOperationRequest, _training_service_pb2.WaitOperationResponse]
     """Waits for an accepted operation. Errors: as for GetOperation."""
     WatchOperations: _aio.UnaryStreamMultiCallable[_training_service_pb2.WatchOperationsRequest, _training_service_pb2.WatchOperationsResponse]
-    """Follows the results of an adapter's operations."""
+    """Follows the results of an adapter's operations: first the recorded ones, then new ones. Errors: NOT_FOUND
+    (ERROR_REASON_OPERATION_NOT_FOUND) if the record of the next result was deleted.
+    """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.CancelOperationRequest, _training_service_pb2.CancelOperationResponse]
     """Cancels a queued operation. Later operations wait until another operation is sent with its number."""
 
@@ -116,7 +118,9 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.WatchOperationsRequest,
         context: _aio.ServicerContext[_training_service_pb2.WatchOperationsRequest, _abc.AsyncIterator[_training_service_pb2.WatchOperationsResponse]],
     ) -> _abc.AsyncIterator[_training_service_pb2.WatchOperationsResponse]:
-        """Follows the results of an adapter's operations."""
+        """Follows the results of an adapter's operations: first the recorded ones, then new ones. Errors: NOT_FOUND
+        (ERROR_REASON_OPERATION_NOT_FOUND) if the record of the next result was deleted.
+        """
 
     @_abc_1.abstractmethod
     def CancelOperation(

@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class SamplerServiceStub:
-    """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
-    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
-    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+    """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
+    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
+    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
     def __init__(self, channel):
@@ -118,115 +119,118 @@ class SamplerServiceStub:
 
 
 class SamplerServiceServicer:
-    """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
-    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
-    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+    """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
+    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
+    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
     def Sample(self, request, context):
-        """Streams completions of one prompt. Cancelling the call frees its sequences at once.
+        """Streams completions of one prompt. Cancelling the call ends its sequences immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SampleBatch(self, request, context):
-        """Completes many prompts; answers come in the order they finish.
+        """Completes many prompts. Responses are sent in the order in which the prompts finish.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ComputeLogprobs(self, request, context):
-        """Log-probabilities of given tokens, without sampling.
+        """Computes the log-probabilities of given tokens without sampling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTokens(self, request, context):
-        """What tokens stand for: bytes, since a token may be a part of a character. They never change for a base model.
+        """Returns the bytes of tokens, because one token may be a part of a character. The result never changes for a base
+        model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request. Errors: NOT_FOUND (ERROR_REASON_REQUEST_NOT_FOUND).
+        """Aborts a running request of the caller. Errors: NOT_FOUND (ERROR_REASON_REQUEST_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListResidentAdapters(self, request, context):
-        """Lists the caller's adapters held here.
+        """Lists the caller's adapter versions in memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Brings an adapter here.
+        """Loads an adapter version before it is needed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Drops an adapter from memory.
+        """Removes an adapter from memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Says how busy the engine is.
+        """Gets the load of the engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Says so again and again.
+        """Sends the load of the engine periodically.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Empties the prefix cache. Needs the scope "operator".
+        """Clears the prefix cache. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops the engine between two steps. Needs the scope "operator".
+        """Pauses the engine between two steps. New requests are refused until it resumes. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Lets it go on. Needs the scope "operator".
+        """Resumes a paused engine. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Gives the accelerator's memory back once running requests are done. Needs the scope "operator". Errors:
-        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) where engine or platform cannot.
+        """Releases the accelerator's memory once running requests have finished. New requests are refused
+        (ERROR_REASON_ENGINE_PAUSED) until the engine wakes up. Requires SCOPE_OPERATOR. Errors: FAILED_PRECONDITION
+        (ERROR_REASON_NOT_SUPPORTED_HERE) if the engine or platform does not support it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Wakes it up. Needs the scope "operator".
+        """Wakes up a sleeping engine. Requires SCOPE_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,12 +323,13 @@ def add_SamplerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SamplerService:
-    """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
-    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
-    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+    """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
+    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
+    ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
+    (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUEUE_FULL); UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY, ERROR_REASON_ENGINE_PAUSED,
+    and ERROR_REASON_NO_REPLICA if a gateway has no sampler).
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ServerServiceStub:
-    """Facts about the server. Needs credentials like any other call.
+    """Describes the server. Clients may use any valid API key.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,12 @@ class ServerServiceStub:
 
 
 class ServerServiceServicer:
-    """Facts about the server. Needs credentials like any other call.
+    """Describes the server. Clients may use any valid API key.
     """
 
     def GetServerInfo(self, request, context):
-        """Says what is served. Errors: only those of every call (credentials, deadline, draining).
+        """Describes the server. Errors: only those of every call, such as missing credentials, a passed deadline, or a
+        service that is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +71,7 @@ def add_ServerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ServerService:
-    """Facts about the server. Needs credentials like any other call.
+    """Describes the server. Clients may use any valid API key.
     """
 
     @staticmethod
