@@ -92,7 +92,7 @@ async def run_round(
     expecting = asyncio.create_task(oracle.observe(plans))
     try:
         async with asyncio.timeout(_ROUND_LIMIT_SECONDS), serving(model, seed=seeds[0], rates=ROUGH) as stand:
-            stand.proxy.on_answer.append(checkpoints.note_answer)
+            stand.proxy.on_answer.append(checkpoints.note_response)
             observed = await stand.carry_out(plans)
             _note_everywhere(report, seeds, await stand.lasting_faults())
         _compare(report, observed, await expecting)
@@ -197,7 +197,7 @@ class Stand:
 async def serving(model: FaultyModel, *, seed: int = 0, rates: FaultRates = UNDISTURBED) -> AsyncIterator[Stand]:
     """Yield a stand around a model service; everything is ended at the end."""
     proxy = FaultProxy(model.address, seed=seed, rates=rates)
-    proxy.on_answer.append(model.note_answer)
+    proxy.on_answer.append(model.note_response)
     address = await proxy.start()
     running = asyncio.create_task(model.run())
     tenants = {name: Tenant(name, address) for name in TENANTS}

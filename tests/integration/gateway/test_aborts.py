@@ -42,7 +42,7 @@ async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) ->
     """A batch that is aborted while its version is resolved ends without a sampler."""
     sampler = FakeSampler(versions={'ad': {1}})
     async with running_fleet(tmp_path, sampler) as fleet:
-        sampler.door.clear()
+        sampler.call_gate.clear()
         request = batch_request(3, adapter=sampling_pb2.AdapterRef(adapter_id='ad'))
         reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
         await until(lambda: 'LoadAdapter' in sampler.calls)
@@ -57,15 +57,15 @@ async def test_batch_is_aborted_before_samplers_know_it(tmp_path: Path, count: i
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
-            sampler.door.clear()
-            sampler.places.clear()
+            sampler.call_gate.clear()
+            sampler.prompt_gate.clear()
         request = batch_request(count)
         reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
         await until(lambda: any('SampleBatch' in sampler.calls for sampler in samplers))
         aborting = asyncio.ensure_future(abort(fleet))
         await until(lambda: any('Abort' in sampler.calls for sampler in samplers))
         for sampler in samplers:
-            sampler.door.set()
+            sampler.call_gate.set()
         await aborting
         assert_aborted(await reading, count)
         assert all(sampler.aborted for sampler in samplers if 'SampleBatch' in sampler.calls)
@@ -75,14 +75,14 @@ async def test_stream_is_aborted_before_its_sampler_knows_it(tmp_path: Path) -> 
     """An abort is repeated at a sampler that does not know the request yet."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
-        sampler.door.clear()
+        sampler.call_gate.clear()
         sampler.gate.clear()
         call = fleet.stub.Sample(sample_request(request_id='mine', max_tokens=50), metadata=ADMIN)
         reading = asyncio.ensure_future(_read(call))
         await until(lambda: 'Sample' in sampler.calls)
         aborting = asyncio.ensure_future(abort(fleet))
         await until(lambda: 'Abort' in sampler.calls)
-        sampler.door.set()
+        sampler.call_gate.set()
         await aborting
         assert (await reading)[-1].finished.stop_reason == ABORTED
         assert sampler.sent_count < 5
@@ -90,7 +90,7 @@ async def test_stream_is_aborted_before_its_sampler_knows_it(tmp_path: Path) -> 
 
 async def test_waiting_requests_are_aborted(tmp_path: Path) -> None:
     """Requests that wait for a sampler, new or started, end at once when they are aborted."""
-    first = FakeSampler(end_after=0, way_to_end='stop')
+    first = FakeSampler(end_after=0, failure_mode='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
         reading = asyncio.ensure_future(_read(call))

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fixtures.fake_samplers import WAYS_TO_END, FakeSampler
+from fixtures.fake_samplers import FAILURE_MODES, FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import read_answer, sample_request, undisturbed
@@ -22,11 +22,11 @@ from twinkle.api.sampler.v1 import sampling_pb2
 SEEDS = 100
 
 
-@pytest.mark.parametrize('way', WAYS_TO_END)
+@pytest.mark.parametrize('way', FAILURE_MODES)
 async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, way: str) -> None:
     """A stream equals an undisturbed one for every way and every message at which its sampler ends it."""
     for end_after in range(8):
-        samplers = [FakeSampler(end_after=end_after, way_to_end=way) for _ in range(2)]
+        samplers = [FakeSampler(end_after=end_after, failure_mode=way) for _ in range(2)]
         async with running_fleet(tmp_path / f'{end_after}', *samplers, FakeSampler()) as fleet:
             request = sample_request(max_tokens=3, count=2)
             answer = await read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)
@@ -47,9 +47,9 @@ async def _run_seed(fleet: RunningFleet, generator: random.Random, seed: int) ->
         FakeSampler(
             versions={'ad': {1, 2, 3}},
             end_after=generator.randrange(2, 12),
-            way_to_end=generator.choice(WAYS_TO_END),
+            failure_mode=generator.choice(FAILURE_MODES),
             is_lasting=generator.random() < 0.5,
-            tokens_a_message=generator.randrange(1, 4),
+            tokens_per_message=generator.randrange(1, 4),
         )
         for _ in range(2)
     ]
@@ -84,7 +84,7 @@ async def _run_seed(fleet: RunningFleet, generator: random.Random, seed: int) ->
 
 async def test_stream_keeps_its_version(tmp_path: Path) -> None:
     """A stream continues with the version that it started with, though a later one is the latest."""
-    first = FakeSampler(versions={'ad': {1}}, end_after=3, way_to_end='stop')
+    first = FakeSampler(versions={'ad': {1}}, end_after=3, failure_mode='stop')
     second = FakeSampler(versions={'ad': {1, 2}})
     async with running_fleet(tmp_path, first) as fleet:
         request = sample_request(adapter=sampling_pb2.AdapterRef(adapter_id='ad'))
@@ -141,7 +141,7 @@ async def test_request_that_breaks_three_samplers_fails(tmp_path: Path) -> None:
 
 async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
     """A started stream waits for another sampler, and continues when one joins."""
-    first, second = FakeSampler(end_after=3, way_to_end='stop'), FakeSampler()
+    first, second = FakeSampler(end_after=3, failure_mode='stop'), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         request = sample_request()
         reading = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
@@ -154,7 +154,7 @@ async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
 async def test_stream_without_a_sampler_fails_after_the_wait(tmp_path: Path) -> None:
     """If no sampler joins in time, started and new requests fail with UNAVAILABLE and a retry time."""
     options = FleetConfig(replica_wait=timedelta(milliseconds=200), begin_wait=timedelta(milliseconds=200))
-    first = FakeSampler(end_after=3, way_to_end='stop')
+    first = FakeSampler(end_after=3, failure_mode='stop')
     async with running_fleet(tmp_path, first, fleet=options) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'NO_REPLICA')
@@ -200,7 +200,7 @@ async def test_new_stream_waits_no_longer_than_its_deadline(tmp_path: Path) -> N
 
 async def test_deadline_ends_the_wait(tmp_path: Path) -> None:
     """A request that reaches its deadline while it waits fails with DEADLINE_EXCEEDED."""
-    first = FakeSampler(end_after=3, way_to_end='stop')
+    first = FakeSampler(end_after=3, failure_mode='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = fleet.stub.Sample(sample_request(), metadata=ADMIN, timeout=1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -210,7 +210,7 @@ async def test_deadline_ends_the_wait(tmp_path: Path) -> None:
 
 async def test_abort_between_two_samplers_ends_the_stream(tmp_path: Path) -> None:
     """Aborting a request between two samplers ends it at once with 'abort' and its tokens."""
-    first = FakeSampler(end_after=3, way_to_end='stop')
+    first = FakeSampler(end_after=3, failure_mode='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = aiter(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
         responses = [await anext(call) for _ in range(3)]
@@ -224,11 +224,11 @@ async def test_abort_between_two_samplers_ends_the_stream(tmp_path: Path) -> Non
 async def test_stream_of_a_checkpoint_is_not_continued(tmp_path: Path) -> None:
     """A stream of a checkpoint path is not continued, since the path may name other weights, and has a retry time."""
     path = 'twinkle://run/weights/last'
-    first, second = FakeSampler(end_after=3, way_to_end='unreachable'), FakeSampler()
+    first, second = FakeSampler(end_after=3, failure_mode='unreachable'), FakeSampler()
     async with running_fleet(tmp_path, first, second) as fleet:
         for sampler in (first, second):
             sampler.versions = {'': {0}}
-        first.end_after, second.end_after, second.way_to_end = 3, 3, 'unreachable'
+        first.end_after, second.end_after, second.failure_mode = 3, 3, 'unreachable'
         request = sample_request(adapter=sampling_pb2.AdapterRef(checkpoint_path=path))
         failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')

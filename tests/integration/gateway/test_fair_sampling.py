@@ -112,7 +112,7 @@ async def test_waiting_requests_move_when_their_sampler_leaves(tmp_path: Path) -
 async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
     """Waiting requests start as soon as enough prompts of a batch are finished."""
     sampler = small_sampler()
-    sampler.places.clear()
+    sampler.prompt_gate.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
         prompts = [sampling_pb2.Prompt(token_ids=ints([number])) for number in range(8)]
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts)
@@ -124,7 +124,7 @@ async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
         await abort(fleet, 'later')
         await later
         assert 'Sample' not in sampler.calls
-        sampler.places.set()
+        sampler.prompt_gate.set()
         sampler.gate.set()
         await asyncio.gather(waiting, answers)
         assert len(answers.result()) == 8

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from google.rpc import error_details_pb2
 
-from fixtures.fake_samplers import WAYS_TO_END, FakeSampler, until
+from fixtures.fake_samplers import FAILURE_MODES, FakeSampler, until
 from fixtures.fleet import running_fleet
 from fixtures.running_gateway import ADMIN, Failure, bearer, failure_of, running_gateway
 from fixtures.sampled_answers import ints, numbers, read_answer, sample_request, token_at, undisturbed
@@ -55,10 +55,10 @@ async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
         assert max(len(part.prompts) for part in parts) <= 26
 
 
-@pytest.mark.parametrize('way', WAYS_TO_END)
+@pytest.mark.parametrize('way', FAILURE_MODES)
 async def test_batch_survives_failing_samplers(tmp_path: Path, way: str) -> None:
     """Every prompt is answered once though samplers fail, since other samplers run the unfinished prompts."""
-    samplers = [FakeSampler(end_after=3, way_to_end=way), FakeSampler(end_after=0, way_to_end=way), FakeSampler()]
+    samplers = [FakeSampler(end_after=3, failure_mode=way), FakeSampler(end_after=0, failure_mode=way), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(40)
         assert_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import as_tenant
-from fixtures.gateway_pair import Pair, mortal_gateway
+from fixtures.gateway_pair import Pair, killable_gateway
 from fixtures.model_service import serving_model
 from twinkle.api.model.v1 import adapter_service_pb2
 
@@ -64,11 +64,11 @@ async def test_client_of_two_gateways_is_served_after_one_is_killed(
             adapter = (await model.adapters.GetAdapter(request, metadata=as_tenant('default'))).adapter
             return adapter.step_count, adapter.sequence_number
 
-        async with mortal_gateway(tmp_path / 'stays', settings) as (_, stays):
+        async with killable_gateway(tmp_path / 'stays', settings) as (_, stays):
             _, outcomes = await Pair([stays], Random(0)).train(model.base_model, bodies())
             expected = facts_of(outcomes)
             for seed, failpoint in enumerate(FAILPOINTS):
-                dies = mortal_gateway(tmp_path / 'dies', settings, failpoints=f'{failpoint}=2')
+                dies = killable_gateway(tmp_path / 'dies', settings, failpoints=f'{failpoint}=2')
                 async with dies as (process, client):
                     pair = Pair([stays, client], Random(seed))
                     model_id, outcomes = await pair.train(model.base_model, bodies())

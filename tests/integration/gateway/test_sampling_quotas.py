@@ -61,7 +61,7 @@ async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -
 async def test_moved_stream_is_metered_once(tmp_path: Path, way: str) -> None:
     """A stream that moves to another sampler counts its prompt and each token once."""
     for end_after in range(6):
-        bad = FakeSampler(name='bad', end_after=end_after, way_to_end=way)
+        bad = FakeSampler(name='bad', end_after=end_after, failure_mode=way)
         async with running_fleet(tmp_path / f'{end_after}', bad, FakeSampler(name='good')) as fleet:
             for _ in range(2):
                 await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
@@ -100,7 +100,7 @@ async def test_request_of_an_owing_tenant_is_refused(tmp_path: Path) -> None:
 async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_path: Path) -> None:
     """A Tinker request beyond the quota gets status 429; its repeat is accepted and metered once."""
     sampler = FakeSampler()
-    sampler.places.clear()
+    sampler.prompt_gate.clear()
     async with running_fleet(tmp_path, sampler, http_listen='127.0.0.1:0') as fleet:
         await allow(fleet, concurrent_samples=1)
         url, headers = f'http://{fleet.gateway.http_address}/api/v1/', {'x-api-key': ADMIN_KEY}
@@ -119,7 +119,7 @@ async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_
             assert (await sample(0)).json()['request_id'] == first.json()['request_id']
             refused = await sample(1)
             assert (refused.status_code, refused.headers['retry-after']) == (429, '1')
-            sampler.places.set()
+            sampler.prompt_gate.set()
             for number in range(2):
                 while (await sample(number)).status_code == 429:
                     pass

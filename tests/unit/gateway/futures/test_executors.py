@@ -61,7 +61,7 @@ async def test_operation_that_ran_before_a_kill_is_answered_from_the_record() ->
 
 async def test_number_of_another_operation_is_replaced() -> None:
     """An operation gets another number if another caller used its number or the service was set back."""
-    trainer, store = RecordTrainer(applied=[b'native'], told=[0, 7, 1]), MemoryFutureStore()
+    trainer, store = RecordTrainer(applied=[b'native'], returned_numbers=[0, 7, 1]), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
     assert trainer.applied == [b'native', b'one']

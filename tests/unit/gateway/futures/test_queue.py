@@ -264,7 +264,7 @@ def test_base_model_is_not_part_of_the_fingerprint() -> None:
 async def test_tenants_that_owe_tokens_use_no_slots_and_continue_later() -> None:
     """Another tenant's futures run though held tenants have more lanes than slots; theirs run once they are free."""
     held = {'alice', 'carol'}
-    async with running_futures(Recorder(held=held)) as gateway:
+    async with running_futures(Recorder(held_tenants=held)) as gateway:
         owing = list[Future]()
         for tenant in sorted(held):
             gateway.acting_as(tenant)
@@ -282,7 +282,7 @@ async def test_tenants_that_owe_tokens_use_no_slots_and_continue_later() -> None
 async def test_held_futures_are_left_to_the_next_process() -> None:
     """A closed gateway starts no held future, and the next process runs it."""
     held = {'alice'}
-    async with running_futures(Recorder(held=held)) as gateway:
+    async with running_futures(Recorder(held_tenants=held)) as gateway:
         future = await gateway.submit('one', lane='ad-1')
     held.clear()
     for _ in range(5):
@@ -303,7 +303,7 @@ class _VersionMaker(Recorder):
             self.made.set()
             return await super().__call__(future, payload)
         self.started.append(future.key)
-        self.came.set()
+        self.arrived.set()
         await self.made.wait()
         return payload
 

@@ -162,7 +162,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
     handle = await handle_of(api)
     sampling.gate.clear()
     asked = await api.post('asample', body(handle))
-    await sampling.came.wait()
+    await sampling.arrived.wait()
     await api.post('cancel_future', {'request_id': asked.json()['request_id']})
     assert 'error' in (await api.outcome(asked)).json()
     assert sampling.ended == 1
