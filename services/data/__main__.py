@@ -1,11 +1,12 @@
-"""Starts the data service: `python -m services.data --config FILE`."""
+"""Start the data service: `python -m services.data --config FILE`."""
 
 import asyncio
 from datetime import timedelta
 
-from services.data.api.endpoints import make_endpoints
-from services.data.application.create_dataset import DatasetLimits
-from services.data.application.verbs import Limits, Ports, Verbs, make_verbs
+from services.data.api.servicer import DatasetServicer, LoaderServicer, make_endpoints
+from services.data.application.datasets import DatasetLimits, Datasets
+from services.data.application.loaders import Loaders
+from services.data.application.uploads import Uploads
 from services.data.backends.disk_datasets import DiskDatasets
 from services.data.backends.disk_loaders import DiskLoaders
 from services.data.backends.library import LibraryEngine
@@ -24,7 +25,7 @@ from twinkle.template import template_names
 
 
 def main() -> None:
-    """Run the service until it is told to stop."""
+    """Run the service until it receives SIGINT or SIGTERM."""
     keep_plugins_out()
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)
@@ -37,58 +38,49 @@ def main() -> None:
 async def serve(config: DataConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
     threads = Threads('rows', count=config.thread_count)
-    ports = make_ports(config, threads)
-    server = make_server(config, make_verbs(ports, make_limits(config)))
+    uploads = make_upload_store(config)
+    server = make_server(config, uploads, threads)
     try:
         async with asyncio.TaskGroup() as tasks:
-            sweeping = tasks.create_task(sweep(config, ports.uploads))
+            sweeping = tasks.create_task(sweep(config, uploads))
             await serve_until_stopped(server, config)
             sweeping.cancel()
     finally:
         threads.close()
 
 
-def make_ports(config: DataConfig, threads: Threads) -> Ports:
-    """Return the disk and the library."""
-    root = config.state_dir.resolve() / 'data'
-    clock = SystemClock()
+def make_upload_store(config: DataConfig) -> UploadStore:
     rules = UploadRules(time_to_live=timedelta(hours=config.upload_hours))
-    return Ports(
-        store=DiskDatasets(root / 'datasets', threads),
-        loaders=DiskLoaders(root / 'loaders', threads),
-        uploads=UploadStore(root / 'uploads', clock=clock, rules=rules),
-        engine=LibraryEngine(
-            threads,
-            base_models=config.base_models,
-            local_roots=config.local_roots,
-            template_cache=config.template_cache,
-        ),
-        clock=clock,
+    return UploadStore(config.state_dir.resolve() / 'data' / 'uploads', clock=SystemClock(), rules=rules)
+
+
+def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> RpcServer:
+    """Return a server of the contract, which does not listen yet."""
+    root = config.state_dir.resolve() / 'data'
+    store, loaders = DiskDatasets(root / 'datasets', threads), DiskLoaders(root / 'loaders', threads)
+    engine = LibraryEngine(
+        threads,
+        base_models=config.base_models,
+        local_roots=config.local_roots,
+        template_cache=config.template_cache,
     )
-
-
-def make_limits(config: DataConfig) -> Limits:
-    """Return what one tenant may have."""
-    return Limits(
-        datasets=DatasetLimits(rows=config.row_limit, datasets=config.dataset_limit),
-        upload_bytes=config.upload_limit_bytes,
-        loaders=config.loader_limit,
-        queue_length=config.limits.queue_length,
+    limits = DatasetLimits(
+        rows=config.row_limit, datasets=config.dataset_limit, queue_length=config.limits.queue_length
     )
-
-
-def make_server(config: DataConfig, verbs: Verbs) -> RpcServer:
-    """Return a server of the contract over `verbs`."""
+    datasets = DatasetServicer(
+        Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=limits),
+        Uploads(uploads, limit_bytes=config.upload_limit_bytes),
+    )
     return RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=make_endpoints(verbs),
+        endpoints=make_endpoints(datasets, LoaderServicer(Loaders(store, loaders, engine, limit=config.loader_limit))),
         facts=facts,
     )
 
 
 def facts() -> ServerFacts:
-    """Return what can be chosen by name here."""
+    """Return the names of the available components."""
     preprocessors = [*preprocessor_names(), *filter_names()]
     return ServerFacts(components={'preprocessor': preprocessors, 'template': template_names()})
 

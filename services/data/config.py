@@ -1,4 +1,4 @@
-"""What the data service can be told."""
+"""Configuration of the data service."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -9,28 +9,28 @@ from services.kit.config import ServiceConfig
 
 
 class DataConfig(ServiceConfig):
-    """Configuration of the data service."""
+    """Settings of the data service; limits apply to each tenant."""
 
     service: ClassVar[str] = 'data'
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
     base_models: tuple[str, ...] = ()
-    """Base models of this deployment, as the model service is told; only these may be folders."""
+    """Base models of the deployment, with the same names as in the model service. Only these may be folders."""
     local_roots: tuple[Path, ...] = ()
-    """Folders from which a dataset may be read by its path. Empty: callers upload or name a hub id."""
+    """Folders whose files callers may read as datasets by path. Empty: callers upload files or name hub ids."""
     thread_count: int = Field(default=2, ge=1)
-    """Threads that read, tokenise and write."""
+    """Number of threads that read, tokenize and write rows."""
     template_cache: int = Field(default=4, ge=1)
-    """Templates, each with a tokenizer, that are kept ready."""
+    """Number of templates, each with a tokenizer, that are kept in memory."""
     row_limit: int = Field(default=2_000_000, ge=1)
-    """Most rows of one dataset."""
+    """Maximum number of rows of a dataset."""
     upload_limit_bytes: int = Field(default=4 << 30, ge=1)
-    """Largest file that may be uploaded."""
+    """Maximum size of an uploaded file, in bytes."""
     dataset_limit: int = Field(default=1000, ge=1)
-    """Most datasets of one tenant."""
+    """Maximum number of datasets of a tenant."""
     loader_limit: int = Field(default=256, ge=1)
-    """Most open loaders of one tenant."""
+    """Maximum number of open loaders of a tenant."""
     upload_hours: float = Field(default=24.0, gt=0)
-    """How long an upload that does not grow is kept."""
+    """Time in hours for which an upload is kept after its last stream."""
     sweep_seconds: float = Field(default=600.0, gt=0)
-    """Time between two looks for uploads that have expired."""
+    """Time in seconds between two searches for expired uploads."""

@@ -1,4 +1,4 @@
-"""What the verbs need of the world."""
+"""Ports of the data service: an engine that prepares rows, and stores of datasets and loaders."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,47 +15,48 @@ class RowReader(Protocol):
 
 
 class RowEngine(Protocol):
-    """Makes and changes rows."""
+    """Reads rows from their sources and applies steps to them."""
 
     async def read_hub(self, source: HubSource) -> Table:
-        """Return a hub dataset's rows.
+        """Return the rows of a hub dataset.
 
         Raises:
-            HubIdNotFound: no hub, mirror or cache that can be reached has it.
-            InvalidField: it has no such subset or split, or cannot be read.
+            HubIdNotFound: The id is not on any hub, mirror or cache that this service can reach.
+            InvalidField: The dataset has no such subset or split, or cannot be read.
         """
         ...
 
     async def read_file(self, path: str, file_format: str) -> Table:
-        """Return an uploaded file's rows.
+        """Return the rows of an uploaded file.
 
         Raises:
-            InvalidField: the file does not hold that format.
+            InvalidField: The file does not have that format.
         """
         ...
 
     async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
-        """Return one table of several, alternating between them or one after the other.
+        """Combine several tables, either alternating between them or one after another.
 
         Raises:
-            InvalidField: some are encoded or packed and some are not, or not alike.
+            InvalidField: The tables differ in their preparation, or one of them is lazy.
         """
         ...
 
     async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
-        """Return what the steps make of a table, its warnings those of these steps alone; `table` is left as it is.
+        """Return the result of the steps, with the warnings of these steps only; `table` does not change.
 
         Raises:
-            InvalidField: a row or an argument is wrong; names it.
-            DatasetNotReady: an earlier step is missing.
-            HubIdNotFound: the template's model cannot be had.
+            InvalidField: A row or an argument is invalid.
+            DatasetNotReady: A step that is needed before is missing.
+            HubIdNotFound: The template's model was not found.
         """
         ...
 
-    def working_out(self, dataset: Dataset, reader: RowReader) -> RowReader:
-        """Return a reader of what a lazy dataset's steps make of its rows; the same rows each time.
+    def lazy_reader(self, dataset: Dataset, reader: RowReader) -> RowReader:
+        """Return a reader that applies a lazy dataset's pending steps to the rows of `reader`.
 
-        Its `read` raises InvalidField where a row cannot be worked out; names it.
+        The same indices always give the same rows. Its `read` raises InvalidField, with the row's index in the
+        dataset, if a row cannot be computed.
         """
         ...
 
@@ -65,29 +66,29 @@ class ExportedFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the complete file."""
         ...
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a piece; shorter at the end."""
+        """Return `size_bytes` bytes from `offset` on, or fewer at the end."""
         ...
 
 
 class DatasetStore(Protocol):
-    """Keeps datasets. Ids are the store's alone: whose they are is the verbs' to check."""
+    """Stores datasets by id. The use cases check which tenant owns a dataset."""
 
     def get(self, dataset_id: str) -> Dataset | None:
-        """Return what is known of a dataset."""
+        """Return a dataset's description; None if it does not exist."""
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
-        """Return a tenant's datasets, in no order."""
+        """Return the datasets of a tenant, in no particular order."""
         ...
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        """Keep a dataset and its rows in one step, in place of an earlier revision; return it with its digest.
+        """Replace a dataset and its rows atomically, and return the dataset with its content digest.
 
-        Cancellation: what has begun is done to its end.
+        Cancellation: a change that has begun is completed.
         """
         ...
 
@@ -96,37 +97,37 @@ class DatasetStore(Protocol):
         ...
 
     def reader(self, dataset: Dataset) -> RowReader:
-        """Return a reader of this revision; it stays usable when the dataset changes."""
+        """Return a reader of this revision, which remains usable after the dataset changes."""
         ...
 
     async def export(self, dataset: Dataset, file_format: str) -> ExportedFile:
         """Return the dataset as a file; the same revision always gives the same bytes.
 
         Raises:
-            InvalidField: the format cannot hold these rows.
+            InvalidField: The format cannot represent these rows.
         """
         ...
 
     async def delete(self, dataset: Dataset) -> None:
-        """Forget a dataset and its rows."""
+        """Delete a dataset and its rows."""
         ...
 
 
 class LoaderStore(Protocol):
-    """Keeps open loaders."""
+    """Stores open loaders by id. The use cases check which tenant owns a loader."""
 
     def get(self, loader_id: str) -> Loader | None:
-        """Return a loader."""
+        """Return a loader; None if it does not exist."""
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Loader]:
-        """Return a tenant's loaders, in no order."""
+        """Return the loaders of a tenant, in no particular order."""
         ...
 
     async def save(self, loader: Loader) -> None:
-        """Keep a loader."""
+        """Store a loader."""
         ...
 
     async def delete(self, loader_id: str) -> None:
-        """Forget a loader; nothing happens where there is none."""
+        """Delete a loader; if it does not exist, do nothing."""
         ...

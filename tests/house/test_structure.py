@@ -14,17 +14,14 @@ SERVICES = ('checkpoint', 'data', 'gateway', 'kit', 'model', 'sampler')
 SMALL_LINES = 40
 SMALL_SHARE = 0.15
 """Largest share of a service's modules that may be shorter than `SMALL_LINES`: a module holds more than one verb."""
-PENDING_SMALL = {'data'}
-"""Services whose small modules are still to be merged. This set only shrinks."""
 BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
-PENDING_HOMONYMS = {'data'}
 GATEWAY_FILES = 150
 GATEWAY_LINES = 22_500
 """Size of the gateway, generated code excluded. Both only shrink."""
 
 
-@pytest.mark.parametrize('service', sorted(set(SERVICES) - PENDING_SMALL))
+@pytest.mark.parametrize('service', SERVICES)
 def test_few_modules_are_small(service: str) -> None:
     """A service has at most 15 % of its modules below 40 lines; `__init__` modules do not count."""
     lengths = {
@@ -48,7 +45,7 @@ def test_no_class_only_carries_parameters(service: str) -> None:
     assert offenders == []
 
 
-@pytest.mark.parametrize('service', sorted(set(SERVICES) - PENDING_HOMONYMS))
+@pytest.mark.parametrize('service', SERVICES)
 def test_a_class_name_means_one_thing(service: str) -> None:
     """No public class name is defined twice within a service."""
     places: dict[str, list[str]] = defaultdict(list)

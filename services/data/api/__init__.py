@@ -1,3 +1,3 @@
-"""The contract's side of the data service."""
+"""The gRPC interface of the data service."""
 
 __all__: list[str] = []

@@ -1,13 +1,11 @@
-"""Requests about datasets to values, with every check of their fields, and datasets to messages."""
+"""Conversion of datasets, uploads and pages, with every check of their fields."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from services.data.api.convert_chats import row_from_trajectory
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
-from services.data.application.apply_steps import ApplyOrder
-from services.data.application.create_dataset import CreateOrder
-from services.data.application.export_dataset import Piece
+from services.data.application.datasets import ApplyRequest, CreateRequest, Piece
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
 from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
@@ -31,13 +29,13 @@ _FORMATS: dict[int, FileFormat] = {
 }
 
 
-def create_order_from_proto(request: wire.CreateDatasetRequest) -> CreateOrder:
-    """Return what is to be created.
+def create_request_from_proto(request: wire.CreateDatasetRequest) -> CreateRequest:
+    """Convert a request to create a dataset.
 
     Raises:
-        InvalidField, UnknownComponent: a field is wrong; names it.
+        InvalidField, UnknownComponent: A field is invalid.
     """
-    return CreateOrder(
+    return CreateRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         fingerprint=fingerprint_of(request),
         source=_source_from_proto(request.source),
@@ -46,15 +44,15 @@ def create_order_from_proto(request: wire.CreateDatasetRequest) -> CreateOrder:
     )
 
 
-def apply_order_from_proto(request: wire.ApplyRequest) -> ApplyOrder:
-    """Return what is to be applied.
+def apply_request_from_proto(request: wire.ApplyRequest) -> ApplyRequest:
+    """Convert a request to apply steps.
 
     Raises:
-        InvalidField, UnknownComponent: a field is wrong; names it.
+        InvalidField, UnknownComponent: A field is invalid.
     """
     if not request.steps:
         raise InvalidField('steps', 'must have at least one step')
-    return ApplyOrder(
+    return ApplyRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         fingerprint=fingerprint_of(request),
         dataset_id=id_from_proto(request.dataset_id, 'dataset_id'),
@@ -63,10 +61,10 @@ def apply_order_from_proto(request: wire.ApplyRequest) -> ApplyOrder:
 
 
 def format_from_proto(file_format: int, field: str) -> FileFormat:
-    """Return a file format.
+    """Convert a file format.
 
     Raises:
-        InvalidField: it is unset or unknown.
+        InvalidField: The format is unset or unknown.
     """
     if file_format not in _FORMATS:
         raise InvalidField(field, 'must be FILE_FORMAT_JSONL, FILE_FORMAT_PARQUET or FILE_FORMAT_CSV')
@@ -76,11 +74,11 @@ def format_from_proto(file_format: int, field: str) -> FileFormat:
 async def upload_parts_from_proto(
     requests: AsyncIterator[wire.UploadRequest],
 ) -> AsyncIterator[UploadHeader | UploadChunk]:
-    """Yield the parts of an upload as they come.
+    """Yield the parts of an upload as they arrive.
 
     Raises:
-        InvalidField: a part is empty or malformed.
-        ChunkCorrupt: a chunk does not match its checksum.
+        InvalidField: A part is empty or malformed.
+        ChunkCorrupt: A chunk does not match its checksum.
     """
     async for request in requests:
         match request.WhichOneof('part'):
@@ -95,29 +93,27 @@ async def upload_parts_from_proto(
 
 
 def upload_to_proto(status: UploadStatus) -> wire.UploadResponse:
-    """Return where an upload stands, to who sent it."""
     return wire.UploadResponse(
         upload_id=status.header.upload_id, committed_bytes=status.committed_bytes, is_complete=status.is_complete
     )
 
 
 def page_from_proto(caller: Caller, request: wire.ListDatasetsRequest) -> Page:
-    """Return which page is asked for.
+    """Convert the paging fields of a request.
 
     Raises:
-        InvalidField, InvalidPageToken: it cannot be had.
+        InvalidField, InvalidPageToken: The page size or the token is invalid.
     """
     return parse_page(request.page_size, request.page_token, query=_query(caller), key_types=(str,))
 
 
 def page_to_proto(caller: Caller, datasets: Sequence[Dataset], after: SortKey | None) -> wire.ListDatasetsResponse:
-    """Return a page of datasets."""
     token = page_token_after(after, query=_query(caller))
     return wire.ListDatasetsResponse(datasets=[dataset_to_proto(item) for item in datasets], next_page_token=token)
 
 
 def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
-    """Return what a dataset's owner may know of it."""
+    """Convert a dataset to the message that its owner receives."""
     return dataset_pb2.Dataset(
         dataset_id=dataset.dataset_id,
         row_count=dataset.row_count,
@@ -132,7 +128,7 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
 
 
 def piece_to_proto(piece: Piece) -> wire.ExportDatasetResponse:
-    """Return a piece of an exported file."""
+    """Convert a piece of an exported file, with its checksum."""
     chunk = StateChunk(piece.offset, piece.data, chunk_checksum(piece.data))
     return wire.ExportDatasetResponse(chunk=chunk_to_proto(chunk))
 
@@ -169,7 +165,7 @@ def _source_from_proto(source: dataset_pb2.DatasetSource) -> Source:
                 raise InvalidField('source.mixture.dataset_ids', 'must name at least one dataset')
             return MixtureSource(dataset_ids=parts, is_interleaved=source.mixture.is_interleaved)
         case _:
-            raise InvalidField('source', 'must hold exactly one of hub, rows, trajectories, upload and mixture')
+            raise InvalidField('source', 'must contain exactly one of hub, rows, trajectories, upload and mixture')
 
 
 def _hub_from_proto(hub: dataset_pb2.HubSource) -> HubSource:
@@ -193,7 +189,7 @@ def _rows_from_proto(source: dataset_pb2.RowSource) -> list[dict[str, Any]]:
     for index, row in enumerate(rows):
         if not row or set(row) != set(rows[0]):
             keys = ', '.join(sorted(rows[0])) or 'at least one key'
-            raise InvalidField(f'source.rows.rows[{index}]', f'must have the keys of every row: {keys}')
+            raise InvalidField(f'source.rows.rows[{index}]', f'must have the same keys as the first row: {keys}')
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Chats between their messages and rows; what is carried along beside a chat goes with it."""
+"""Conversion between chats and rows; user data of a chat becomes a column of its row."""
 
 import json
 
@@ -12,10 +12,14 @@ _CHAT_COLUMNS = ('messages', 'tools', 'user_data')
 
 
 def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
-    """Return a chat as a row.
+    """Convert a chat to a row.
+
+    Args:
+        trajectory: The chat.
+        field: Field path of the chat, which begins the field path of an error.
 
     Raises:
-        InvalidField: names the part that no model could read.
+        InvalidField: A part of the chat is empty, malformed or not supported.
     """
     row: Row = chat_from_proto(trajectory, field)
     if trajectory.user_data:
@@ -25,7 +29,7 @@ def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
 
 
 def trajectory_of_row(row: Row) -> message_pb2.Trajectory:
-    """Return the chat a row was encoded from; its other columns are in `user_data`."""
+    """Return the chat from which a row was encoded; the row's other columns become its `user_data`."""
     trajectory = chat_to_proto(row.get('messages', []), row.get('tools') or [])
     others = {name: value for name, value in row.items() if name not in (*_CHAT_COLUMNS, *TOKEN_COLUMNS)}
     for name, value in {**others, **user_data_values(row)}.items():

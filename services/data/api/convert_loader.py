@@ -1,12 +1,11 @@
-"""Requests about loaders to values, with every check of their fields, and batches to messages."""
+"""Conversion of loaders, cursors and batches, with every check of their fields."""
 
 from collections.abc import AsyncIterator
 
 import numpy as np
 
 from services.data.api.convert_chats import trajectory_of_row
-from services.data.application.open_loader import LoaderOrder
-from services.data.application.stream_batches import Batch, Credits, End, StreamStart
+from services.data.application.loaders import Batch, Credits, End, OpenRequest, StreamStart
 from services.data.domain import TOKEN_COLUMNS, Cursor, Loader, Row
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
@@ -14,19 +13,19 @@ from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
 
-_MOST_ROWS = 65_536
-"""Examples a batch may have."""
+_MAX_ROWS = 65_536
+"""Maximum number of rows of a batch."""
 
 
-def loader_order_from_proto(request: wire.OpenLoaderRequest) -> LoaderOrder:
-    """Return what is to be read.
+def open_request_from_proto(request: wire.OpenLoaderRequest) -> OpenRequest:
+    """Convert a request to open a loader.
 
     Raises:
-        InvalidField: a field is missing or out of range.
+        InvalidField: A field is missing or out of range.
     """
-    if not 1 <= request.batch_size <= _MOST_ROWS:
-        raise InvalidField('batch_size', f'must be from 1 to {_MOST_ROWS}, got {request.batch_size}')
-    return LoaderOrder(
+    if not 1 <= request.batch_size <= _MAX_ROWS:
+        raise InvalidField('batch_size', f'must be from 1 to {_MAX_ROWS}, got {request.batch_size}')
+    return OpenRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         fingerprint=fingerprint_of(request),
         dataset_id=id_from_proto(request.dataset_id, 'dataset_id'),
@@ -38,7 +37,7 @@ def loader_order_from_proto(request: wire.OpenLoaderRequest) -> LoaderOrder:
 
 
 def loader_to_proto(loader: Loader) -> dataset_pb2.Loader:
-    """Return what a loader's owner may know of it."""
+    """Convert a loader to the message that its owner receives."""
     return dataset_pb2.Loader(
         loader_id=loader.loader_id,
         dataset_id=loader.dataset_id,
@@ -50,10 +49,10 @@ def loader_to_proto(loader: Loader) -> dataset_pb2.Loader:
 async def stream_requests_from_proto(
     requests: AsyncIterator[wire.StreamBatchesRequest],
 ) -> AsyncIterator[StreamStart | Credits]:
-    """Yield what a reader sends, as it comes.
+    """Yield the requests of a reader as they arrive.
 
     Raises:
-        InvalidField: a message is empty or malformed.
+        InvalidField: A request is empty or malformed.
     """
     async for request in requests:
         match request.WhichOneof('part'):
@@ -66,7 +65,6 @@ async def stream_requests_from_proto(
 
 
 def batch_to_proto(item: Batch | End) -> wire.StreamBatchesResponse:
-    """Return a batch, or the end."""
     cursor = dataset_pb2.Cursor(consumed_rows=item.cursor.consumed_rows, state=item.cursor.state)
     if isinstance(item, End):
         return wire.StreamBatchesResponse(cursor=cursor, epoch=item.epoch, is_end=True)

@@ -1,4 +1,4 @@
-"""The steps of a recipe between their messages and values, with every check of their fields."""
+"""Conversion of a dataset's steps, with every check of their fields."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -32,17 +32,16 @@ _DEFAULT_TEMPLATE = 'Template'
 
 
 def steps_from_proto(steps: Iterable[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
-    """Return the steps of a request.
+    """Convert the steps of a request.
 
     Raises:
-        InvalidField: one is empty, or an argument is wrong.
-        UnknownComponent: a preprocessor, filter or template is not known.
+        InvalidField: A step is empty, or an argument is invalid.
+        UnknownComponent: A preprocessor, filter or template is unknown.
     """
     return tuple(_step_from_proto(step, f'steps[{index}]') for index, step in enumerate(steps))
 
 
 def step_to_proto(step: Step) -> dataset_pb2.DatasetStep:
-    """Return a step as a message."""
     match step:
         case MapStep():
             message = dataset_pb2.MapStep(preprocessor=step.preprocessor, init_args=struct_of(step.init_args))
@@ -82,7 +81,7 @@ def _step_from_proto(step: dataset_pb2.DatasetStep, field: str) -> Step:
         case 'check':
             return CheckStep()
         case _:
-            raise InvalidField(field, 'must hold exactly one of map, filter, set_template, encode, pack and check')
+            raise InvalidField(field, 'must contain exactly one of map, filter, set_template, encode, pack and check')
 
 
 def _template_from_proto(config: dataset_pb2.TemplateConfig, field: str) -> TemplateStep:

@@ -1,6 +1,6 @@
-"""The two services of the contract. Each method converts, awaits its verb, and converts."""
+"""The contract's services. Each method converts the request, awaits the use case, and converts the result."""
 
-# ruff: noqa: N802 (the methods have the contract's names)
+# ruff: noqa: N802 (the contract names and describes the methods)
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -9,9 +9,12 @@ from typing import Any
 import grpc
 
 from services.data.api import convert, convert_loader
-from services.data.application.verbs import Verbs
+from services.data.application.datasets import Datasets
+from services.data.application.loaders import Loaders
+from services.data.application.uploads import Uploads
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto, not_negative
+from services.kit.rpc.server import Endpoint
 from twinkle.api.data.v1 import (
     dataset_service_pb2,
     dataset_service_pb2_grpc,
@@ -23,33 +26,28 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
-    """Makes and keeps datasets."""
+    """Serves datasets and uploads."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, datasets: Datasets, uploads: Uploads) -> None:
+        self._datasets, self._uploads = datasets, uploads
 
     async def CreateDataset(
         self, request: dataset_service_pb2.CreateDatasetRequest, context: _Context
     ) -> dataset_service_pb2.CreateDatasetResponse:
-        """Create a dataset."""
-        order = convert.create_order_from_proto(request)
-        dataset = await self._verbs.create_dataset(current_caller(), order)
+        dataset = await self._datasets.create(current_caller(), convert.create_request_from_proto(request))
         return dataset_service_pb2.CreateDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def Upload(
         self, request_iterator: AsyncIterator[dataset_service_pb2.UploadRequest], context: _Context
     ) -> dataset_service_pb2.UploadResponse:
-        """Take a file."""
         parts = convert.upload_parts_from_proto(request_iterator)
-        return convert.upload_to_proto(await self._verbs.uploads.receive(current_caller(), parts))
+        return convert.upload_to_proto(await self._uploads.receive(current_caller(), parts))
 
     async def GetUpload(
         self, request: dataset_service_pb2.GetUploadRequest, context: _Context
     ) -> dataset_service_pb2.GetUploadResponse:
-        """Say where to resume."""
         upload_id = id_from_proto(request.upload_id, 'upload_id')
-        status = await self._verbs.uploads.get(current_caller(), upload_id)
+        status = await self._uploads.get(current_caller(), upload_id)
         return dataset_service_pb2.GetUploadResponse(
             committed_bytes=status.committed_bytes, is_complete=status.is_complete
         )
@@ -57,77 +55,82 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
     async def Apply(
         self, request: dataset_service_pb2.ApplyRequest, context: _Context
     ) -> dataset_service_pb2.ApplyResponse:
-        """Apply steps."""
-        order = convert.apply_order_from_proto(request)
-        dataset = await self._verbs.apply_steps(current_caller(), order)
+        dataset = await self._datasets.apply(current_caller(), convert.apply_request_from_proto(request))
         return dataset_service_pb2.ApplyResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def GetDataset(
         self, request: dataset_service_pb2.GetDatasetRequest, context: _Context
     ) -> dataset_service_pb2.GetDatasetResponse:
-        """Return a dataset."""
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
-        dataset = await self._verbs.get_dataset(current_caller(), dataset_id)
+        dataset = await self._datasets.get(current_caller(), dataset_id)
         return dataset_service_pb2.GetDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def ListDatasets(
         self, request: dataset_service_pb2.ListDatasetsRequest, context: _Context
     ) -> dataset_service_pb2.ListDatasetsResponse:
-        """Return a page of datasets."""
         caller = current_caller()
         page = convert.page_from_proto(caller, request)
-        datasets, after = await self._verbs.list_datasets(caller, page)
+        datasets, after = await self._datasets.list(caller, page)
         return convert.page_to_proto(caller, datasets, after)
 
     async def DeleteDataset(
         self, request: dataset_service_pb2.DeleteDatasetRequest, context: _Context
     ) -> dataset_service_pb2.DeleteDatasetResponse:
-        """Delete a dataset."""
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
-        await self._verbs.delete_dataset(current_caller(), dataset_id)
+        await self._datasets.delete(current_caller(), dataset_id)
         return dataset_service_pb2.DeleteDatasetResponse()
 
     async def ExportDataset(
         self, request: dataset_service_pb2.ExportDatasetRequest, context: _Context
     ) -> AsyncIterator[dataset_service_pb2.ExportDatasetResponse]:
-        """Send a dataset as a file."""
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         file_format = convert.format_from_proto(request.format, 'format')
         offset = not_negative(request.offset, 'offset')
-        pieces = self._verbs.export_dataset(current_caller(), dataset_id, file_format=file_format, offset=offset)
+        pieces = self._datasets.export(current_caller(), dataset_id, file_format=file_format, offset=offset)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield convert.piece_to_proto(piece)
 
 
 class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
-    """Reads datasets batch by batch."""
+    """Serves loaders and their batches."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, loaders: Loaders) -> None:
+        self._loaders = loaders
 
     async def OpenLoader(
         self, request: loader_service_pb2.OpenLoaderRequest, context: _Context
     ) -> loader_service_pb2.OpenLoaderResponse:
-        """Open a loader."""
-        order = convert_loader.loader_order_from_proto(request)
-        loader = await self._verbs.open_loader(current_caller(), order)
+        loader = await self._loaders.open(current_caller(), convert_loader.open_request_from_proto(request))
         return loader_service_pb2.OpenLoaderResponse(loader=convert_loader.loader_to_proto(loader))
 
     async def StreamBatches(
         self, request_iterator: AsyncIterator[loader_service_pb2.StreamBatchesRequest], context: _Context
     ) -> AsyncIterator[loader_service_pb2.StreamBatchesResponse]:
-        """Send batches as credits allow."""
         requests = convert_loader.stream_requests_from_proto(request_iterator)
-        async with aclosing(self._verbs.stream_batches(current_caller(), requests)) as batches:
+        async with aclosing(self._loaders.stream(current_caller(), requests)) as batches:
             async for item in batches:
                 yield convert_loader.batch_to_proto(item)
 
     async def CloseLoader(
         self, request: loader_service_pb2.CloseLoaderRequest, context: _Context
     ) -> loader_service_pb2.CloseLoaderResponse:
-        """Close a loader."""
         loader_id = id_from_proto(request.loader_id, 'loader_id')
-        await self._verbs.close_loader(current_caller(), loader_id)
+        await self._loaders.close(current_caller(), loader_id)
         return loader_service_pb2.CloseLoaderResponse()
+
+
+def make_endpoints(datasets: DatasetServicer, loaders: LoaderServicer) -> list[Endpoint]:
+    """Return the contract's services that this server offers."""
+    return [
+        Endpoint(
+            dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'],
+            datasets,
+            dataset_service_pb2_grpc.add_DatasetServiceServicer_to_server,
+        ),
+        Endpoint(
+            loader_service_pb2.DESCRIPTOR.services_by_name['LoaderService'],
+            loaders,
+            loader_service_pb2_grpc.add_LoaderServiceServicer_to_server,
+        ),
+    ]

@@ -1,3 +1,3 @@
-"""The verbs of the data service, one a module."""
+"""The use cases of the data service: a class for each resource, with a method for each verb."""
 
 __all__: list[str] = []

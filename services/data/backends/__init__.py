@@ -1,3 +1,3 @@
-"""The machines of the data service: the component library, and the disk."""
+"""Implementations of the ports: the component library, and stores on the local disk."""
 
 __all__: list[str] = []

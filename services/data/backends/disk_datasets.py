@@ -1,7 +1,7 @@
-"""Datasets on the local disk: one folder each, with a record and the rows of its revision.
+"""Datasets on the local disk: a folder for each dataset, with a record and the rows of its revision.
 
-The rows of a new revision are written beside the old ones; replacing the record is the step
-that makes them current. What a crash leaves behind is cleared away at the next start.
+The rows of a new revision are written beside the old ones, and become current when the record is replaced. The next
+start removes everything that a crash left incomplete.
 """
 
 import asyncio
@@ -23,31 +23,27 @@ _RECORD = 'record.json'
 
 
 class DiskDatasets:
-    """Keeps datasets below one folder; implements `DatasetStore`."""
+    """Stores datasets below one folder; implements `DatasetStore`."""
 
     def __init__(self, root: Path, threads: Threads) -> None:
-        """Open the store at `root`, as it was left."""
+        """Open the store at `root`, with its datasets of earlier runs."""
         self._root, self._threads = root, threads
         self._records = RecordFiles(Dataset)
         root.mkdir(parents=True, exist_ok=True)
         self._known = {dataset.dataset_id: dataset for dataset in self._records.read_all(root, f'*/{_RECORD}')}
-        self._clear_left_overs()
+        self._remove_incomplete()
 
     def get(self, dataset_id: str) -> Dataset | None:
-        """Return what is known of a dataset."""
         return self._known.get(dataset_id)
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
-        """Return a tenant's datasets, in no order."""
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        """Keep a dataset and its rows in one step."""
-        # A caller that goes away does not stop a change that has begun: disk and index stay alike.
+        # A cancelled caller must not leave the index different from the disk.
         return await asyncio.shield(self._save(dataset, table))
 
     async def load(self, dataset: Dataset) -> Table:
-        """Return all rows."""
         rows = await self._threads.run(lambda: list(RowFiles(self._rows_of(dataset))))
         return Table(
             rows=rows,
@@ -60,11 +56,10 @@ class DiskDatasets:
         )
 
     def reader(self, dataset: Dataset) -> 'DiskRows':
-        """Return a reader of this revision."""
         return DiskRows(RowFiles(self._rows_of(dataset)), self._threads)
 
     async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
-        """Return the dataset as a file, written when it is first asked for."""
+        """Return the dataset as a file, which the first call writes."""
         path = self._rows_of(dataset) / f'export.{file_format}'
         try:
             if not path.exists():
@@ -74,7 +69,6 @@ class DiskDatasets:
         return DiskFile(path, self._threads)
 
     async def delete(self, dataset: Dataset) -> None:
-        """Forget a dataset and its rows."""
         self._known.pop(dataset.dataset_id, None)
         await asyncio.shield(self._threads.run(self._remove, dataset.dataset_id))
 
@@ -91,33 +85,33 @@ class DiskDatasets:
         sync_folder(rows_folder)
         self._records.write(rows_folder.parent / _RECORD, saved)
         sync_folder(self._root)
-        self._clear_revisions(saved)
+        self._remove_old_revisions(saved)
         return saved
 
     def _remove(self, dataset_id: str) -> None:
-        # The record first: a folder without one is cleared away at the next start.
+        # The record is removed first: the next start removes a folder without one.
         (self._root / dataset_id / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(self._root / dataset_id, ignore_errors=True)
 
     def _rows_of(self, dataset: Dataset) -> Path:
         return self._root / dataset.dataset_id / f'revision-{dataset.revision}'
 
-    def _clear_revisions(self, dataset: Dataset) -> None:
+    def _remove_old_revisions(self, dataset: Dataset) -> None:
         current = self._rows_of(dataset)
         for folder in current.parent.glob('revision-*'):
             if folder != current:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _clear_left_overs(self) -> None:
+    def _remove_incomplete(self) -> None:
         for folder in self._root.iterdir():
             if folder.name in self._known:
-                self._clear_revisions(self._known[folder.name])
+                self._remove_old_revisions(self._known[folder.name])
             elif folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_content(folder: Path, table: Table) -> str:
-    """Write a table's rows, and return the digest of all that a loader gives of them."""
+    """Write a table's rows, and return the digest of everything that a loader derives from them."""
     if not table.is_lazy:
         return write_rows(folder, table)
     raw = write_rows(folder, replace(table, is_encoded=False))
@@ -126,14 +120,12 @@ def _write_content(folder: Path, table: Table) -> str:
 
 
 class DiskRows:
-    """Rows of one revision; implements `RowReader`."""
+    """The rows of one revision; implements `RowReader`."""
 
     def __init__(self, files: RowFiles, threads: Threads) -> None:
-        """Read `files` in `threads`."""
         self._files, self._threads = files, threads
 
     async def read(self, indices: Sequence[int]) -> list[Row]:
-        """Return the rows at these indices, in this order."""
         return await self._threads.run(self._files.read, indices)
 
 
@@ -141,17 +133,15 @@ class DiskFile:
     """An exported file; implements `ExportedFile`."""
 
     def __init__(self, path: Path, threads: Threads) -> None:
-        """Keep `path` open, so that it stays readable when the dataset changes."""
+        """Open `path`, which stays readable after the dataset changes."""
         self._file, self._threads = path.open('rb'), threads
         self._size_bytes = path.stat().st_size
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file."""
         return self._size_bytes
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a piece; shorter at the end."""
         return await self._threads.run(self._read, offset, size_bytes)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:

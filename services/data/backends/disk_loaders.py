@@ -1,4 +1,4 @@
-"""Open loaders on the local disk, so that their cursors outlive a restart."""
+"""Open loaders on the local disk, so that their cursors remain valid after a restart."""
 
 from pathlib import Path
 
@@ -8,31 +8,27 @@ from services.kit.worker import Threads
 
 
 class DiskLoaders:
-    """Keeps loaders below one folder; implements `LoaderStore`."""
+    """Stores loaders below one folder; implements `LoaderStore`."""
 
     def __init__(self, root: Path, threads: Threads) -> None:
-        """Open the store at `root`, as it was left."""
+        """Open the store at `root`, with its loaders of earlier runs."""
         self._root, self._threads = root, threads
         self._records = RecordFiles(Loader)
         root.mkdir(parents=True, exist_ok=True)
         self._known = {loader.loader_id: loader for loader in self._records.read_all(root, '*.json')}
 
     def get(self, loader_id: str) -> Loader | None:
-        """Return a loader."""
         return self._known.get(loader_id)
 
     def of_tenant(self, tenant_id: str) -> list[Loader]:
-        """Return a tenant's loaders, in no order."""
         return [loader for loader in self._known.values() if loader.tenant_id == tenant_id]
 
     async def save(self, loader: Loader) -> None:
-        """Keep a loader."""
-        # Known before it is written: a repeat of the request that comes meanwhile finds it.
+        # The loader is added before it is written, so that a repeated request finds it in the meantime.
         self._known[loader.loader_id] = loader
         await self._threads.run(self._records.write, self._path(loader.loader_id), loader)
 
     async def delete(self, loader_id: str) -> None:
-        """Forget a loader."""
         self._known.pop(loader_id, None)
         await self._threads.run(self._path(loader_id).unlink, missing_ok=True)
 

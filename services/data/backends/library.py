@@ -1,4 +1,4 @@
-"""Rows made and changed by the component library, and its errors as this service's facts."""
+"""The row engine: the component library reads rows and applies steps to them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.data.backends.lazy_rows import LazyReader, apply_lazily
-from services.data.backends.library_errors import facts_of_source, facts_of_step
+from services.data.backends.library_errors import source_errors, step_errors
 from services.data.domain import (
     CheckStep,
     Dataset,
@@ -31,7 +31,7 @@ from twinkle.preprocessor import build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 
 _REPORTED_ROWS = 20
-"""Most rows a check names one by one."""
+"""Maximum number of rows that the warnings of a check name."""
 
 
 class LibraryEngine:
@@ -40,13 +40,13 @@ class LibraryEngine:
     def __init__(
         self, threads: Threads, *, base_models: Sequence[str], local_roots: Sequence[Path], template_cache: int
     ) -> None:
-        """Work in `threads`.
+        """Create the engine.
 
         Args:
-            threads: where rows are worked on.
-            base_models: models that may be folders.
-            local_roots: folders from which datasets may be read by path.
-            template_cache: templates kept ready.
+            threads: Threads in which rows are read and changed.
+            base_models: Models that may be folders.
+            local_roots: Folders whose files may be read as datasets by path.
+            template_cache: Number of templates that are kept in memory.
         """
         self._threads = threads
         self._base_models = frozenset(base_models)
@@ -54,26 +54,21 @@ class LibraryEngine:
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
 
     async def read_hub(self, source: HubSource) -> Table:
-        """Return a hub dataset's rows."""
         return await self._threads.run(self._read_hub, source)
 
     async def read_file(self, path: str, file_format: str) -> Table:
-        """Return an uploaded file's rows."""
-        with facts_of_source('source.upload'):
+        with source_errors('source.upload'):
             return Table(rows=list(await self._threads.run(read_rows, Path(path), file_format)))
 
     async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
-        """Return one table of several."""
         return await self._threads.run(_mix, tables, is_interleaved=is_interleaved)
 
     async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
-        """Return what the steps make of a table."""
         if table.is_lazy:
             return await self._threads.run(apply_lazily, table, steps, self._template)
         return await self._threads.run(self._apply, table, steps)
 
-    def working_out(self, dataset: Dataset, reader: RowReader) -> RowReader:
-        """Return a reader of what a lazy dataset's steps make of its rows."""
+    def lazy_reader(self, dataset: Dataset, reader: RowReader) -> RowReader:
         return LazyReader(dataset, reader, self._threads, self._template)
 
     def _read_hub(self, source: HubSource) -> Table:
@@ -84,7 +79,7 @@ class LibraryEngine:
             split=source.split,
             data_slice=slice(source.begin_row, source.end_row),
         )
-        with facts_of_source('source.hub', hub_id=source.dataset_id):
+        with source_errors('source.hub', hub_id=source.dataset_id):
             return Table(rows=list(load_rows(meta, is_local_allowed=is_local)))
 
     def _is_readable_path(self, dataset_id: str) -> bool:
@@ -92,15 +87,15 @@ class LibraryEngine:
         return path is not None and any(path.resolve().is_relative_to(root) for root in self._local_roots)
 
     def _apply(self, table: Table, steps: Sequence[Step]) -> Table:
-        work = _Work(table, self._template)
+        runner = _StepRunner(table, self._template)
         for index, step in enumerate(steps):
-            with facts_of_step(index, step, table):
-                work.do(step)
-        return work.table()
+            with step_errors(index, step, table):
+                runner.apply(step)
+        return runner.table()
 
     def _build_template(self, step: TemplateStep) -> Template:
         if step.base_model not in self._base_models and local_path(step.base_model) is not None:
-            # What is a path here is nobody's business; a model of that name may still be on a hub.
+            # The error does not reveal whether the path exists.
             raise HubError('no such model')
         return build_template(
             step.name,
@@ -109,13 +104,13 @@ class LibraryEngine:
             truncation_strategy=step.truncation_strategy,
             default_system=step.default_system,
             enable_thinking=step.is_thinking_enabled,
-            # Features on the wire carry no pixels yet, and a client must not name files of this machine.
+            # Features on the wire contain no pixels yet, and a client must not read files of this machine.
             is_media_read=False,
         )
 
 
-class _Work:
-    """A table on its way through steps."""
+class _StepRunner:
+    """Applies steps to a table, one after another."""
 
     def __init__(self, table: Table, template_of: Callable[[TemplateStep], Template]) -> None:
         self._dataset = PackingDataset(DatasetMeta(data=table.rows))
@@ -124,7 +119,7 @@ class _Work:
         self._template_of = template_of
         self._warnings: list[str] = []
 
-    def do(self, step: Step) -> None:
+    def apply(self, step: Step) -> None:
         dataset = self._dataset
         match step:
             case MapStep():
@@ -139,10 +134,10 @@ class _Work:
                 dataset.set_template(self._template_of(step))
                 self._step = step
             case EncodeStep():
-                self._prepare_template()
+                self._load_template()
                 self._warnings += dataset.encode(add_generation_prompt=step.is_generation_prompt_added)
             case PackStep():
-                self._prepare_template()
+                self._load_template()
                 dataset.pack_dataset()
             case CheckStep():
                 self._warnings += self._check()
@@ -159,7 +154,7 @@ class _Work:
             warnings=self._warnings,
         )
 
-    def _prepare_template(self) -> None:
+    def _load_template(self) -> None:
         if self._dataset.template is None and self._step is not None:
             self._dataset.template = self._template_of(self._step)
 
@@ -168,10 +163,10 @@ class _Work:
             labels = [row.get('labels') for row in self._dataset]
             problems = [_problem_of(array) for array in labels]
         else:
-            self._prepare_template()
+            self._load_template()
             template = self._dataset.template
             if template is None:
-                raise NotReady('there is no template; apply set_template before check', needs='set_template')
+                raise NotReady('the dataset has no template; apply set_template before check', needs='set_template')
             problems = template.batch_check(list(self._dataset))
         found = [f'rows[{index}]: {problem}' for index, problem in enumerate(problems) if problem is not None]
         rest = len(found) - _REPORTED_ROWS
@@ -179,17 +174,18 @@ class _Work:
 
 
 def _problem_of(labels: Any) -> str | None:
-    is_useless = labels is not None and bool((np.asarray(labels) == IGNORE_INDEX).all())
-    return 'nothing in it is trained on: no label counts' if is_useless else None
+    is_ignored = labels is not None and bool((np.asarray(labels) == IGNORE_INDEX).all())
+    return 'all labels are ignored, so training learns nothing from this row' if is_ignored else None
 
 
 def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
     first = tables[0]
     if any(table.is_lazy for table in tables):
-        raise InvalidField('source.mixture.dataset_ids', 'must not be lazy; mix first, and say is_lazy of the mixture')
+        problem = 'must not be lazy; mix eager datasets, and set is_lazy for the mixture'
+        raise InvalidField('source.mixture.dataset_ids', problem)
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:
-        problem = 'the parts of a mixture must all be encoded, all be packed, or all be neither'
+        problem = 'must all be encoded, all be packed, or all be neither'
         raise InvalidField('source.mixture.dataset_ids', problem)
     mixed = PackingDataset()
     for table in tables:

@@ -1,4 +1,4 @@
-"""The component library's errors as facts about the request."""
+"""Conversion of the component library's errors to errors of the request."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,11 +19,16 @@ from twinkle.template import TemplateError, UnknownTemplate, template_names
 
 
 @contextmanager
-def facts_of_source(field: str, *, hub_id: str = '') -> Generator[None]:
-    """Turn the library's errors about where rows come from into facts.
+def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
+    """Convert the library's errors about a source.
+
+    Args:
+        field: Field path of the source in the request.
+        hub_id: Hub id that the source names, if any.
 
     Raises:
-        HubIdNotFound, InvalidField: what they mean.
+        HubIdNotFound: The hub id cannot be resolved.
+        InvalidField: The source cannot be read.
     """
     try:
         yield
@@ -34,16 +39,19 @@ def facts_of_source(field: str, *, hub_id: str = '') -> Generator[None]:
 
 
 @contextmanager
-def facts_of_step(index: int, step: Step, table: Table) -> Generator[None]:
-    """Turn the library's errors about a step into facts; rows are named `rows[i]`.
+def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
+    """Convert the library's errors about a step; the field path of a row's error begins with `rows[i]`.
 
     Args:
-        index: Of the step in the request.
+        index: Index of the step in the request.
         step: The step.
         table: The rows before the first step.
 
     Raises:
-        InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: what they mean.
+        InvalidField: A row or an argument is invalid.
+        UnknownComponent: The step names an unknown component.
+        DatasetNotReady: A step that is needed before is missing.
+        HubIdNotFound: The template's model was not found.
     """
     field = f'steps[{index}].{step.kind}'
     try:
@@ -51,18 +59,18 @@ def facts_of_step(index: int, step: Step, table: Table) -> Generator[None]:
     except NotReady as error:
         raise DatasetNotReady(table.dataset_id, error.needs, f'{field}: {error}') from error
     except InvalidExample as error:
-        place = f'rows[{error.row_index}].{error.field}'.rstrip('.')
-        raise InvalidField(place, error.problem) from error
+        path = f'rows[{error.row_index}].{error.field}'.rstrip('.')
+        raise InvalidField(path, error.problem) from error
     except InvalidRow as error:
         raise InvalidField(f'rows[{error.row_index}].{error.column}', error.problem) from error
     except (PreprocessorError, DatasetError, TemplateError) as error:
-        raise _component_fact(error, step, field) from error
+        raise _component_error(error, step, field) from error
     except HubError as error:
         template = step if isinstance(step, TemplateStep) else table.template
         raise HubIdNotFound(template.base_model if template is not None else '') from error
 
 
-def _component_fact(error: Exception, step: Step, field: str) -> InvalidField | UnknownComponent:
+def _component_error(error: Exception, step: Step, field: str) -> InvalidField | UnknownComponent:
     match step:
         case MapStep() if isinstance(error, UnknownPreprocessor):
             return UnknownComponent(f'{field}.preprocessor', 'preprocessor', step.preprocessor, preprocessor_names())

@@ -1,4 +1,4 @@
-"""Records as JSON files, replaced in one step."""
+"""Records as JSON files, which are replaced atomically."""
 
 import os
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ class RecordFiles(Generic[_Record]):
     """Writes and reads records of one type."""
 
     def __init__(self, record_class: type[_Record]) -> None:
-        """Keep records of `record_class`, a dataclass."""
+        """Create the files of `record_class`, a dataclass."""
         self._adapter = TypeAdapter(record_class)
 
     def write(self, path: Path, record: _Record) -> None:
-        """Write a record, durably; a crash leaves the old content or the new."""
+        """Write a record durably; a crash leaves either the old content or the new."""
         staging = path.with_name(f'.{path.name}.new')
         with staging.open('wb') as file:
             file.write(self._adapter.dump_json(record))
@@ -28,13 +28,13 @@ class RecordFiles(Generic[_Record]):
         sync_folder(path.parent)
 
     def read_all(self, folder: Path, pattern: str) -> Iterator[_Record]:
-        """Yield the records of the files that match."""
+        """Yield the records of the files that match `pattern`, in the order of their names."""
         for path in sorted(folder.glob(pattern)):
             yield self._adapter.validate_json(path.read_bytes())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a folder's entries durable."""
+    """Make the entries of a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

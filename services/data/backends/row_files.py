@@ -1,7 +1,7 @@
-"""Rows as files that are read one by one without loading the rest.
+"""Files of rows from which single rows can be read.
 
-Per-token columns are flat arrays that are mapped into memory; all other columns are JSON, one
-line a row. Two arrays of offsets say where each row begins in them.
+Per-token columns are flat arrays that are mapped into memory. All other columns are JSON, one line per row. Two arrays
+contain the offset of each row in these files.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from twinkle.dataset.files import plain
 
 _DTYPES = {name: np.float32 if name == 'loss_weights' else np.int32 for name in TOKEN_COLUMNS}
 _IMPLIED_COLUMNS = ('attention_mask', 'length')
-"""Given by the number of tokens: not kept."""
+"""Columns that follow from the number of tokens and are not stored."""
 _LINES, _LINE_OFFSETS, _TOKEN_OFFSETS = 'rows.jsonl', 'row_offsets.npy', 'token_offsets.npy'
 
 
 def write_rows(folder: Path, table: Table) -> str:
-    """Write a table into an empty folder and return the digest of what a loader reads of it."""
+    """Write a table into an empty folder, and return the digest of the rows that a loader reads."""
     digest = hashlib.blake2s()
     tokens = _token_columns(table)
-    left_out = {*tokens, *_IMPLIED_COLUMNS, 'position_ids'} if table.is_encoded else set[str]()
+    omitted = {*tokens, *_IMPLIED_COLUMNS, 'position_ids'} if table.is_encoded else set[str]()
     offsets = [0]
     with (folder / _LINES).open('wb') as file:
         for row in table.rows:
-            kept = {name: plain(value) for name, value in row.items() if name not in left_out}
+            kept = {name: plain(value) for name, value in row.items() if name not in omitted}
             line = json.dumps(kept, ensure_ascii=False).encode() + b'\n'
             offsets.append(offsets[-1] + file.write(line))
             digest.update(line)
@@ -50,13 +50,12 @@ def write_rows(folder: Path, table: Table) -> str:
 
 
 class RowFiles:
-    """Reads what `write_rows` wrote.
+    """Reads the files of `write_rows`.
 
-    Concurrency: safe to share between threads. Files stay readable when they are deleted.
+    Concurrency: threads may share an instance. Open files stay readable after they are deleted.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of `folder`."""
         self._lines = (folder / _LINES).open('rb')
         self._line_offsets = _load(folder / _LINE_OFFSETS)
         has_tokens = (folder / _TOKEN_OFFSETS).exists()
@@ -68,7 +67,7 @@ class RowFiles:
         return len(self._line_offsets) - 1
 
     def read(self, indices: Sequence[int]) -> list[Row]:
-        """Return the rows at these indices; arrays are copies."""
+        """Return the rows at these indices, in this order; arrays are copies."""
         return [self._row(index) for index in indices]
 
     def __iter__(self) -> Iterator[Row]:
@@ -80,7 +79,7 @@ class RowFiles:
         if self._token_offsets is None:
             return row
         first, last = int(self._token_offsets[index]), int(self._token_offsets[index + 1])
-        # Copies, so that no reader keeps the whole file mapped.
+        # Copies allow the file to be unmapped while a reader still uses its rows.
         arrays: dict[str, Any] = {name: np.array(column[first:last]) for name, column in self._tokens.items()}
         return {**row, **arrays}
 
@@ -88,10 +87,10 @@ class RowFiles:
         self._lines.close()
 
 
-def as_kept(row: Row) -> Row:
-    """Return an encoded row of one sample as it is read where it was written."""
-    left_out = {*TOKEN_COLUMNS, *_IMPLIED_COLUMNS}
-    others = {name: plain(value) for name, value in row.items() if name not in left_out}
+def as_stored(row: Row) -> Row:
+    """Return an encoded row of one sample as if it had been written and read."""
+    omitted = {*TOKEN_COLUMNS, *_IMPLIED_COLUMNS}
+    others = {name: plain(value) for name, value in row.items() if name not in omitted}
     names = (name for name in TOKEN_COLUMNS if name in row and name != 'position_ids')
     return {**others, **{name: np.asarray(row[name], dtype=_DTYPES[name]) for name in names}}
 
@@ -100,7 +99,7 @@ def _token_columns(table: Table) -> list[str]:
     if not table.is_encoded or not table.rows:
         return []
     names = [name for name in TOKEN_COLUMNS if name in table.rows[0]]
-    # Positions count from 0 unless samples are packed.
+    # Positions count from 0 unless samples are packed, and are then not stored.
     return names if table.is_packed else [name for name in names if name != 'position_ids']
 
 

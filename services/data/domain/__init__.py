@@ -1,4 +1,4 @@
-"""Datasets, steps, loaders and positions as values, and the rules about them."""
+"""Values and rules of the data service: datasets, their sources and steps, loaders and cursors."""
 
 from services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
 from services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound

@@ -1,4 +1,4 @@
-"""A dataset: what is known of it, and its rows while they are worked on."""
+"""A dataset's description, and its rows while they are prepared."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,44 +10,44 @@ Row = dict[str, Any]
 """Column name to value; the token columns of encoded rows are arrays."""
 
 TOKEN_COLUMNS = ('input_ids', 'labels', 'position_ids', 'loss_weights', 'completion_mask')
-"""What encoding adds, a number a token: what a loader sends, and what no chat carries along."""
+"""Columns that encoding adds, with one number per token. A loader sends these columns; the chat of a row omits them."""
 
 _REMEMBERED_REQUESTS = 256
-"""Request ids a dataset remembers, so that a repeat is told from a new request."""
+"""Number of recent requests by which a dataset recognizes a repeated request."""
 
 
 @dataclass(kw_only=True)
 class Table:
-    """Rows in memory, and how far they are prepared."""
+    """Rows in memory, and the state of their preparation."""
 
     rows: list[Row]
     dataset_id: str = ''
-    """Dataset they were loaded from; empty for new rows."""
+    """Dataset from which the rows were loaded; empty for new rows."""
     is_encoded: bool = False
     is_packed: bool = False
     is_lazy: bool = False
-    """Whether rows are kept as they came, and `pending` is done to each when it is read."""
+    """Whether rows are stored unchanged, and the steps in `pending` are applied to each row when it is read."""
     pending: tuple[Step, ...] = ()
-    """Steps to be done to rows that are read."""
+    """Steps to apply to a row when it is read; empty unless the table is lazy."""
     template: TemplateStep | None = None
-    """How chats become tokens; None until chosen."""
+    """Template that encodes chats; None until a step sets it."""
     warnings: list[str] = field(default_factory=list[str])
-    """What the owner should know of the steps done to this table."""
+    """Messages for the owner about the steps that produced this table."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns, in order of appearance."""
+        """Names of the columns, in the order in which they first occur."""
         return tuple({name: None for row in self.rows for name in row})
 
     @property
     def token_count(self) -> int:
-        """Tokens in all rows; 0 until encoded."""
+        """Number of tokens in all rows; 0 for a lazy table or before encoding."""
         return sum(len(row['input_ids']) for row in self.rows) if self.is_encoded and not self.is_lazy else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What the service knows of a dataset."""
+    """The description of a stored dataset."""
 
     dataset_id: str
     tenant_id: str
@@ -61,22 +61,22 @@ class Dataset:
     steps: tuple[Step, ...]
     warnings: tuple[str, ...]
     requests: tuple[tuple[str, str], ...] = ()
-    """`(request_id, fingerprint)` of the requests that made and changed it, oldest first."""
+    """`(request_id, fingerprint)` of the latest requests that created or changed the dataset, oldest first."""
     revision: int = 0
-    """Grows by one with each change of the rows."""
+    """Increases by one with each change of the rows."""
     is_lazy: bool = False
     """See `Table`."""
     pending: tuple[Step, ...] = ()
     """See `Table`."""
     content_digest: str = ''
-    """Of all that a loader reads; set by the store that holds the rows."""
+    """Digest of everything that a loader reads; set by the store of the rows."""
 
     def fingerprint_of(self, request_id: str) -> str | None:
-        """Return the fingerprint a request id came with, None if it is not remembered."""
+        """Return the fingerprint of an earlier request; None if the dataset does not know the request id."""
         return dict(self.requests).get(request_id)
 
     def changed(self, table: Table, steps: tuple[Step, ...], request: tuple[str, str]) -> 'Dataset':
-        """Return what the dataset is once `steps` made `table` of it."""
+        """Return the dataset after `request` applied `steps` to it, with `table` as the result."""
         return Dataset(
             dataset_id=self.dataset_id,
             tenant_id=self.tenant_id,
@@ -97,7 +97,7 @@ class Dataset:
 
 
 def new_dataset(dataset_id: str, *, tenant_id: str, create_time: datetime) -> Dataset:
-    """Return a dataset that has no rows yet."""
+    """Return a dataset without rows."""
     return Dataset(
         dataset_id=dataset_id,
         tenant_id=tenant_id,

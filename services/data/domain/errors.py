@@ -21,12 +21,12 @@ class LoaderNotFound(NotFound):
 
 @domain_error('DATASET_NOT_READY', '{problem}')
 class DatasetNotReady(FailedPrecondition):
-    """An earlier step is missing or was done already."""
+    """A step that is needed before is missing, or the step was already applied."""
 
     dataset_id: str
-    """Empty while the dataset is being created."""
+    """Id of the dataset; empty while it is being created."""
     needs: str
-    """Missing step, such as 'encode'; empty if a step was done too early."""
+    """Missing step, such as 'encode'; empty if no step is missing."""
     problem: str
 
     def metadata(self) -> Mapping[str, str]:
@@ -37,6 +37,6 @@ class DatasetNotReady(FailedPrecondition):
 
 @domain_error('HUB_ID_NOT_FOUND', '{hub_id!r} is not on any hub, mirror or cache that this service can reach')
 class HubIdNotFound(NotFound):
-    """A hub id cannot be resolved from here."""
+    """A hub id cannot be resolved by this service."""
 
     hub_id: str

@@ -1,4 +1,4 @@
-"""Where a dataset's rows come from."""
+"""The sources of a dataset's rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """A hub dataset, or a path the service may read."""
+    """A hub dataset, or a path that the service may read."""
 
     dataset_id: str
     subset_name: str = 'default'
     split: str = 'train'
     begin_row: int | None = None
-    """None: from the first."""
+    """First row; None for the beginning."""
     end_row: int | None = None
-    """None: to the last."""
+    """Row after the last one; None for the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """Rows, or chats as rows, that came with the request."""
+    """Rows, or chats as rows, that the request contains."""
 
     rows: Sequence[dict[str, Any]]
 
@@ -35,10 +35,11 @@ class UploadSource:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureSource:
-    """Other datasets as one."""
+    """Several datasets, combined."""
 
     dataset_ids: tuple[str, ...]
     is_interleaved: bool = False
+    """Whether rows alternate between the datasets; otherwise the datasets follow one another."""
 
 
 Source = HubSource | RowSource | UploadSource | MixtureSource

@@ -1,4 +1,4 @@
-"""The steps of a dataset's recipe."""
+"""The steps that prepare a dataset's rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class MapStep:
-    """Rewrite rows by a named preprocessor."""
+    """Change each row with a preprocessor."""
 
     preprocessor: str
     init_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -16,7 +16,7 @@ class MapStep:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterStep:
-    """Keep rows that a named filter accepts."""
+    """Keep the rows that a filter accepts."""
 
     filter: str
     init_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -25,22 +25,22 @@ class FilterStep:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateStep:
-    """Choose how chats become tokens."""
+    """Set the template that encodes chats."""
 
     base_model: str
     name: str = 'Template'
     max_length: int = 8192
-    """Most tokens of an example."""
+    """Maximum number of tokens of a row."""
     truncation_strategy: Literal['raise', 'left', 'right', 'split', 'delete'] = 'raise'
     default_system: str | None = None
-    """None: whatever the chat template does."""
+    """System message for chats without one; None for the default of the chat template."""
     is_thinking_enabled: bool = True
     kind: Literal['set_template'] = 'set_template'
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeStep:
-    """Turn chats into tokens."""
+    """Encode chats as tokens."""
 
     is_generation_prompt_added: bool = False
     kind: Literal['encode'] = 'encode'
@@ -48,14 +48,14 @@ class EncodeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PackStep:
-    """Join short examples."""
+    """Combine short rows into longer ones."""
 
     kind: Literal['pack'] = 'pack'
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckStep:
-    """Report examples that would train on nothing."""
+    """Report rows from which training would learn nothing."""
 
     kind: Literal['check'] = 'check'
 

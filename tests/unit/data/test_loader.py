@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.data.application.turns import Turns
+from services.data.application.tenant_locks import TenantLocks
 from services.data.domain import Cursor, Loader
 from services.kit.errors import InvalidField, QueueFull
 
@@ -66,11 +66,11 @@ def test_count_alone_fits_where_a_batch_begins() -> None:
 
 async def test_tenants_take_turns_and_do_not_wait_for_each_other() -> None:
     """One change of a tenant at a time, in the order they came; another tenant goes ahead."""
-    turns, order = Turns(queue_limit=8), list[str]()
+    locks, order = TenantLocks(queue_limit=8), list[str]()
     may_end = asyncio.Event()
 
     async def change(tenant_id: str, name: str, *, waits: bool) -> None:
-        async with turns.of(tenant_id):
+        async with locks.hold(tenant_id):
             order.append(f'{name} begins')
             if waits:
                 await may_end.wait()
@@ -86,11 +86,11 @@ async def test_tenants_take_turns_and_do_not_wait_for_each_other() -> None:
 
 async def test_too_many_waiting_are_refused() -> None:
     """The queue of a tenant is bounded, and a refusal takes no place in it."""
-    turns = Turns(queue_limit=1)
-    async with asyncio.TaskGroup() as tasks, turns.of('alice'):
+    locks = TenantLocks(queue_limit=1)
+    async with asyncio.TaskGroup() as tasks, locks.hold('alice'):
 
         async def wait() -> None:
-            async with turns.of('alice'):
+            async with locks.hold('alice'):
                 pass
 
         waiting = tasks.create_task(wait())
@@ -99,5 +99,5 @@ async def test_too_many_waiting_are_refused() -> None:
         for _ in range(2):
             with pytest.raises(QueueFull):
                 await wait()
-        async with turns.of('bob'):
+        async with locks.hold('bob'):
             assert not waiting.done()

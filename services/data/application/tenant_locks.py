@@ -1,4 +1,4 @@
-"""Turns: one change of a tenant's datasets at a time, and a bounded number waiting."""
+"""Locks that serialize the changes of each tenant's datasets."""
 
 import asyncio
 from collections import Counter
@@ -9,21 +9,25 @@ from weakref import WeakValueDictionary
 from services.kit.errors import QueueFull
 
 
-class Turns:
-    """Gives each tenant one turn at a time, so that none can take every thread."""
+class TenantLocks:
+    """Runs one change per tenant at a time, so that no tenant can occupy all threads.
+
+    Concurrency: waiting changes of a tenant run in the order in which they arrived.
+    """
 
     def __init__(self, *, queue_limit: int) -> None:
-        """Let at most `queue_limit` changes of one tenant wait."""
+        """Allow at most `queue_limit` changes of a tenant to wait."""
         self._queue_limit = queue_limit
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._present: Counter[str] = Counter()
+        """Number of running and waiting changes by tenant."""
 
     @asynccontextmanager
-    async def of(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait for the tenant's turn and hold it.
+    async def hold(self, tenant_id: str) -> AsyncIterator[None]:
+        """Wait for the tenant's lock and hold it.
 
         Raises:
-            QueueFull: too many wait already.
+            QueueFull: Too many changes of the tenant are waiting.
         """
         waiting = self._present[tenant_id]
         if waiting > self._queue_limit:
@@ -34,4 +38,4 @@ class Turns:
                 yield
         finally:
             self._present[tenant_id] -= 1
-            self._present += Counter()  # drops the zeros
+            self._present += Counter()  # removes the zeros

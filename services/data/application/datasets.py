@@ -1,0 +1,248 @@
+"""Datasets of a tenant: create, change, read, list, export and delete them."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from services.data.application.tenant_locks import TenantLocks
+from services.data.domain import (
+    Dataset,
+    DatasetNotFound,
+    HubSource,
+    MixtureSource,
+    RowSource,
+    Source,
+    Step,
+    Table,
+    UploadSource,
+)
+from services.data.domain.dataset import new_dataset
+from services.data.ports import DatasetStore, LoaderStore, RowEngine
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
+from services.kit.ids import new_id
+from services.kit.paging import Page, SortKey
+from services.kit.uploads import UploadStore
+
+CHUNK_BYTES = 1 << 20
+"""Size of the pieces of an exported file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateRequest:
+    """A request to create a dataset."""
+
+    request_id: str
+    fingerprint: str
+    """Digest of the request's content."""
+    source: Source
+    steps: tuple[Step, ...]
+    is_lazy: bool = False
+    """See `Table`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyRequest:
+    """A request to apply steps to a dataset."""
+
+    request_id: str
+    fingerprint: str
+    """Digest of the request's content."""
+    dataset_id: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes of an exported file."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetLimits:
+    """Limits on the datasets of one tenant."""
+
+    rows: int
+    """Maximum number of rows of a dataset."""
+    datasets: int
+    """Maximum number of datasets."""
+    queue_length: int
+    """Maximum number of requests that wait for another change to end."""
+
+
+class Datasets:
+    """Creates and changes datasets, one change per tenant at a time."""
+
+    def __init__(
+        self, store: DatasetStore, loaders: LoaderStore, uploads: UploadStore, engine: RowEngine, *, clock: Clock,
+        limits: DatasetLimits,
+    ) -> None:  # fmt: skip
+        self._store, self._loaders, self._uploads, self._engine = store, loaders, uploads, engine
+        self._clock, self._limits = clock, limits
+        self._locks = TenantLocks(queue_limit=limits.queue_length)
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Dataset:
+        """Create a dataset, or return the dataset of an earlier request with the same id and content.
+
+        Raises:
+            ScopeMissing: The key may not use datasets.
+            RequestIdReused: An earlier request with this id had other content.
+            QuotaExceeded, QueueFull: The tenant has too many datasets, rows or waiting requests.
+            DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
+            InvalidField: A row or an argument is invalid.
+            DatasetNotReady: A step comes before a step that it needs.
+        """
+        require_scope(caller, 'data')
+        async with self._locks.hold(caller.tenant_id):
+            known = self._find_repeated(caller, request)
+            if known is not None:
+                return known
+            table = await self._read(caller, request.source)
+            if len(table.rows) > self._limits.rows:
+                raise QuotaExceeded('dataset_rows', self._limits.rows)
+            if request.is_lazy and table.is_encoded:
+                raise InvalidField('is_lazy', 'must be false, because the parts of the mixture are already encoded')
+            table = await self._engine.apply(replace(table, is_lazy=request.is_lazy), request.steps)
+            empty = new_dataset(new_id('ds'), tenant_id=caller.tenant_id, create_time=self._clock.now())
+            dataset = empty.changed(table, request.steps, (request.request_id, request.fingerprint))
+            return await self._store.save(dataset, table)
+
+    async def apply(self, caller: Caller, request: ApplyRequest) -> Dataset:
+        """Apply all steps or none, and return the changed dataset; a repeated request changes nothing.
+
+        Raises:
+            DatasetNotFound: The tenant has no such dataset.
+            RequestIdReused: An earlier request with this id had other content.
+            InUse: A loader reads the dataset.
+            QueueFull: Too many requests of the tenant are waiting.
+            InvalidField: A row or an argument is invalid.
+            DatasetNotReady: A step comes before a step that it needs.
+            HubIdNotFound: The template's model was not found.
+        """
+        dataset_of(self._store, caller, request.dataset_id)
+        async with self._locks.hold(caller.tenant_id):
+            dataset = dataset_of(self._store, caller, request.dataset_id)
+            fingerprint = dataset.fingerprint_of(request.request_id)
+            if fingerprint == request.fingerprint:
+                return dataset
+            if fingerprint is not None:
+                raise RequestIdReused(request.request_id)
+            self._check_unused(dataset)
+            table = await self._engine.apply(await self._store.load(dataset), request.steps)
+            changed = dataset.changed(table, request.steps, (request.request_id, request.fingerprint))
+            # A loader may have been opened in the meantime, and its batches must not change.
+            self._check_unused(dataset)
+            return await self._store.save(changed, table)
+
+    async def get(self, caller: Caller, dataset_id: str) -> Dataset:
+        """Return a dataset.
+
+        Raises:
+            DatasetNotFound: The tenant has no such dataset.
+        """
+        return dataset_of(self._store, caller, dataset_id)
+
+    async def list(self, caller: Caller, page: Page) -> tuple[list[Dataset], SortKey | None]:
+        """Return a page of datasets, newest first, and the sort key of its last dataset if more follow.
+
+        Raises:
+            ScopeMissing: The key may not use datasets.
+        """
+        require_scope(caller, 'data')
+        # Ids begin with their creation time, so their order is the order of creation.
+        owned = sorted(self._store.of_tenant(caller.tenant_id), key=_sort_key, reverse=True)
+        following = [item for item in owned if page.after is None or _sort_key(item) < page.after]
+        items = following[: page.size]
+        return items, _sort_key(items[-1]) if len(following) > page.size else None
+
+    async def export(self, caller: Caller, dataset_id: str, *, file_format: str, offset: int) -> AsyncGenerator[Piece]:
+        """Yield the dataset as a file from byte `offset` on; the same revision always yields the same bytes.
+
+        Raises:
+            DatasetNotFound: The tenant has no such dataset.
+            InvalidField: The dataset is lazy, the format cannot represent its rows, or the offset exceeds the file.
+        """
+        dataset = dataset_of(self._store, caller, dataset_id)
+        if dataset.is_lazy:
+            problem = 'is lazy, and its rows are computed only when a loader reads them; export an eager dataset'
+            raise InvalidField('dataset_id', problem)
+        file = await self._store.export(dataset, file_format)
+        if offset > file.size_bytes:
+            raise InvalidField('offset', f'must be at most {file.size_bytes}, the size of the file')
+        for begin in range(offset, file.size_bytes, CHUNK_BYTES):
+            yield Piece(begin, await file.read(begin, CHUNK_BYTES))
+
+    async def delete(self, caller: Caller, dataset_id: str) -> None:
+        """Delete a dataset.
+
+        Raises:
+            DatasetNotFound: The tenant has no such dataset.
+            InUse: A loader reads the dataset.
+            QueueFull: Too many requests of the tenant are waiting.
+        """
+        dataset_of(self._store, caller, dataset_id)
+        async with self._locks.hold(caller.tenant_id):
+            dataset = dataset_of(self._store, caller, dataset_id)
+            self._check_unused(dataset)
+            await self._store.delete(dataset)
+
+    def _find_repeated(self, caller: Caller, request: CreateRequest) -> Dataset | None:
+        owned = self._store.of_tenant(caller.tenant_id)
+        for dataset in owned:
+            fingerprint = dataset.fingerprint_of(request.request_id)
+            if fingerprint == request.fingerprint:
+                return dataset
+            if fingerprint is not None:
+                raise RequestIdReused(request.request_id)
+        if len(owned) >= self._limits.datasets:
+            raise QuotaExceeded('datasets', self._limits.datasets)
+        return None
+
+    def _check_unused(self, dataset: Dataset) -> None:
+        for loader in self._loaders.of_tenant(dataset.tenant_id):
+            if loader.dataset_id == dataset.dataset_id:
+                raise InUse('dataset', dataset.dataset_id, f'loader {loader.loader_id}')
+
+    async def _read(self, caller: Caller, source: Source) -> Table:
+        match source:
+            case RowSource():
+                return Table(rows=list(source.rows))
+            case HubSource():
+                return await self._engine.read_hub(source)
+            case UploadSource():
+                return await self._read_upload(caller, source)
+            case MixtureSource():
+                parts = [dataset_of(self._store, caller, dataset_id) for dataset_id in source.dataset_ids]
+                tables = [await self._store.load(part) for part in parts]
+                return await self._engine.mix(tables, is_interleaved=source.is_interleaved)
+
+    async def _read_upload(self, caller: Caller, source: UploadSource) -> Table:
+        upload = await self._uploads.find(caller.tenant_id, source.upload_id)
+        if upload is None:
+            raise UploadNotFound(source.upload_id)
+        if not upload.is_complete:
+            stored, size = upload.committed_bytes, upload.header.size_bytes
+            problem = f'is not complete: {stored} of {size} bytes are stored; continue the upload'
+            raise InvalidField('source.upload.upload_id', problem)
+        return await self._engine.read_file(str(upload.path), source.file_format)
+
+
+def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
+    """Return a dataset of the caller's tenant.
+
+    Raises:
+        ScopeMissing: The key may not use datasets.
+        DatasetNotFound: The dataset does not exist or belongs to another tenant; the error does not reveal which.
+    """
+    require_scope(caller, 'data')
+    dataset = store.get(dataset_id)
+    if dataset is None or dataset.tenant_id != caller.tenant_id:
+        raise DatasetNotFound(dataset_id)
+    return dataset
+
+
+def _sort_key(dataset: Dataset) -> SortKey:
+    return (dataset.dataset_id,)

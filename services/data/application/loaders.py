@@ -1,0 +1,210 @@
+"""Loaders of datasets: open and close them, and stream their batches."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.data.application.datasets import dataset_of
+from services.data.domain import MAX_CREDITS, Cursor, DatasetNotReady, Loader, LoaderNotFound, Row
+from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, StreamOutOfOrder
+from services.kit.ids import new_id
+from twinkle.dataloader import epoch_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRequest:
+    """A request to open a loader; the fields have the meaning of the fields of `Loader`."""
+
+    request_id: str
+    fingerprint: str
+    """Digest of the request's content."""
+    dataset_id: str
+    batch_size: int
+    shuffle_seed: int | None
+    epoch_count: int
+    is_last_partial_dropped: bool
+
+
+@dataclass(frozen=True)
+class StreamStart:
+    """The first message of a stream of batches."""
+
+    loader_id: str
+    cursor: Cursor | None
+    """Position of the first batch; None for the beginning."""
+    is_trajectory_included: bool
+    """Whether each batch includes the chats from which its rows were encoded."""
+
+
+@dataclass(frozen=True)
+class Credits:
+    """A reader's permission to send more batches."""
+
+    count: int
+    """Number of additional batches, 1 to `MAX_CREDITS`."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a batch, and the position after it."""
+
+    rows: list[Row]
+    cursor: Cursor
+    epoch: int
+    is_trajectory_included: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a loader's last epoch."""
+
+    cursor: Cursor
+    epoch: int
+
+
+class Loaders:
+    """Opens, reads and closes loaders."""
+
+    def __init__(self, store: DatasetStore, loaders: LoaderStore, engine: RowEngine, *, limit: int) -> None:
+        """Create the use case; each tenant may have at most `limit` open loaders."""
+        self._store, self._loaders, self._engine, self._limit = store, loaders, engine, limit
+
+    async def open(self, caller: Caller, request: OpenRequest) -> Loader:
+        """Open a loader, or return the loader of an earlier request with the same id and content.
+
+        Raises:
+            DatasetNotFound: The tenant has no such dataset.
+            DatasetNotReady: The dataset is not encoded.
+            RequestIdReused: An earlier request with this id had other content.
+            QuotaExceeded: The tenant has too many open loaders.
+        """
+        dataset = dataset_of(self._store, caller, request.dataset_id)
+        opened = self._loaders.of_tenant(caller.tenant_id)
+        for loader in opened:
+            if loader.request_id == request.request_id:
+                if loader.fingerprint != request.fingerprint:
+                    raise RequestIdReused(request.request_id)
+                return loader
+        if not dataset.is_encoded:
+            problem = 'the dataset is not encoded; apply set_template and encode first'
+            raise DatasetNotReady(dataset.dataset_id, 'encode', problem)
+        if len(opened) >= self._limit:
+            raise QuotaExceeded('open_loaders', self._limit)
+        loader = Loader(
+            loader_id=new_id('ld'),
+            tenant_id=caller.tenant_id,
+            dataset_id=dataset.dataset_id,
+            content_digest=dataset.content_digest,
+            row_count=dataset.row_count,
+            batch_size=request.batch_size,
+            shuffle_seed=request.shuffle_seed,
+            epoch_count=request.epoch_count,
+            is_last_partial_dropped=request.is_last_partial_dropped,
+            request_id=request.request_id,
+            fingerprint=request.fingerprint,
+        )
+        await self._loaders.save(loader)
+        return loader
+
+    async def stream(
+        self, caller: Caller, requests: AsyncIterator[StreamStart | Credits]
+    ) -> AsyncGenerator[Batch | End]:
+        """Yield one batch per credit, and one `End` after the last batch.
+
+        Requests are read only while no credit is left, so that at most `MAX_CREDITS` batches are in transit to the
+        reader; further requests wait in the transport. After `End` the stream waits until the reader closes its side,
+        and ignores further requests. A reader that closes its side early receives the batches of its credits and no
+        `End`.
+
+        Raises:
+            StreamOutOfOrder: The first request is not a start, or a start is repeated.
+            LoaderNotFound: The tenant has no such loader.
+            InvalidField: The cursor does not fit the loader, there are too many credits, or a row of a lazy dataset
+                cannot be computed.
+        """
+        start = await anext(requests, None)
+        if not isinstance(start, StreamStart):
+            raise StreamOutOfOrder('a start')
+        loader = self._loader_of(caller, start.loader_id)
+        dataset = dataset_of(self._store, caller, loader.dataset_id)
+        if start.is_trajectory_included and dataset.is_packed:
+            problem = 'must be false, because a packed row contains several chats'
+            raise InvalidField('start.is_trajectory_included', problem)
+        reader = self._store.reader(dataset)
+        if dataset.is_lazy:
+            reader = self._engine.lazy_reader(dataset, reader)
+        batches = _BatchStream(loader, reader, start)
+        async for item in batches.follow(requests):
+            yield item
+
+    async def close(self, caller: Caller, loader_id: str) -> None:
+        """Close a loader; if the tenant has no such loader, do nothing.
+
+        Raises:
+            ScopeMissing: The key may not use datasets.
+        """
+        require_scope(caller, 'data')
+        loader = self._loaders.get(loader_id)
+        if loader is not None and loader.tenant_id == caller.tenant_id:
+            await self._loaders.delete(loader_id)
+
+    def _loader_of(self, caller: Caller, loader_id: str) -> Loader:
+        """Return a loader of the caller's tenant; the error does not reveal whether another tenant has it."""
+        require_scope(caller, 'data')
+        loader = self._loaders.get(loader_id)
+        if loader is None or loader.tenant_id != caller.tenant_id:
+            raise LoaderNotFound(loader_id)
+        return loader
+
+
+class _BatchStream:
+    """The state of one stream: the position in the loader, and the order of the current epoch."""
+
+    def __init__(self, loader: Loader, reader: RowReader, start: StreamStart) -> None:
+        self._loader, self._reader = loader, reader
+        self._is_trajectory_included = start.is_trajectory_included
+        self._consumed = 0 if start.cursor is None else loader.rows_before(start.cursor)
+        self._epoch: int = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    async def follow(self, requests: AsyncIterator[StreamStart | Credits]) -> AsyncGenerator[Batch | End]:
+        allowed = 0
+        while self._loader.end_row is None or self._consumed < self._loader.end_row:
+            if allowed == 0:
+                request = await anext(requests, None)
+                if request is None:
+                    return
+                allowed = _granted(request)
+            allowed -= 1
+            yield await self._next_batch()
+        yield End(self._loader.cursor_at(self._consumed), max(self._epoch, 0))
+        # Some clients report a transport error if the stream ends while they still send credits, so the reader
+        # ends the stream.
+        async for _ in requests:
+            continue
+
+    async def _next_batch(self) -> Batch:
+        epoch, within = self._consumed // self._loader.epoch_rows, self._consumed % self._loader.epoch_rows
+        if epoch != self._epoch:
+            seed, size = self._loader.shuffle_seed, self._loader.row_count
+            # Sorting millions of rows would block the event loop for too long.
+            self._order = await asyncio.to_thread(epoch_order, size, seed=seed, epoch=epoch)
+            self._epoch = epoch
+        end = min(within + self._loader.batch_size, self._loader.epoch_rows)
+        rows = await self._reader.read(self._order[within:end].tolist())
+        self._consumed += len(rows)
+        return Batch(rows, self._loader.cursor_at(self._consumed), epoch, self._is_trajectory_included)
+
+
+def _granted(request: StreamStart | Credits) -> int:
+    if not isinstance(request, Credits):
+        raise StreamOutOfOrder('credits')
+    if not 1 <= request.count <= MAX_CREDITS:
+        raise InvalidField('credits', f'must be from 1 to {MAX_CREDITS}, got {request.count}')
+    return request.count
