@@ -1,4 +1,4 @@
-"""What docs/preprocessing.md shows is what happens."""
+"""The examples in docs/preprocessing.md give the documented output."""
 
 import contextlib
 import io
@@ -15,8 +15,8 @@ BLOCK = re.compile(r'^```python\n(.*?)^```', re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r'^print\(.*\)  # (.*)$', re.MULTILINE)
 
 
-def test_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks run in order, and each `print` gives what stands behind it."""
+def test_examples_print_the_documented_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All code blocks run in order, and each `print` gives the output in its comment."""
     monkeypatch.chdir(tmp_path)
     program = '\n'.join(BLOCK.findall(PAGE.read_text(encoding='utf-8')))
     names: dict[str, Any] = {'__name__': 'example'}
@@ -26,8 +26,8 @@ def test_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.M
     assert len((tmp_path / 'dropped.jsonl').read_text().splitlines()) == 3
 
 
-def test_the_page_names_everything_there_is() -> None:
-    """Whoever adds a preprocessor or filter of chats tells of it."""
+def test_the_page_names_all_preprocessors_and_filters() -> None:
+    """The document names every registered preprocessor and filter."""
     page = PAGE.read_text(encoding='utf-8')
     missing = [name for name in (*preprocessor_names(), *filter_names()) if f'`{name}' not in page]
     assert missing == []

@@ -1,4 +1,4 @@
-"""Rows become chats, and what cannot be read is named."""
+"""Preprocessors convert rows to chats, and errors name the invalid row and column."""
 
 import json
 import pickle
@@ -24,48 +24,48 @@ from twinkle.preprocessor import (
 IDENTITY_FILE = Path(__file__).parents[3] / 'examples/data/self_cognition.jsonl'
 
 
-def only_row(processor: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a preprocessor makes of one row."""
+def converted_row(processor: Any, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a preprocessor for one row."""
     (converted,) = Preprocessor.map_col_to_row(processor(Preprocessor.map_row_to_col([row])))
     return converted
 
 
-def test_self_cognition_puts_in_name_and_author() -> None:
-    """Both placeholders are replaced, in question and answer."""
+def test_self_cognition_inserts_name_and_author() -> None:
+    """Both placeholders are replaced in the question and in the answer."""
     row = {'query': 'Are you {{NAME}}?', 'response': 'Yes, by {{AUTHOR}}.', 'tag': 'en'}
-    assert only_row(SelfCognitionProcessor('Mina', 'Us'), row) == {
+    assert converted_row(SelfCognitionProcessor('Mina', 'Us'), row) == {
         'messages': [{'role': 'user', 'content': 'Are you Mina?'}, {'role': 'assistant', 'content': 'Yes, by Us.'}]
     }
 
 
 def test_alpaca_joins_instruction_and_input() -> None:
-    """An input stands behind its instruction; an empty one leaves no trace."""
+    """A non-empty input follows the instruction on the next line."""
     row = {'instruction': 'Add', 'input': '1 1', 'output': '2'}
-    assert only_row(AlpacaProcessor(), row)['messages'][0]['content'] == 'Add\n1 1'
-    assert only_row(AlpacaProcessor(), {**row, 'input': ''})['messages'][0]['content'] == 'Add'
+    assert converted_row(AlpacaProcessor(), row)['messages'][0]['content'] == 'Add\n1 1'
+    assert converted_row(AlpacaProcessor(), {**row, 'input': ''})['messages'][0]['content'] == 'Add'
 
 
 def test_gsm8k_keeps_the_number_for_the_reward() -> None:
-    """The number behind #### is the ground truth, and the answer is shown only when asked for."""
+    """The number after #### is the ground truth, and the full answer is added only on request."""
     row = {'question': 'q', 'answer': 'so\n#### 1,200'}
-    prompt = only_row(build_preprocessor('GSM8KProcessor'), row)
+    prompt = converted_row(build_preprocessor('GSM8KProcessor'), row)
     assert user_data_get(prompt, 'ground_truth') == '1200'
     assert [message['role'] for message in prompt['messages']] == ['system', 'user']
-    worked = only_row(build_preprocessor('GSM8KProcessor', {'add_assistant': True}), row)
-    assert worked['messages'][-1]['content'] == row['answer']
+    with_answer = converted_row(build_preprocessor('GSM8KProcessor', {'add_assistant': True}), row)
+    assert with_answer['messages'][-1]['content'] == row['answer']
 
 
 def test_countdown_and_competition_math_read_their_columns() -> None:
-    """The remaining preprocessors give chats too."""
-    game = only_row(build_preprocessor('CountdownProcessor'), {'target': 24, 'nums': [1, 2, 3, 4]})
+    """Rows of the countdown game and of competition mathematics become chats."""
+    game = converted_row(build_preprocessor('CountdownProcessor'), {'target': 24, 'nums': [1, 2, 3, 4]})
     assert (user_data_get(game, 'target'), user_data_get(game, 'nums')) == (24, [1, 2, 3, 4])
-    problem = only_row(build_preprocessor('CompetitionMathProcessor'), {'problem': 'p', 'solution': 's'})
+    problem = converted_row(build_preprocessor('CompetitionMathProcessor'), {'problem': 'p', 'solution': 's'})
     assert [message['content'] for message in problem['messages']] == ['p', 's']
 
 
 @pytest.mark.parametrize('row', [{'query': 'q'}, {'query': 'q', 'response': None}, {'query': 'q', 'response': 3}])
 def test_unreadable_row_is_named(row: dict[str, Any]) -> None:
-    """The error says which row of the batch and which column."""
+    """The error names the row of the batch and the column, also after pickling."""
     good = {'query': 'q', 'response': 'r'}
     with pytest.raises(InvalidRow) as caught:
         SelfCognitionProcessor('a', 'b')(Preprocessor.map_row_to_col([good, row]))
@@ -73,8 +73,8 @@ def test_unreadable_row_is_named(row: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(caught.value)).row_index == 1
 
 
-def test_unknown_names_say_what_there_is() -> None:
-    """A name that is not registered is answered with those that are."""
+def test_unknown_names_are_refused() -> None:
+    """The error of an unknown name lists the registered names."""
     with pytest.raises(UnknownPreprocessor, match='SelfCognitionProcessor'):
         build_preprocessor('Nothing')
     with pytest.raises(UnknownPreprocessor, match='TextLengthFilter'):
@@ -91,25 +91,25 @@ def test_wrong_arguments_are_refused(init_args: dict[str, Any]) -> None:
 
 
 def test_arguments_of_a_wrong_type_are_refused() -> None:
-    """A number is no name."""
+    """An argument of another type than its parameter is refused."""
     with pytest.raises(InvalidArguments, match='model_name must be str'):
         build_preprocessor('SelfCognitionProcessor', {'model_name': 1, 'model_author': 'b'})
 
 
-def test_built_preprocessors_take_no_arguments() -> None:
-    """Arguments beside an instance would have no effect."""
+def test_instances_accept_no_arguments() -> None:
+    """Arguments are refused together with an instance."""
     with pytest.raises(InvalidArguments):
         build_preprocessor(AlpacaProcessor(), {'x': 1})
 
 
 def test_length_filter_measures_one_column() -> None:
-    """Only lengths within the bounds stay."""
+    """Only rows whose length is within the bounds are kept."""
     keeps = build_filter('TextLengthFilter', {'column': 'text', 'min_characters': 2, 'max_characters': 3})
     assert [keeps({'text': 'x' * length}) for length in range(5)] == [False, False, True, True, False]
 
 
 def test_identity_questions_are_varied_and_complete() -> None:
-    """The project's own dataset has about 100 different questions, all with an answer to train on."""
+    """The example dataset has at least 100 different questions, and every answer has a placeholder."""
     rows = [json.loads(line) for line in IDENTITY_FILE.read_text(encoding='utf-8').splitlines()]
     assert len(rows) >= 100
     assert len({row['query'] for row in rows}) == len(rows)

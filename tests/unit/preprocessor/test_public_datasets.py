@@ -1,4 +1,4 @@
-"""Rows as public datasets have them become prompts, pairs and ground truths."""
+"""Rows of public datasets become prompts, preference pairs and ground truths."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ OLYMPIAD = {
 
 
 def rows_of(processor: Any, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what a preprocessor makes of rows."""
+    """Return the results of a preprocessor for some rows."""
     return Preprocessor.map_col_to_row(processor(Preprocessor.map_row_to_col(rows)))
 
 
@@ -46,23 +46,23 @@ def rows_of(processor: Any, *rows: dict[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_boxed_answers_are_the_ground_truth(solution: str, answer: str) -> None:
-    """The last box that closes counts, braces within it and escaped ones included."""
+    """The content of the last closed box is the ground truth; it may contain nested and escaped braces."""
     (row,) = rows_of(CompetitionMathGRPOProcessor(), {'problem': 'p', 'solution': solution})
     assert user_data_get(row, 'ground_truth') == answer
     assert user_data_get(row, 'solution') == solution
     assert [message['role'] for message in row['messages']] == ['system', 'user']
 
 
-def test_an_answer_column_goes_before_the_box() -> None:
-    """Datasets that give the answer apart are believed; without either the row is refused."""
+def test_an_answer_column_has_precedence() -> None:
+    """The column `answer` has precedence over the box, and a row with neither is refused."""
     row = {'problem': 'p', 'solution': 'no box', 'answer': ' 7 '}
     assert user_data_get(rows_of(CompetitionMathGRPOProcessor(), row)[0], 'ground_truth') == '7'
     with pytest.raises(InvalidRow):
         rows_of(CompetitionMathGRPOProcessor(), {**row, 'answer': None})
 
 
-def test_a_pair_becomes_two_rows_the_chosen_first() -> None:
-    """Preference losses read chosen and rejected in turn."""
+def test_a_pair_becomes_two_rows() -> None:
+    """The chosen answer of each pair comes first, and an error names the row and the column."""
     pairs = [{'question': str(i), 'answer_zh': f'good {i}', 'answer_en': f'bad {i}'} for i in range(2)]
     rows = rows_of(EmojiDPOProcessor('Be nice.'), *pairs)
     assert [row['messages'][-1]['content'] for row in rows] == ['good 0', 'bad 0', 'good 1', 'bad 1']
@@ -72,15 +72,15 @@ def test_a_pair_becomes_two_rows_the_chosen_first() -> None:
     assert (caught.value.row_index, caught.value.column) == (1, 'answer_en')
 
 
-def test_pairs_of_other_columns_are_read_by_their_names() -> None:
-    """Any dataset of pairs will do."""
+def test_columns_of_pairs_can_be_chosen() -> None:
+    """The columns of the question and of both answers can be given by name."""
     init_args = {'prompt_key': 'q', 'chosen_key': 'yes', 'rejected_key': 'no'}
     rows = rows_of(build_preprocessor('EmojiDPOProcessor', init_args), {'q': 'Q', 'yes': 'Y', 'no': 'N'})
     assert [row['messages'][-1]['content'] for row in rows] == ['Y', 'N']
 
 
-def test_clevr_puts_the_picture_first() -> None:
-    """One placeholder stands for the one image, and the tagged answer is the ground truth."""
+def test_clevr_puts_the_image_first() -> None:
+    """One placeholder stands for the image, and the tagged answer is the ground truth."""
     row = {'image': b'png', 'problem': 'How many cubes?', 'solution': '<answer> 3 </answer>'}
     (prompt,) = rows_of(CLEVRProcessor(), row)
     assert prompt['messages'][-1]['content'] == '<image>How many cubes?'
@@ -90,8 +90,8 @@ def test_clevr_puts_the_picture_first() -> None:
             rows_of(CLEVRProcessor(), {**row, **wrong})
 
 
-def test_olympiad_images_stand_where_the_question_shows_them() -> None:
-    """An image the question does not mention comes first; the rest follow the text."""
+def test_olympiad_images_follow_the_question() -> None:
+    """Images that the question does not mention come first, and the others follow its order."""
     (prompt,) = rows_of(OlympiadBenchProcessor(), OLYMPIAD)
     assert prompt['messages'][-1]['content'] == '<image>Let $x > 0$.\n\nSee <image>. Find $x$.'
     assert prompt['images'] == ['one', 'two']
@@ -103,13 +103,13 @@ def test_olympiad_images_stand_where_the_question_shows_them() -> None:
     'wrong', [{'final_answer': None}, {'final_answer': [1]}, {'image_2': None}, {'question': None}]
 )
 def test_olympiad_rows_without_an_answer_or_image_are_refused(wrong: dict[str, Any]) -> None:
-    """A theorem to prove has no answer to compare, and a question without its image none to give."""
+    """A row without a final answer or without an image of its question is refused."""
     with pytest.raises(InvalidRow):
         rows_of(OlympiadBenchProcessor(), {**OLYMPIAD, **wrong})
 
 
-def test_olympiad_speaks_two_languages() -> None:
-    """The default system message is in the language that is asked for; others are refused."""
+def test_olympiad_supports_two_languages() -> None:
+    """The default system message has the requested language, and other languages are refused."""
     english, chinese = OlympiadBenchProcessor(), build_preprocessor('OlympiadBenchProcessor', {'language': 'zh'})
     assert isinstance(chinese, OlympiadBenchProcessor)
     assert english.system != chinese.system
@@ -117,6 +117,6 @@ def test_olympiad_speaks_two_languages() -> None:
         build_preprocessor('OlympiadBenchProcessor', {'language': 'fr'})
 
 
-def test_programs_of_the_quick_start_find_their_module() -> None:
-    """`twinkle.preprocessor.llm` holds the language datasets' preprocessors."""
+def test_the_module_llm_exports_preprocessors() -> None:
+    """`twinkle.preprocessor.llm` exports the preprocessors of text datasets."""
     assert llm.GSM8KProcessor is type(build_preprocessor('GSM8KProcessor'))

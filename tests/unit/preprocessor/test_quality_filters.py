@@ -1,4 +1,4 @@
-"""Each quality filter, by examples: what it leaves out, under which reason, and what it lets stay."""
+"""Examples for each quality filter: removed rows with their reasons, and kept rows."""
 
 from typing import Any
 
@@ -21,25 +21,25 @@ CALL = {'id': 'c1', 'type': 'function', 'function': {'name': 'add', 'arguments':
 
 
 def chat(*turns: Any) -> dict[str, Any]:
-    """Return a row: texts take turns, the user begins; messages stay as they are."""
+    """Return a row with a chat; texts alternate between user and assistant, and messages are used unchanged."""
     roles = ('user', 'assistant')
     given = [{'role': roles[i % 2], 'content': turn} if isinstance(turn, str) else turn for i, turn in enumerate(turns)]
     return {'messages': given}
 
 
 def reason(quality: QualityFilter, row: dict[str, Any]) -> str | None:
-    """Return why a filter leaves a row out."""
+    """Return the reason why a filter removes a row, or None."""
     drop = quality.judge(row)
     return None if drop is None else drop.reason
 
 
-def asks(call: dict[str, Any] = CALL, **more: Any) -> dict[str, Any]:
-    """Return a message that calls a tool."""
+def call_message(call: dict[str, Any] = CALL, **more: Any) -> dict[str, Any]:
+    """Return a message with a tool call."""
     return {'role': 'assistant', 'content': '', 'tool_calls': [call], **more}
 
 
-def answers(call_id: str | None = 'c1') -> dict[str, Any]:
-    """Return a tool's result."""
+def result_message(call_id: str | None = 'c1') -> dict[str, Any]:
+    """Return the message of a tool result."""
     return {'role': 'tool', 'content': '2', 'tool_call_id': call_id}
 
 
@@ -57,8 +57,8 @@ def answers(call_id: str | None = 'c1') -> dict[str, Any]:
         ({}, chat('a\tb\n', 'c\r\n'), None),
     ],
 )
-def test_hard_limits_hold(options: dict[str, Any], row: dict[str, Any], expected: str | None) -> None:
-    """Counts, lengths and undecoded text are measured; the bounds themselves are allowed."""
+def test_hard_filter_checks_limits(options: dict[str, Any], row: dict[str, Any], expected: str | None) -> None:
+    """Counts, lengths and undecodable text are checked; the bounds are inclusive."""
     assert reason(HardFilter(**options), row) == expected
 
 
@@ -76,30 +76,30 @@ SYSTEM = {'role': 'system', 'content': 's'}
         ((), 'no_messages'),
         (('q', ' \n'), 'empty_message'),
         (('q', {'role': 'assistant', 'content': '', 'reasoning_content': 'hm'}), 'empty_message'),
-        (('q', asks(), answers(), {'role': 'assistant', 'content': 'two'}), None),
-        (('q', asks(), answers(None), {'role': 'assistant', 'content': 'two'}), None),
-        (('q', asks(), {**answers(), 'content': ''}, {'role': 'assistant', 'content': 'nothing'}), None),
-        (('q', asks()), 'call_without_result'),
-        (('q', asks(), {'role': 'user', 'content': 'well?'}), 'call_without_result'),
-        (('q', asks(), answers('c2')), 'result_without_call'),
-        (('q', asks(), answers(), answers()), 'result_without_call'),
-        (('q', asks(), answers(), asks(), answers()), 'repeated_call_id'),
-        (('q', asks({'function': {'arguments': '{}'}})), 'call_without_name'),
-        (('q', asks({'function': {'name': 'f', 'arguments': '[1]'}})), 'bad_arguments'),
-        (('q', asks({'function': {'name': 'f', 'arguments': '{'}})), 'bad_arguments'),
+        (('q', call_message(), result_message(), {'role': 'assistant', 'content': 'two'}), None),
+        (('q', call_message(), result_message(None), {'role': 'assistant', 'content': 'two'}), None),
+        (('q', call_message(), {**result_message(), 'content': ''}, {'role': 'assistant', 'content': 'nothing'}), None),
+        (('q', call_message()), 'call_without_result'),
+        (('q', call_message(), {'role': 'user', 'content': 'well?'}), 'call_without_result'),
+        (('q', call_message(), result_message('c2')), 'result_without_call'),
+        (('q', call_message(), result_message(), result_message()), 'result_without_call'),
+        (('q', call_message(), result_message(), call_message(), result_message()), 'repeated_call_id'),
+        (('q', call_message({'function': {'arguments': '{}'}})), 'call_without_name'),
+        (('q', call_message({'function': {'name': 'f', 'arguments': '[1]'}})), 'bad_arguments'),
+        (('q', call_message({'function': {'name': 'f', 'arguments': '{'}})), 'bad_arguments'),
         (({'role': 'user', 'content': 'q', 'tool_calls': [CALL]},), 'call_of_another_role'),
     ],
 )
-def test_chats_have_to_make_sense(turns: tuple[Any, ...], expected: str | None) -> None:
-    """Roles, order, empty messages, and calls with their results are checked."""
+def test_message_sanity_filter_checks_chats(turns: tuple[Any, ...], expected: str | None) -> None:
+    """Roles, order, empty messages, and tool calls with their results are checked."""
     assert reason(MessageSanityFilter(), chat(*turns)) == expected
 
 
-def test_the_end_of_a_chat_can_be_asked_for() -> None:
-    """Training ends with an answer, sampling with a question, and a call may be what is to be learnt."""
+def test_the_end_of_a_chat_can_be_required() -> None:
+    """The role of the last message can be required, and a final tool call can be allowed."""
     assert reason(MessageSanityFilter(ends_with='assistant'), chat('q')) == 'wrong_end'
     assert reason(MessageSanityFilter(ends_with='user'), chat('q')) is None
-    assert reason(MessageSanityFilter(is_final_call_allowed=True), chat('q', asks())) is None
+    assert reason(MessageSanityFilter(is_final_call_allowed=True), chat('q', call_message())) is None
     with pytest.raises(InvalidArguments):
         MessageSanityFilter(ends_with='tool')  # pyright: ignore[reportArgumentType]
 
@@ -119,8 +119,8 @@ def test_the_end_of_a_chat_can_be_asked_for() -> None:
         '作为人工智能助手\uff0c我不能回答这个问题。',
     ],
 )
-def test_refusals_are_known_by_their_beginning(answer: str) -> None:
-    """In English and Chinese, with typographic quotes, and behind a thought."""
+def test_refusals_are_found_by_their_beginning(answer: str) -> None:
+    """Refusals are found in English and Chinese, with typographic quotes and after a thought."""
     assert reason(RefuseFilter(), chat('q', answer)) == 'refusal'
 
 
@@ -136,13 +136,13 @@ def test_refusals_are_known_by_their_beginning(answer: str) -> None:
         '我不能确定\uff0c但答案可能是 4。',
     ],
 )
-def test_answers_that_report_or_quote_are_no_refusals(answer: str) -> None:
-    """A failure that is reported, an apology, and a refusal that is quoted stay."""
+def test_other_answers_are_not_refusals(answer: str) -> None:
+    """Reported failures, apologies and quoted refusals are kept."""
     assert reason(RefuseFilter(), chat('q', answer)) is None
 
 
-def test_refusals_of_your_own_words_are_found_in_the_turns_asked_for() -> None:
-    """More beginnings can be given, and earlier turns forgiven."""
+def test_phrases_and_turns_can_be_chosen() -> None:
+    """Additional phrases can be given, and the check can be limited to the last answer."""
     row = chat('q', 'No can do, friend.', 'please', 'Here you are.')
     assert reason(RefuseFilter(phrases=['no CAN do']), row) == 'refusal'
     assert reason(RefuseFilter(turns='last', phrases=['no can do']), row) is None
@@ -163,21 +163,21 @@ def test_refusals_of_your_own_words_are_found_in_the_turns_asked_for() -> None:
         (''.join(f'I should think about this once more.\n{i if i % 3 else ""}\n' for i in range(20)), 'repeated_text'),
     ],
 )
-def test_loops_within_a_text_are_found(answer: str, expected: str | None) -> None:
-    """Units that repeat often and long enough, at the end or before it, and lines that are most of a text."""
+def test_repetitions_within_a_text_are_found(answer: str, expected: str | None) -> None:
+    """Units that repeat often and long enough, and lines that make up most of a text, are found."""
     assert reason(DeadLoopFilter(), chat('q', answer)) == expected
     assert reason(DeadLoopFilter(), chat(answer, 'a')) is None
 
 
-def test_turns_that_say_the_same_are_a_loop() -> None:
-    """The same call over and over is one; a few polls are not."""
-    polls = [message for _ in range(5) for message in (asks(), answers())]
+def test_equal_turns_are_a_repetition() -> None:
+    """Many equal calls are a repetition, but a few equal calls are allowed."""
+    polls = [message for _ in range(5) for message in (call_message(), result_message())]
     assert reason(DeadLoopFilter(), chat('q', *polls)) == 'repeated_turns'
     assert reason(DeadLoopFilter(max_equal_turns=5), chat('q', *polls)) is None
 
 
-def test_dialects_become_messages() -> None:
-    """ShareGPT's columns, fields and roles, and the older way to call a function."""
+def test_other_chat_formats_become_messages() -> None:
+    """ShareGPT columns, fields and roles, and the older function call format, are converted."""
     row = {
         'id': 7,
         'conversations': [
@@ -198,8 +198,8 @@ def test_dialects_become_messages() -> None:
 
 
 @pytest.mark.parametrize('row', [{}, {'messages': 'hi'}, {'messages': ['hi']}, {'messages': [{'content': 'hi'}]}])
-def test_what_is_no_chat_cannot_be_normalised(row: dict[str, Any]) -> None:
-    """The error names the field."""
+def test_invalid_chats_cannot_be_normalised(row: dict[str, Any]) -> None:
+    """A row without a valid chat raises an InvalidRow."""
     with pytest.raises(InvalidRow):
         MessageNormalizer().convert(row)
 
@@ -223,11 +223,11 @@ def test_what_is_no_chat_cannot_be_normalised(row: dict[str, Any]) -> None:
     ],
 )
 def test_arguments_out_of_range_are_refused(name: str, init_args: dict[str, Any]) -> None:
-    """Nothing is built from bounds that cannot hold."""
+    """Arguments that are out of range or of the wrong type are refused."""
     with pytest.raises(InvalidArguments):
         build_filter(name, init_args)
 
 
-def test_whole_numbers_are_taken_for_fractions() -> None:
-    """A share of 1.0 arrives over the wire as 1."""
+def test_integers_are_accepted_as_floats() -> None:
+    """An integer is accepted for a float, because JSON may encode 1.0 as 1."""
     assert isinstance(build_filter('DeadLoopFilter', {'max_line_share': 1}), DeadLoopFilter)

@@ -1,4 +1,4 @@
-"""The pipeline accounts for every row, whatever the rows are."""
+"""The pipeline keeps every row or removes it with a reason, for any rows."""
 
 import json
 from pathlib import Path
@@ -32,17 +32,19 @@ Strategy = st.SearchStrategy[Any]
 SCALARS: Strategy = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5)
 )
-JUNK: Strategy = st.recursive(
+ANY_VALUE: Strategy = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
 )
 ROLES: Strategy = st.sampled_from(['system', 'user', 'assistant', 'tool', 'human', 'gpt', '']) | SCALARS
-CALL: Strategy = st.fixed_dictionaries({}, optional={'id': JUNK, 'function': JUNK})
-CALLS: Strategy = st.lists(CALL, max_size=2) | JUNK
+CALL: Strategy = st.fixed_dictionaries({}, optional={'id': ANY_VALUE, 'function': ANY_VALUE})
+CALLS: Strategy = st.lists(CALL, max_size=2) | ANY_VALUE
 MESSAGES: Strategy = st.fixed_dictionaries(
-    {'role': ROLES, 'content': JUNK}, optional={'tool_calls': CALLS, 'from': ROLES}
+    {'role': ROLES, 'content': ANY_VALUE}, optional={'tool_calls': CALLS, 'from': ROLES}
 )
 ROWS: Strategy = st.lists(
-    st.fixed_dictionaries({}, optional={'messages': st.lists(MESSAGES | JUNK, max_size=5) | JUNK, 'images': JUNK}),
+    st.fixed_dictionaries(
+        {}, optional={'messages': st.lists(MESSAGES | ANY_VALUE, max_size=5) | ANY_VALUE, 'images': ANY_VALUE}
+    ),
     max_size=8,
 )
 SANE = [
@@ -52,35 +54,35 @@ SANE = [
 
 
 class ShortAnswers(QualityFilter):
-    """A filter of one's own: answers have at most ten characters."""
+    """A custom quality filter that keeps answers of at most ten characters."""
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return how long the answer is where it is too long."""
+        """Return a reason with the length of an answer that is too long."""
         length = len(row['messages'][-1]['content'])
         return Drop('long_answer', f'{length} characters') if length > 10 else None
 
 
-class Shouting(RowPreprocessor):
-    """A rewriter of one's own."""
+class Uppercase(RowPreprocessor):
+    """A custom preprocessor."""
 
     def convert(self, row: Row) -> Row:
-        """Return the row in capitals."""
+        """Return the row with its texts in capital letters."""
         return {'messages': [{**message, 'content': message['content'].upper()} for message in row['messages']]}
 
 
-class Every(DataFilter):
-    """A filter of one's own that remembers: every second row stays."""
+class EverySecond(DataFilter):
+    """A custom stateful filter that keeps every second row, starting with the first."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, row: Row) -> bool:
-        """Return whether it is the first, third and so on."""
+        """Return whether the row has an malformed number."""
         self.count += 1
         return self.count % 2 == 1
 
     def begin_pass(self) -> None:
-        """Count from the beginning."""
+        """Reset the counter."""
         self.count = 0
 
 
@@ -94,8 +96,8 @@ def _has_a_question(row: Row) -> bool:
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
-def test_no_row_is_lost(rows: list[dict[str, Any]]) -> None:
-    """Whatever the rows are, nothing raises, and each is either kept or dropped with a reason, in order."""
+def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) -> None:
+    """Nothing raises for any rows, and each row is kept or removed with a reason, in order."""
     kept, dropped = QualityPreprocessor().split(rows)
     assert len(kept) + len(dropped) == len(rows)
     assert [row.row_index for row in dropped] == sorted(row.row_index for row in dropped)
@@ -104,8 +106,8 @@ def test_no_row_is_lost(rows: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
-def test_every_filter_takes_every_row(rows: list[dict[str, Any]]) -> None:
-    """Each filter alone judges what is no chat without raising, and the same way again in a new pass."""
+def test_every_filter_accepts_any_row(rows: list[dict[str, Any]]) -> None:
+    """No filter raises for any row, and a new pass gives the same result."""
     for name in filter_names():
         quality = build_filter(name, {'column': 'messages'} if name == 'TextLengthFilter' else {})
         if isinstance(quality, QualityFilter):
@@ -116,8 +118,8 @@ def test_every_filter_takes_every_row(rows: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(1, 4))
-def test_batches_make_no_difference(rows: list[dict[str, Any]], size: int) -> None:
-    """Rows that stream in batches are judged as if they came at once."""
+def test_batches_do_not_change_the_result(rows: list[dict[str, Any]], size: int) -> None:
+    """Rows in batches give the same result as all rows at once."""
     whole, streamed = QualityPreprocessor(), QualityPreprocessor()
     parts = [streamed.split(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
     kept, dropped = whole.split(rows)
@@ -128,21 +130,21 @@ def test_batches_make_no_difference(rows: list[dict[str, Any]], size: int) -> No
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
-def test_what_was_kept_is_kept_again(rows: list[dict[str, Any]]) -> None:
-    """Normal rows are normal, and a clean dataset stays as it is."""
+def test_a_second_run_removes_nothing(rows: list[dict[str, Any]]) -> None:
+    """A second run over the kept rows changes and removes nothing."""
     kept, _ = QualityPreprocessor().split(rows)
-    again, dropped = QualityPreprocessor().split(kept)
-    assert repr(again) == repr(kept)
+    second_kept, dropped = QualityPreprocessor().split(kept)
+    assert repr(second_kept) == repr(kept)
     assert dropped == []
 
 
-def test_stages_may_be_one_s_own() -> None:
-    """Names, classes, objects, options and plain functions mix; each names itself in what it leaves out."""
+def test_stages_may_be_custom() -> None:
+    """Names, classes, objects, options and functions can be mixed, and each removed row names its stage."""
     pipeline: list[Any] = [
         'MessageNormalizer',
         {'name': 'HardFilter', 'init_args': {'max_messages': 2}},
         ShortAnswers,
-        Shouting(),
+        Uppercase(),
         _is_not_two,
     ]
     rows = [
@@ -161,35 +163,35 @@ def test_stages_may_be_one_s_own() -> None:
     ]
 
 
-def test_stages_that_stumble_leave_the_row_out() -> None:
-    """What a function of one's own does not expect is accounted for like everything else."""
+def test_rows_for_which_a_stage_raises_are_removed() -> None:
+    """A row for which a custom function raises is removed with the reason 'failed'."""
     quality = QualityPreprocessor([_has_a_question])
     _, dropped = quality.split([{}, {'messages': []}, {'messages': [7]}, {'messages': [{'content': None}]}])
     assert [row.drop.reason for row in dropped] == ['failed'] * 4
 
 
-def test_datasets_take_one_s_own_filters_and_the_pipeline() -> None:
-    """By object, class or name; an object begins anew with each dataset."""
-    every = Every()
+def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
+    """A filter object is reset for each dataset, and filters can be given by class or name."""
+    every_second = EverySecond()
     for _ in range(2):
         dataset = Dataset(DatasetMeta(data=[*SANE, SANE[0], {'messages': []}]))
         dataset.map('QualityPreprocessor', init_args={'pipeline': ['MessageSanityFilter', 'DedupFilter']})
         assert list(dataset) == SANE
         dataset.filter(ShortAnswers)
-        dataset.filter(every)
+        dataset.filter(every_second)
         assert list(dataset) == [SANE[0], SANE[2]]
 
 
 def test_dropped_rows_are_logged(tmp_path: Path) -> None:
-    """One JSON object a row, batch behind batch; what has no JSON form is described; a new pass begins anew."""
+    """The log has one JSON object per removed row, describes other values, and is overwritten in a new pass."""
     path = tmp_path / 'dropped.jsonl'
     quality = QualityPreprocessor(['HardFilter'], str(path))
     assert not path.exists()
-    circle: dict[str, Any] = {'messages': []}
-    circle['self'] = circle
+    self_reference: dict[str, Any] = {'messages': []}
+    self_reference['self'] = self_reference
     quality.split([SANE[0], {'messages': [], 'images': [b'abc', object()]}])
-    odd: dict[Any, Any] = {'messages': '\ud800', 1: 2}
-    quality.split([circle, odd])
+    malformed: dict[Any, Any] = {'messages': '\ud800', 1: 2}
+    quality.split([self_reference, malformed])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line['row_index'], line['stage'], line['reason']) for line in lines] == [
         (1, 'HardFilter', 'too_few_messages'),
@@ -204,8 +206,8 @@ def test_dropped_rows_are_logged(tmp_path: Path) -> None:
     assert path.read_text() == ''
 
 
-def test_a_pass_is_summed_up() -> None:
-    """One line a stage and reason; nothing where nothing was left out."""
+def test_a_pass_is_reported() -> None:
+    """The report has one line per stage and reason, and is empty if no row was removed."""
     quality = QualityPreprocessor(['HardFilter', 'DedupFilter'])
     quality.split([*SANE, *SANE, {'messages': []}])
     assert len(quality.end_pass()) == 2
@@ -214,8 +216,8 @@ def test_a_pass_is_summed_up() -> None:
     assert quality.end_pass() == []
 
 
-def test_a_batch_of_which_nothing_stays_keeps_its_columns() -> None:
-    """Later batches have the same columns."""
+def test_an_emptied_batch_keeps_its_columns() -> None:
+    """A batch whose rows are all removed keeps the names of its columns."""
     quality = QualityPreprocessor(['HardFilter'])
     assert quality({'messages': [[]], 'id': [1]}) == {'messages': [], 'id': []}
 
@@ -233,20 +235,20 @@ def test_a_batch_of_which_nothing_stays_keeps_its_columns() -> None:
         [AlpacaProcessor, QualityPreprocessor],
     ],
 )
-def test_pipelines_that_make_no_sense_are_refused(pipeline: Any) -> None:
-    """Before any row is read."""
+def test_invalid_pipelines_are_refused(pipeline: Any) -> None:
+    """An invalid pipeline is refused before any row is read."""
     with pytest.raises(InvalidArguments):
         QualityPreprocessor(pipeline)
 
 
-def test_pipelines_hold_no_pipelines() -> None:
-    """By name neither, so that no stage brings arguments of its own that name files."""
+def test_pipelines_cannot_be_nested() -> None:
+    """A pipeline as a stage is refused, so that a stage cannot be given a path."""
     with pytest.raises(UnknownPreprocessor):
         build_preprocessor('QualityPreprocessor', {'pipeline': [{'name': 'QualityPreprocessor'}]})
 
 
-def test_a_log_needs_its_folder(tmp_path: Path) -> None:
-    """A place that cannot be written to is refused at once, and a service refuses every place."""
+def test_invalid_log_paths_are_refused(tmp_path: Path) -> None:
+    """A log path without an existing folder is refused, and `refuse_places` refuses every path."""
     for path in (tmp_path, tmp_path / 'none' / 'dropped.jsonl'):
         with pytest.raises(InvalidArguments):
             QualityPreprocessor(dropped_log_path=str(path))
@@ -276,7 +278,7 @@ HOSTILE['fibonacci'] = _next
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize('name', HOSTILE)
 def test_huge_texts_take_bounded_time(name: str) -> None:
-    """Texts made to be slow take each filter time linear in their length."""
+    """Every filter takes linear time for texts that are slow for naive algorithms."""
     row = {'messages': [{'role': 'user', 'content': HOSTILE[name]}, {'role': 'assistant', 'content': HOSTILE[name]}]}
     for filter_name in filter_names():
         quality = build_filter(filter_name, {'column': 'messages'} if filter_name == 'TextLengthFilter' else {})

@@ -1,20 +1,20 @@
-"""Runs of one unit are found wherever they stand, and nothing else is."""
+"""Runs of one unit are found at every position, and nothing else is found."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinkle.preprocessor.quality.repetition import find_run
 
-LEAST, REPEATS = 24, 8
+MIN_CHARACTERS, MIN_REPEATS = 24, 8
 
 
 def has_run(text: str) -> bool:
-    """Return whether there is a run, by looking at every place and period."""
-    for period in range(1, len(text) // REPEATS + 1):
+    """Return whether the text has a run, by checking all positions and periods."""
+    for period in range(1, len(text) // MIN_REPEATS + 1):
         length = 0
         for place in range(period, len(text)):
             length = length + 1 if text[place] == text[place - period] else 0
-            if length and length + period >= max(LEAST, REPEATS * period):
+            if length and length + period >= max(MIN_CHARACTERS, MIN_REPEATS * period):
                 return True
     return False
 
@@ -22,22 +22,22 @@ def has_run(text: str) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet='ab', max_size=150))
 def test_a_run_is_found_if_and_only_if_there_is_one(text: str) -> None:
-    """As slow and plain a search finds the same."""
-    assert (find_run(text, min_characters=LEAST, min_repeats=REPEATS) is not None) == has_run(text)
+    """The result equals that of an exhaustive search."""
+    assert (find_run(text, min_characters=MIN_CHARACTERS, min_repeats=MIN_REPEATS) is not None) == has_run(text)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     st.text(alphabet='xyz ', max_size=80),
     st.text(alphabet='ab', min_size=1, max_size=30),
-    st.integers(REPEATS, 2 * REPEATS),
+    st.integers(MIN_REPEATS, 2 * MIN_REPEATS),
     st.text(alphabet='xyz ', max_size=80),
 )
-def test_a_run_is_found_wherever_it_stands(before: str, unit: str, repeats: int, behind: str) -> None:
-    """At the beginning, at the end or between; where it is said to be, the text does repeat itself."""
-    text = before + unit * max(repeats, -(-LEAST // len(unit))) + behind
-    run = find_run(text, min_characters=LEAST, min_repeats=REPEATS)
+def test_a_run_is_found_at_every_position(before: str, unit: str, repeats: int, behind: str) -> None:
+    """A run is found at the beginning, in the middle and at the end, and its range is periodic."""
+    text = before + unit * max(repeats, -(-MIN_CHARACTERS // len(unit))) + behind
+    run = find_run(text, min_characters=MIN_CHARACTERS, min_repeats=MIN_REPEATS)
     assert run is not None
-    assert run.repeats >= REPEATS
-    assert run.end - run.begin >= LEAST
+    assert run.repeats >= MIN_REPEATS
+    assert run.end - run.begin >= MIN_CHARACTERS
     assert text[run.begin : run.end - run.period] == text[run.begin + run.period : run.end]

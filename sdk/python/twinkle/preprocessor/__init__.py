@@ -1,4 +1,4 @@
-"""From raw rows to chats: what `Dataset.map` and `Dataset.filter` take. Loads no torch."""
+"""Preprocessors and filters for `Dataset.map` and `Dataset.filter`. Does not import torch."""
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
 from twinkle.preprocessor.base import Columns, DataFilter, Filter, Preprocessor, Row, RowPreprocessor, report_of

@@ -1,13 +1,13 @@
-"""Instructions in the Alpaca format."""
+"""Preprocessor of instructions in the Alpaca format."""
 
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 
 
 class AlpacaProcessor(RowPreprocessor):
-    """Reads `instruction`, `output`, perhaps `input` and `system`; gives `messages`."""
+    """Converts `instruction`, `output` and optional `input` and `system` to `messages`."""
 
     def convert(self, row: Row) -> Row:
-        """Return the chat of one instruction, its input behind it on a line of its own."""
+        """Return the chat of one instruction; a non-empty input follows it on the next line."""
         instruction = text_of(row, 'instruction')
         given = text_of(row, 'input') if row.get('input') else ''
         system = text_of(row, 'system') if row.get('system') else None

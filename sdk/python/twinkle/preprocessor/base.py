@@ -1,4 +1,4 @@
-"""What a preprocessor and a filter are."""
+"""Base classes of preprocessors and filters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,21 @@ Columns = dict[str, list[Any]]
 
 
 class Preprocessor(ABC):
-    """Rewrites rows, a batch at a time.
+    """Converts rows, one batch at a time.
 
-    What it returns is all that a row has afterwards: a column that is to stay is returned.
-    There may be more or fewer rows than before. Subclasses override `__call__`, or
-    `RowPreprocessor.convert` where rows are rewritten one by one.
+    The returned columns replace the old ones, so columns to keep must be returned. The number of rows may change.
+    Subclasses override `__call__`; those that convert rows one by one derive from `RowPreprocessor` instead.
     """
 
     @abstractmethod
     def __call__(self, rows: Columns) -> Columns:
-        """Return columns, all equally long, from columns.
+        """Convert a batch of rows.
+
+        Args:
+            rows: mapping of column names to one value per row.
+
+        Returns:
+            Columns of equal length.
 
         Raises:
             InvalidRow: a row cannot be read.
@@ -29,27 +34,27 @@ class Preprocessor(ABC):
 
     @staticmethod
     def map_col_to_row(columns: Mapping[str, Sequence[Any]]) -> list[Row]:
-        """Return the rows of columns."""
+        """Convert columns of equal length to rows."""
         names = list(columns)
         return [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     @staticmethod
     def map_row_to_col(rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """Return the columns of rows; a value that a row does not have is None."""
+        """Convert rows to columns, in order of first appearance; a missing value becomes None."""
         listed = list(rows)
         names = {name: None for row in listed for name in row}
         return {name: [row.get(name) for row in listed] for name in names}
 
-    def begin_pass(self) -> None:  # noqa: B027 - most remember nothing
-        """Forget the rows seen before: a pass over a dataset begins. Override where rows are remembered."""
+    def begin_pass(self) -> None:  # noqa: B027 - optional hook, most subclasses have no state
+        """Reset all state before a pass over a dataset; stateful subclasses override this method."""
 
     def end_pass(self) -> list[str]:
-        """Return what the caller should know of the rows seen since the pass began: those left out, and why."""
+        """Return report lines on the pass, such as the number of rows left out; empty by default."""
         return []
 
 
 class RowPreprocessor(Preprocessor):
-    """Rewrites rows one by one."""
+    """Converts rows one by one."""
 
     def __call__(self, rows: Columns) -> Columns:
         """Return the columns of the converted rows."""
@@ -63,56 +68,56 @@ class RowPreprocessor(Preprocessor):
 
     @abstractmethod
     def convert(self, row: Row) -> Row:
-        """Return the new row.
+        """Return the converted row.
 
         Raises:
-            InvalidRow: it cannot be read.
+            InvalidRow: the row cannot be read.
         """
 
 
 class DataFilter(ABC):
-    """Decides which rows stay."""
+    """Decides which rows are kept."""
 
     @abstractmethod
     def __call__(self, row: Row) -> bool:
-        """Return whether the row stays.
+        """Return whether the row is kept.
 
         Raises:
-            InvalidRow: it cannot be read.
+            InvalidRow: the row cannot be read.
         """
 
-    def begin_pass(self) -> None:  # noqa: B027 - most remember nothing
-        """Forget the rows seen before: a pass over a dataset begins. Override where rows are remembered."""
+    def begin_pass(self) -> None:  # noqa: B027 - optional hook, most subclasses have no state
+        """Reset all state before a pass over a dataset; stateful subclasses override this method."""
 
     def end_pass(self) -> list[str]:
-        """Return what the caller should know of the rows seen since the pass began: those left out, and why."""
+        """Return report lines on the pass, such as the number of rows left out; empty by default."""
         return []
 
 
 Filter = DataFilter
-"""The same, by the shorter of its two names."""
+"""Alias of `DataFilter`."""
 
 
 def report_of(function: object) -> list[str]:
-    """Return what `end_pass` of a preprocessor or filter tells; plain functions tell nothing."""
+    """Return the report of a preprocessor's or filter's `end_pass`; empty for plain functions."""
     return function.end_pass() if isinstance(function, Preprocessor | DataFilter) else []
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Return a column that must be text.
+    """Return the text in a column.
 
     Raises:
-        InvalidRow: it is missing or something else.
+        InvalidRow: the column is missing or its value is not text.
     """
     value = row.get(column)
     if not isinstance(value, str):
-        found = 'is missing' if value is None else f'must be text, got {type(value).__name__}'
-        raise InvalidRow(column, f'{found}; the row has {", ".join(sorted(row)) or "no columns"}')
+        problem = 'is missing' if value is None else f'must be text, got {type(value).__name__}'
+        raise InvalidRow(column, f'{problem}; the row has {", ".join(sorted(row)) or "no columns"}')
     return value
 
 
 def chat_of(*, system: str | None = None, user: str, assistant: str | None = None) -> list[Message]:
-    """Return the messages of one exchange."""
+    """Return the messages of a chat with one user message; None and an empty `system` add no message."""
     turns: list[Message] = [Message(role='system', content=system)] if system else []
     turns.append(Message(role='user', content=user))
     if assistant is not None:

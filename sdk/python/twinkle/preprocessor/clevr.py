@@ -1,4 +1,4 @@
-"""Questions about pictures of simple shapes."""
+"""Preprocessor of CLEVR: questions about images of simple shapes."""
 
 import re
 
@@ -14,23 +14,28 @@ _OPEN, _CLOSE = '<answer>', '</answer>'
 
 
 class CLEVRProcessor(RowPreprocessor):
-    """Reads `image`, `problem` and `solution`; gives a prompt with its `images`.
+    """Converts `image`, `problem` and `solution` to a prompt with one item in `images`.
 
-    `user_data` holds `ground_truth`, the text between the solution's answer tags or else all of it, and `solution`.
+    `user_data` contains `ground_truth`, which is the text in the solution's answer tags or, without tags, the whole
+    solution, and `solution`.
     """
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system or _SYSTEM
-        """Tells the model how to write its answer. Unset: between answer tags, behind a thought."""
+        """System message with the format of the answer. Default: a thought followed by the answer in tags."""
 
     def convert(self, row: Row) -> Row:
-        """Return one question, its picture before the text."""
+        """Return the prompt of one question, with the image before the text unless the text has a placeholder.
+
+        Raises:
+            InvalidRow: a column is missing or malformed, or the problem has several placeholders.
+        """
         if row.get('image') is None:
             raise InvalidRow('image', 'is missing')
         problem, solution = text_of(row, 'problem'), text_of(row, 'solution')
         question = problem if _IMAGE in problem else f'{_IMAGE}{problem}'
         if question.count(_IMAGE) != 1:
-            raise InvalidRow('problem', f'has {question.count(_IMAGE)} places for one image')
+            raise InvalidRow('problem', f'has {question.count(_IMAGE)} placeholders for one image')
         return {
             'messages': chat_of(system=self.system, user=question),
             'images': [row['image']],

@@ -1,4 +1,4 @@
-"""Competition mathematics."""
+"""Preprocessors of competition mathematics problems."""
 
 from twinkle.data_format import boxed_answers, pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
@@ -8,29 +8,34 @@ _SYSTEM = 'Reason step by step, and put your final answer within \\boxed{}.'
 
 
 class CompetitionMathProcessor(RowPreprocessor):
-    """Reads `problem` and `solution`; gives `messages`."""
+    """Converts `problem` and `solution` to `messages`."""
 
     def convert(self, row: Row) -> Row:
-        """Return one problem with its solution."""
+        """Return the chat of one problem and its solution."""
         return {'messages': chat_of(user=text_of(row, 'problem'), assistant=text_of(row, 'solution'))}
 
 
 class CompetitionMathGRPOProcessor(RowPreprocessor):
-    r"""Reads `problem` and `solution`, perhaps `answer`; gives a prompt, and in `user_data` what the reward reads.
+    r"""Converts `problem`, `solution` and an optional `answer` to a prompt with `user_data` for the reward.
 
-    That is `ground_truth`, the row's `answer` or what stands in the last \boxed{} of its solution, and `solution`.
+    `user_data` contains `ground_truth`, which is the `answer` or the content of the last \boxed{} in the solution, and
+    `solution`.
     """
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system or _SYSTEM
-        """Tells the model how to write its answer. Unset: within a box, as the data does."""
+        r"""System message with the format of the answer. Default: the final answer in a \boxed{}."""
 
     def convert(self, row: Row) -> Row:
-        """Return one problem."""
+        r"""Return the prompt of one problem.
+
+        Raises:
+            InvalidRow: a column is missing, or the row has neither an `answer` nor a \boxed{} in its solution.
+        """
         solution = text_of(row, 'solution')
         answers = [text_of(row, 'answer')] if row.get('answer') is not None else boxed_answers(solution)
         if not answers:
-            raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column answer')
+            raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column `answer`')
         return {
             'messages': chat_of(system=self.system, user=text_of(row, 'problem')),
             'user_data': pack_user_data({'ground_truth': answers[-1].strip(), 'solution': solution}),

@@ -1,4 +1,4 @@
-"""How a preprocessor, filter or stage is made from a name, a class or an object, its arguments checked before."""
+"""Build a preprocessor, filter or stage from a name, a class or an object, and check its arguments."""
 
 import inspect
 import types
@@ -14,27 +14,28 @@ _PLUGIN_BASES: dict[str, type[Any]] = {'preprocessor': Preprocessor, 'filter': D
 
 
 def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[str, type[Any]], kind: str) -> Any:
-    """Return what was asked for; an object that was built before begins a new pass.
+    """Return the requested object; an existing object is reset with `begin_pass`.
 
     Args:
-        given: a name of `known`, the id of an allowed plugin, a class, an object or a function.
-        init_args: of the constructor; for names and classes only.
-        kind: 'preprocessor', 'filter' or another word for messages; of those two there may be plugins.
+        given: a name in `known`, the id of an allowed plugin, a class, an object or a function.
+        init_args: arguments of the constructor; only for names and classes.
+        known: classes by name.
+        kind: word for error messages; only for 'preprocessor' and 'filter' are plugins supported.
 
     Raises:
         UnknownPreprocessor: the name is not known.
-        InvalidArguments: arguments the constructor does not take.
-        PluginRefused: plugins are not allowed, or this one does not hold exactly one such class.
+        InvalidArguments: the constructor does not accept the arguments.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one such class.
     """
     if isinstance(given, str):
         if is_plugin_id(given) and kind in _PLUGIN_BASES:
             known = {given: Plugin.load_plugin(given, _PLUGIN_BASES[kind])}
         if given not in known:
-            raise UnknownPreprocessor(f'there is no {kind} {given!r}; there are {", ".join(sorted(known))}')
+            raise UnknownPreprocessor(f'unknown {kind} {given!r}; use one of {", ".join(sorted(known))}')
         given = known[given]
         check_types(given, init_args or {})
     if not isinstance(given, type):
-        return _begun(given, init_args, kind)
+        return _reset(given, init_args, kind)
     try:
         inspect.signature(given).bind(**(init_args or {}))
     except TypeError as error:
@@ -43,10 +44,10 @@ def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[st
 
 
 def check_types(kind: type[Any], init_args: Mapping[str, Any]) -> None:
-    """Check arguments that came over the wire, where no type checker has seen them.
+    """Check the types of constructor arguments, which may come from a remote client.
 
     Raises:
-        InvalidArguments: one is of another type than its parameter.
+        InvalidArguments: an argument does not have the type of its parameter.
     """
     hints = typing.get_type_hints(kind.__init__)
     for name, value in init_args.items():
@@ -55,11 +56,11 @@ def check_types(kind: type[Any], init_args: Mapping[str, Any]) -> None:
             raise InvalidArguments(f'{name} must be {getattr(hint, "__name__", hint)}, got {type(value).__name__}')
 
 
-def _begun(given: Any, init_args: Mapping[str, Any] | None, kind: str) -> Any:
+def _reset(given: Any, init_args: Mapping[str, Any] | None, kind: str) -> Any:
     if init_args:
-        raise InvalidArguments(f'init_args are for a {kind} given by name or class, not for one already built')
+        raise InvalidArguments(f'init_args need a {kind} given by name or class, got an object; omit init_args')
     if not callable(given):
-        raise InvalidArguments(f'a {kind} is a name, a class, an object or a function, got {type(given).__name__}')
+        raise InvalidArguments(f'a {kind} must be a name, a class, an object or a function, got {type(given).__name__}')
     if isinstance(given, Preprocessor | DataFilter):
         given.begin_pass()
     return given
@@ -72,7 +73,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in inner
     if hint in {int, float}:
-        # A whole number loses its point on the wire.
+        # JSON may encode a float such as 1.0 as the integer 1.
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     if origin in {list, Sequence}:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)

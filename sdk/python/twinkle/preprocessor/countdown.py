@@ -1,4 +1,4 @@
-"""The countdown game: reach a number with four others."""
+"""Preprocessor of the countdown game: write an equation of given numbers that equals a target."""
 
 from typing import Any, cast
 
@@ -14,15 +14,19 @@ _QUESTION = (
 
 
 class CountdownProcessor(RowPreprocessor):
-    """Reads `target` and `nums`; gives `messages` and both again in `user_data`, for the reward."""
+    """Converts `target` and `nums` to a prompt; `user_data` contains both for the reward."""
 
     def convert(self, row: Row) -> Row:
-        """Return one game."""
+        """Return the prompt of one game.
+
+        Raises:
+            InvalidRow: `target` is not an integer, or `nums` is not a non-empty list.
+        """
         target, nums = row.get('target', row.get('response')), row.get('nums')
         if not isinstance(target, int):
             raise InvalidRow('target', f'must be an integer, got {type(target).__name__}')
         if not isinstance(nums, list) or not nums:
-            raise InvalidRow('nums', 'must be a list of numbers')
+            raise InvalidRow('nums', 'must be a non-empty list of numbers')
         return {
             'messages': chat_of(user=_QUESTION.format(nums=cast('list[Any]', nums), target=target)),
             'user_data': pack_user_data({'target': target, 'nums': nums}),

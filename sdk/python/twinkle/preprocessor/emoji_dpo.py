@@ -1,4 +1,4 @@
-"""Pairs of answers of which one is preferred."""
+"""Preprocessor of preference pairs."""
 
 from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Columns, Preprocessor, Row, chat_of, text_of
@@ -6,10 +6,11 @@ from twinkle.preprocessor.errors import InvalidRow
 
 
 class EmojiDPOProcessor(Preprocessor):
-    """Reads a question with two answers; gives two rows of `messages`, the chosen one first, as preference losses read.
+    """Converts a question with two answers to two rows of `messages`, in the order that preference losses expect.
 
-    `user_data` says which is which under `preference`: 'chosen' or 'rejected'. Pairs stay together in an even batch
-    of a loader that does not shuffle. The defaults are the columns of the emoji dataset, which prefers `answer_zh`.
+    The chosen answer comes first, and `preference` in `user_data` is 'chosen' or 'rejected'. Pairs stay together if the
+    batch size is even and the loader does not shuffle. The default columns are those of the emoji dataset, in which
+    `answer_zh` is preferred.
     """
 
     def __init__(
@@ -21,16 +22,20 @@ class EmojiDPOProcessor(Preprocessor):
         rejected_key: str = 'answer_en',
     ) -> None:
         self.system = system
-        """System message of both. Unset: none."""
+        """System message of both chats. Default: none."""
         self.prompt_key = prompt_key
-        """Column of the question. Unset: `prompt`, or where a row has none `question`."""
+        """Column of the question. Default: `prompt`, or `question` in rows without `prompt`."""
         self.chosen_key = chosen_key
-        """Column of the answer that is preferred."""
+        """Column of the preferred answer."""
         self.rejected_key = rejected_key
         """Column of the other answer."""
 
     def __call__(self, rows: Columns) -> Columns:
-        """Return twice as many rows: each pair in turn."""
+        """Return two rows per pair, in order.
+
+        Raises:
+            InvalidRow: a row lacks a column or its value is not text.
+        """
         converted: list[Row] = []
         for index, row in enumerate(self.map_col_to_row(rows)):
             try:

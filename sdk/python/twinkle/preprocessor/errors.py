@@ -19,10 +19,12 @@ class InvalidArguments(PreprocessorError):
 
 @error_class('rows[{row_index}].{column} {problem}')
 class InvalidRow(PreprocessorError):
-    """A row lacks a column, or a column contains something that the preprocessor cannot read."""
+    """A row lacks a column, or a column contains a value that the preprocessor cannot read."""
 
     column: str
+    """Name of the column or path of the field, such as `messages[1].role`."""
     problem: str
+    """Description of the problem."""
     _: KW_ONLY
     row_index: int = 0
     """Zero-based position within the rows given to the preprocessor."""

@@ -1,4 +1,4 @@
-"""Grade-school mathematics."""
+"""Preprocessor of GSM8K: grade-school mathematics problems."""
 
 from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
@@ -8,16 +8,20 @@ _SYSTEM = 'Solve the problem step by step. Put only the final number behind "###
 
 
 class GSM8KProcessor(RowPreprocessor):
-    """Reads `question` and `answer`; gives `messages` and, in `user_data`, the `ground_truth` number."""
+    """Converts `question` and `answer` to `messages`; `user_data` contains the `ground_truth` number as text."""
 
     def __init__(self, system: str | None = None, *, add_assistant: bool = False) -> None:
         self.system = system or _SYSTEM
-        """Tells the model how to write its answer. Unset: a number behind '####'."""
+        """System message with the format of the answer. Default: the final number after '####' in the last line."""
         self.add_assistant = add_assistant
-        """Whether the worked answer is part of the chat (for SFT), or only its number is kept (for RL)."""
+        """Whether the full answer is added as an assistant message (for SFT). Default: False (for RL)."""
 
     def convert(self, row: Row) -> Row:
-        """Return one problem."""
+        """Return the chat of one problem.
+
+        Raises:
+            InvalidRow: a column is missing, or the answer does not end in '#### <number>'.
+        """
         answer = text_of(row, 'answer')
         _, separator, number = answer.rpartition('####')
         if not separator:

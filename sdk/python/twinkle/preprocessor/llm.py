@@ -1,4 +1,4 @@
-"""The preprocessors of language datasets by the module from which programs of the quick start import them."""
+"""Preprocessors of text datasets, re-exported under the module name that the quick start programs import."""
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
 from twinkle.preprocessor.competition_math import CompetitionMathGRPOProcessor, CompetitionMathProcessor

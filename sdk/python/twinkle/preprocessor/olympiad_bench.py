@@ -1,4 +1,4 @@
-"""Olympiad problems in mathematics and physics, in English and Chinese, some with images."""
+"""Preprocessor of OlympiadBench: problems in mathematics and physics, in English and Chinese, some with images."""
 
 import re
 from typing import Any, Literal, cast
@@ -11,31 +11,31 @@ _SYSTEMS = {
     'en': 'Solve the problem step by step. Write formulas in LaTeX and put your final answer within \\boxed{}.',
     'zh': '请一步一步地解题，公式用 LaTeX 书写，并把最终答案写在 \\boxed{} 中。',  # noqa: RUF001 - Chinese
 }
-_PLACE = re.compile(r'<image_(\d)>')
+_REFERENCE = re.compile(r'<image_(\d)>')
 _IMAGE = '<image>'
-_MOST_IMAGES = 9
-"""The dataset's columns end at `image_9`."""
+_MAX_IMAGES = 9
+"""The last image column of the dataset is `image_9`."""
 _GRADING = ('error', 'unit', 'answer_type', 'is_multiple_answer')
-"""Columns that say how an answer is compared."""
+"""Columns that define how answers are compared."""
 
 
 class OlympiadBenchProcessor(RowPreprocessor):
-    """Reads `question` and `final_answer`, perhaps `context`, `solution` and images; gives a prompt.
+    """Converts `question`, `final_answer` and optional `context`, `solution` and images to a prompt.
 
-    `user_data` holds `ground_truth`, the answers joined by commas, `solution`, and `error`, `unit`, `answer_type` and
-    `is_multiple_answer` where a row has them. A theorem to be proved has no final answer and is refused: filter those
-    rows out before.
+    `user_data` contains `ground_truth` (the final answers joined by commas), `solution`, and, if the row has them,
+    `error`, `unit`, `answer_type` and `is_multiple_answer`. Proof problems have no final answer and raise an error;
+    remove them with a filter first.
     """
 
     def __init__(self, system: str | None = None, language: Literal['en', 'zh'] = 'en') -> None:
-        """Set the words around problems.
+        """Set the system message.
 
         Args:
-            system: tells the model how to write its answer. Unset: in LaTeX, within a box.
-            language: of that default: 'en' or 'zh'.
+            system: instructions for the format of the answer. Default: LaTeX with the final answer in a box.
+            language: language of the default instructions, 'en' or 'zh'. Default: 'en'.
 
         Raises:
-            InvalidArguments: the language is neither.
+            InvalidArguments: the language is not supported.
         """
         if language not in _SYSTEMS:
             raise InvalidArguments(f'language must be one of {sorted(_SYSTEMS)}, got {language!r}')
@@ -43,7 +43,11 @@ class OlympiadBenchProcessor(RowPreprocessor):
         self.language = language
 
     def convert(self, row: Row) -> Row:
-        """Return one problem, its context before the question."""
+        """Return the prompt of one problem, with its context before the question.
+
+        Raises:
+            InvalidRow: a column is missing or malformed, or the question refers to a missing image.
+        """
         context = text_of(row, 'context') if row.get('context') else ''
         question = '\n\n'.join(part for part in (context, text_of(row, 'question')) if part)
         user, images = _placed(row, question)
@@ -62,18 +66,18 @@ def _texts(row: Row, column: str) -> list[str]:
     value = row.get(column)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in cast('list[Any]', texts)):
-        raise InvalidRow(column, 'must be a text or a list of texts, not empty')
+        raise InvalidRow(column, 'must be a text or a non-empty list of texts')
     return cast('list[str]', texts)
 
 
 def _placed(row: Row, question: str) -> tuple[str, list[Any]]:
-    """Return the question with a placeholder for each image, and the images in that order."""
-    named = {number: row.get(f'image_{number}') for number in range(1, _MOST_IMAGES + 1)}
+    """Return the question with one placeholder per image, and the images in the order of their placeholders."""
+    named = {number: row.get(f'image_{number}') for number in range(1, _MAX_IMAGES + 1)}
     given = {number: image for number, image in named.items() if image is not None}
-    mentioned = [int(number) for number in _PLACE.findall(question)]
+    mentioned = [int(number) for number in _REFERENCE.findall(question)]
     for number in mentioned:
         if number not in given:
-            raise InvalidRow(f'image_{number}', 'is missing, but the question shows it')
+            raise InvalidRow(f'image_{number}', 'is missing, but the question refers to it')
     first = [number for number in given if number not in mentioned]
-    text = _IMAGE * len(first) + _PLACE.sub(_IMAGE, question)
+    text = _IMAGE * len(first) + _REFERENCE.sub(_IMAGE, question)
     return text, [given[number] for number in [*first, *mentioned]]

@@ -1,4 +1,4 @@
-"""Preprocessors and filters by name."""
+"""Registry of preprocessors and filters by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,9 @@ from twinkle.preprocessor.quality import QUALITY_FILTERS, MessageNormalizer, Qua
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
 MapFunction = Preprocessor | Callable[[Columns], Columns]
+"""Argument of `Dataset.map`: a preprocessor or a function from columns to columns."""
 FilterFunction = DataFilter | Callable[[Row], bool]
+"""Argument of `Dataset.filter`: a filter or a function from a row to a boolean."""
 
 _PREPROCESSORS: dict[str, type[Preprocessor]] = {
     kind.__name__: kind
@@ -37,42 +39,44 @@ _PREPROCESSORS: dict[str, type[Preprocessor]] = {
     )
 }
 _FILTERS: dict[str, type[DataFilter]] = {'TextLengthFilter': TextLengthFilter, **QUALITY_FILTERS}
-_PLACES = frozenset({'dropped_log_path'})
-"""Arguments that name files of the machine where rows are worked on."""
+_PATH_ARGUMENTS = frozenset({'dropped_log_path'})
+"""Constructor arguments that are paths on the machine that processes the rows."""
 
 
 def preprocessor_names() -> tuple[str, ...]:
-    """Return the names `build_preprocessor` takes, sorted."""
+    """Return the names that `build_preprocessor` accepts, sorted."""
     return tuple(sorted(_PREPROCESSORS))
 
 
 def filter_names() -> tuple[str, ...]:
-    """Return the names `build_filter` takes, sorted."""
+    """Return the names that `build_filter` accepts, sorted."""
     return tuple(sorted(_FILTERS))
 
 
 def refuse_places(init_args: Mapping[str, Any]) -> None:
-    """Refuse arguments that name files; a service calls this before it builds what a client asks for.
+    """Refuse arguments that are paths; a service calls this before it builds an object for a remote client.
 
     Raises:
-        InvalidArguments: there is one.
+        InvalidArguments: an argument is a path.
     """
-    places = sorted(_PLACES.intersection(init_args))
-    if places:
-        raise InvalidArguments(f'{places[0]} names a file of the machine where rows are worked on; leave it out')
+    paths = sorted(_PATH_ARGUMENTS.intersection(init_args))
+    if paths:
+        raise InvalidArguments(f'{paths[0]} is a path on the machine that processes the rows; omit it')
 
 
 def build_preprocessor(
     preprocessor: 'str | type[Preprocessor] | MapFunction', init_args: Mapping[str, Any] | None = None
 ) -> MapFunction:
-    """Return a preprocessor given by name, class, instance or as a function of columns; an instance begins a new pass.
+    """Return a preprocessor given by name, class, instance or function; an instance is reset with `begin_pass`.
 
     Args:
-        init_args: of its constructor; for names and classes only.
+        preprocessor: a registered name, the id of an allowed plugin, a class, an instance, or a function of columns.
+        init_args: arguments of the constructor; only for names and classes. Default: none.
 
     Raises:
         UnknownPreprocessor: the name is not registered.
-        InvalidArguments: arguments the constructor does not take.
+        InvalidArguments: the constructor does not accept the arguments.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one preprocessor.
     """
     return construct(preprocessor, init_args, _PREPROCESSORS, 'preprocessor')
 
@@ -80,10 +84,15 @@ def build_preprocessor(
 def build_filter(
     row_filter: 'str | type[DataFilter] | FilterFunction', init_args: Mapping[str, Any] | None = None
 ) -> FilterFunction:
-    """Return a filter given by name, class, instance or as a function of a row; an instance begins a new pass.
+    """Return a filter given by name, class, instance or function; an instance is reset with `begin_pass`.
+
+    Args:
+        row_filter: a registered name, the id of an allowed plugin, a class, an instance, or a function of a row.
+        init_args: arguments of the constructor; only for names and classes. Default: none.
 
     Raises:
         UnknownPreprocessor: the name is not registered.
-        InvalidArguments: arguments the constructor does not take.
+        InvalidArguments: the constructor does not accept the arguments.
+        PluginRefused: plugins are not allowed, or the plugin does not contain exactly one filter.
     """
     return construct(row_filter, init_args, _FILTERS, 'filter')

@@ -1,19 +1,23 @@
-"""Questions about who the model is, answered with a name of your own."""
+"""Preprocessor of questions about the model's identity, answered with a given name."""
 
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 
 
 class SelfCognitionProcessor(RowPreprocessor):
-    """Puts a name and an author into rows of `query` and `response`; gives `messages`."""
+    """Inserts a name and an author into `query` and `response`, and converts them to `messages`."""
 
     def __init__(self, model_name: str, model_author: str) -> None:
         self.model_name = model_name
-        """Takes the place of {{NAME}}."""
+        """Replaces `{{NAME}}`."""
         self.model_author = model_author
-        """Takes the place of {{AUTHOR}}."""
+        """Replaces `{{AUTHOR}}`."""
 
     def convert(self, row: Row) -> Row:
-        """Return the chat of one question and answer."""
+        """Return the chat of one question and answer.
+
+        Raises:
+            InvalidRow: a column is missing or is not text.
+        """
         return {
             'messages': chat_of(
                 user=self._named(text_of(row, 'query')),

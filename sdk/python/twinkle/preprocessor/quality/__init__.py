@@ -1,4 +1,4 @@
-"""Which chats are worth training on: filters that say why, and the pipeline that runs them in order."""
+"""Quality filters of chats, which report the reason for each removed row, and a pipeline that runs them in order."""
 
 from twinkle.preprocessor.quality.base import UNREADABLE, Drop, DroppedRow, QualityFilter
 from twinkle.preprocessor.quality.dead_loop import DeadLoopFilter

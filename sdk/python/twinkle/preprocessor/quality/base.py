@@ -1,4 +1,4 @@
-"""What a quality filter is, and how it says why a row does not stay."""
+"""Base class of quality filters, and the reasons for removed rows."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -9,57 +9,59 @@ from twinkle.preprocessor.base import DataFilter, Row
 from twinkle.preprocessor.errors import InvalidRow
 
 UNREADABLE = 'unreadable'
-"""Reason of a row that lacks a column or holds something else than a chat."""
+"""Reason for removing a row that lacks a column or does not contain a valid chat."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Why a row does not stay."""
+    """Reason for removing a row."""
 
     reason: str
-    """A word that does not change between releases, such as 'duplicate'."""
+    """Stable identifier, such as 'duplicate'."""
     detail: str = ''
-    """Where and what, for people."""
+    """Location and description of the problem, for humans. Default: empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedRow:
-    """A row that did not stay."""
+    """A removed row."""
 
     row_index: int
-    """Zero-based, among the rows of the pass."""
+    """Zero-based index among all rows of the pass."""
     stage: str
-    """Class or function that left it out."""
+    """Name of the class or function that removed the row."""
     drop: Drop
+    """Reason for removing the row."""
     row: Row
-    """As the stage saw it."""
+    """The row as the stage received it."""
 
 
 class QualityFilter(DataFilter):
-    """Judges rows one by one, in order. A row it cannot read is left out as 'unreadable', never raised about.
+    """Filters rows one by one, in order. A row that cannot be read is removed as 'unreadable' instead of raising.
 
-    Subclasses override `drop_of`; one that remembers rows overrides `begin_pass`, too, and calls this one.
+    Subclasses override `drop_of`. Stateful subclasses also override `begin_pass` and call the method of this class.
     """
 
     row_index = 0
-    """Zero-based, in the pass: of the row that is judged, or of the next one."""
-    # Of the class, so that subclasses need not call an __init__ to begin with nothing.
+    """Zero-based index in the pass of the current row, for use in `drop_of`."""
+    # Class attributes are the initial state, so that subclasses do not have to call an __init__.
     _seen = 0
     _counts: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def drop_of(self, row: Row) -> Drop | None:
-        """Return why the row does not stay; None where it does.
+        """Return the reason for removing the row, or None to keep it.
 
         Raises:
-            InvalidRow: it cannot be read.
+            InvalidRow: the row cannot be read.
         """
 
     def judge(self, row: Row, *, row_index: int | None = None) -> Drop | None:
-        """Return why the row does not stay, rows that cannot be read among them; None where it does.
+        """Return the reason for removing the row, or None to keep it; unreadable rows do not raise.
 
         Args:
-            row_index: of the row in the pass, for messages. Unset: rows come one after the other.
+            row: the next row of the pass.
+            row_index: index of the row in the pass, for messages. Default: the number of rows judged so far.
         """
         self.row_index = self._seen if row_index is None else row_index
         try:
@@ -72,11 +74,11 @@ class QualityFilter(DataFilter):
         return drop
 
     def __call__(self, row: Row) -> bool:
-        """Return whether the row stays."""
+        """Return whether the row is kept."""
         return self.judge(row) is None
 
     def split(self, rows: Iterable[Row]) -> tuple[list[Row], list[DroppedRow]]:
-        """Return the rows that stay, in order, and those that do not."""
+        """Return the kept rows and the removed rows, each in order; continues the current pass."""
         kept: list[Row] = []
         dropped: list[DroppedRow] = []
         for row in rows:
@@ -89,11 +91,11 @@ class QualityFilter(DataFilter):
         return kept, dropped
 
     def begin_pass(self) -> None:
-        """Count from the beginning."""
+        """Reset the counters."""
         self._seen, self._counts = 0, {}
 
     def end_pass(self) -> list[str]:
-        """Return how many rows were left out, one line a reason."""
+        """Return one line per reason with the number of removed rows."""
         stage = type(self).__name__
         counts = sorted(self._counts.items())
         return [f'{count} of {self._seen} rows were left out by {stage}: {reason}' for reason, count in counts]

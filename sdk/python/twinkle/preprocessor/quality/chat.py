@@ -1,4 +1,4 @@
-"""Chats as they are found in rows: read without trust, into text."""
+"""Functions that read chats from untrusted rows and convert them to text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ def messages_of(row: Row) -> list[Mapping[str, Any]]:
     """Return the messages of a row.
 
     Raises:
-        InvalidRow: they are no list of objects, each with a role.
+        InvalidRow: the messages are not a list of objects that each have a role.
     """
     messages = row.get(COLUMN)
     if not isinstance(messages, list):
-        found = 'is missing' if messages is None else f'must be a list, got {type(messages).__name__}'
-        raise InvalidRow(COLUMN, found)
+        problem = 'is missing' if messages is None else f'must be a list, got {type(messages).__name__}'
+        raise InvalidRow(COLUMN, problem)
     for index, message in enumerate(cast('list[Any]', messages)):
         if not isinstance(message, Mapping):
             raise InvalidRow(f'{COLUMN}[{index}]', f'must be an object, got {type(message).__name__}')
@@ -29,10 +29,10 @@ def messages_of(row: Row) -> list[Mapping[str, Any]]:
 
 
 def content_of(message: Mapping[str, Any], index: int) -> str:
-    """Return the text of a message; parts of other kinds are placeholders such as `<image>`.
+    """Return the text of a message; parts of other types become placeholders such as `<image>`.
 
     Raises:
-        InvalidRow: its content is neither text nor a list of parts.
+        InvalidRow: the content is neither text nor a list of parts.
     """
     content = message.get('content')
     if content is None:
@@ -45,10 +45,10 @@ def content_of(message: Mapping[str, Any], index: int) -> str:
 
 
 def reasoning_of(message: Mapping[str, Any], index: int) -> str:
-    """Return what was thought before the content.
+    """Return the `reasoning_content` of a message; empty if it is missing.
 
     Raises:
-        InvalidRow: it is no text.
+        InvalidRow: the value is not text.
     """
     reasoning = message.get('reasoning_content')
     if reasoning is not None and not isinstance(reasoning, str):
@@ -60,7 +60,7 @@ def calls_of(message: Mapping[str, Any], index: int) -> list[Mapping[str, Any]]:
     """Return the tool calls of a message.
 
     Raises:
-        InvalidRow: they are no list of objects.
+        InvalidRow: the calls are not a list of objects.
     """
     calls = message.get('tool_calls')
     if calls is None:
@@ -70,29 +70,33 @@ def calls_of(message: Mapping[str, Any], index: int) -> list[Mapping[str, Any]]:
     return cast('list[Mapping[str, Any]]', calls)
 
 
-def said(message: Mapping[str, Any], index: int) -> list[str]:
-    """Return what a turn says, without its role: thought, content and tool calls, each where it is not empty."""
+def texts_of(message: Mapping[str, Any], index: int) -> list[str]:
+    """Return the non-empty texts of a message: its reasoning, its content and its tool calls as JSON.
+
+    Raises:
+        InvalidRow: a field cannot be read.
+    """
     calls = [canonical(call.get('function', call)) for call in calls_of(message, index)]
     return [text for text in (reasoning_of(message, index), content_of(message, index), *calls) if text]
 
 
 def canonical(value: Any) -> str:
-    """Return a value as JSON that is the same for equal values.
+    """Return a value as canonical JSON, which is equal for equal values.
 
     Raises:
-        InvalidRow: it has no such form.
+        InvalidRow: the value cannot be represented as JSON.
     """
     try:
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRow(f'{COLUMN}.tool_calls', 'have no JSON form') from error
+        raise InvalidRow(f'{COLUMN}.tool_calls', 'cannot be written as JSON') from error
 
 
 def _part_text(part: Any, index: int) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise InvalidRow(f'{COLUMN}[{index}].content', f'holds a part that is a {type(part).__name__}')
+        raise InvalidRow(f'{COLUMN}[{index}].content', f'contains a part of type {type(part).__name__}')
     fields = cast('Mapping[str, Any]', part)
     text = fields.get('text')
     return text if isinstance(text, str) else f'<{fields.get("type", "part")}>'

@@ -1,4 +1,4 @@
-"""Answers that repeat themselves until they are cut off."""
+"""Filter for answers that repeat themselves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from twinkle.preprocessor.base import Row
 from twinkle.preprocessor.errors import InvalidArguments
 from twinkle.preprocessor.quality.base import Drop, QualityFilter
-from twinkle.preprocessor.quality.chat import COLUMN, messages_of, said
+from twinkle.preprocessor.quality.chat import COLUMN, messages_of, texts_of
 from twinkle.preprocessor.quality.repetition import find_run, repeated_line
 
 
 class DeadLoopFilter(QualityFilter):
-    """Keeps chats whose assistant does not go round in circles.
+    """Removes chats in which the assistant repeats itself.
 
-    It does where a text repeats one unit over and over, where most lines of a text are the same, or where turn after
-    turn says the same. Only what the assistant says is looked at.
+    A chat is removed if a text of the assistant repeats one unit many times, if most lines of a text are equal, or if
+    several consecutive assistant turns are equal.
     """
 
     def __init__(
@@ -25,16 +25,16 @@ class DeadLoopFilter(QualityFilter):
         max_line_share: float = 0.5,
         max_equal_turns: int = 4,
     ) -> None:
-        """Set from when on it is a loop.
+        """Set the thresholds.
 
         Args:
-            min_characters: fewest characters of all repeats together.
-            min_repeats: fewest repeats of a unit or line.
-            max_line_share: most of a text's lines that may be the same.
-            max_equal_turns: most turns of the assistant in a row that may say, or call, the same.
+            min_characters: minimum number of characters of all repeats together, at least 4. Default: 400.
+            min_repeats: minimum number of repeats of a unit or line, at least 2. Default: 8.
+            max_line_share: maximum fraction of a text's lines that may be equal, in (0, 1]. Default: 0.5.
+            max_equal_turns: maximum number of consecutive equal assistant turns, at least 1. Default: 4.
 
         Raises:
-            InvalidArguments: a bound is out of its range.
+            InvalidArguments: a threshold is out of range.
         """
         for name, value, least in (
             ('min_characters', min_characters, 4),
@@ -49,20 +49,20 @@ class DeadLoopFilter(QualityFilter):
         self.max_line_share, self.max_equal_turns = max_line_share, max_equal_turns
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first loop."""
+        """Return the first repetition."""
         turns = [(index, message) for index, message in enumerate(messages_of(row)) if message['role'] == 'assistant']
         for index, message in turns:
-            for text in said(message, index):
-                problem = self._loop_in(text)
+            for text in texts_of(message, index):
+                problem = self._repetition_in(text)
                 if problem is not None:
                     return Drop('repeated_text', f'{COLUMN}[{index}] {problem}')
         return self._equal_turns(turns)
 
-    def _loop_in(self, text: str) -> str | None:
+    def _repetition_in(self, text: str) -> str | None:
         run = find_run(text, min_characters=self.min_characters, min_repeats=self.min_repeats)
         if run is not None:
             unit = text[run.begin : run.begin + min(run.period, 40)]
-            return f'says {unit!r} {run.repeats} times from character {run.begin} on'
+            return f'repeats {unit!r} {run.repeats} times, starting at character {run.begin}'
         found = repeated_line(
             text,
             min_characters=self.min_characters,
@@ -75,9 +75,9 @@ class DeadLoopFilter(QualityFilter):
         last: list[str] | None = None
         count = 0
         for index, message in turns:
-            now = said(message, index)
+            now = texts_of(message, index)
             count = count + 1 if now == last else 1
             last = now
             if count > self.max_equal_turns:
-                return Drop('repeated_turns', f'{COLUMN}[{index}] is turn {count} in a row that says the same')
+                return Drop('repeated_turns', f'{COLUMN}[{index}] is number {count} of consecutive equal turns')
         return None

@@ -1,4 +1,4 @@
-"""Rows that did not stay, written to a file, one JSON object a line."""
+"""A JSON lines file of removed rows."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,48 +10,49 @@ from twinkle.preprocessor.quality.base import DroppedRow
 
 
 class DroppedLog:
-    """A JSONL file of `row_index`, `stage`, `reason`, `detail` and the `row` itself.
+    """Writes one JSON object per removed row, with `row_index`, `stage`, `reason`, `detail` and `row`.
 
-    What has no JSON form, such as an image, is described instead. Each pass begins the file anew.
+    Values that JSON cannot represent, such as images, are replaced by a short description. Each pass overwrites the
+    file.
     """
 
     def __init__(self, path: str) -> None:
-        """Check the place, and write nothing yet.
+        """Check the path; the file is created by the first `write`.
 
         Raises:
-            InvalidArguments: there is no such folder, or the path is a folder.
+            InvalidArguments: the parent folder does not exist, or the path is a folder.
         """
         self._path = Path(path)
         if not self._path.parent.is_dir() or self._path.is_dir():
-            raise InvalidArguments(f'dropped_log_path must be a file in a folder that exists, got {path!r}')
-        self._is_begun = False
+            raise InvalidArguments(f'dropped_log_path must be a file in an existing folder, got {path!r}')
+        self._has_written = False
 
     def begin_pass(self) -> None:
-        """Let the next rows begin the file anew."""
-        self._is_begun = False
+        """Start a new pass; the next `write` overwrites the file."""
+        self._has_written = False
 
     def write(self, dropped: Iterable[DroppedRow]) -> None:
-        """Write rows behind those of this pass."""
-        with self._path.open('a' if self._is_begun else 'w', encoding='utf-8') as file:
-            self._is_begun = True
+        """Append rows to the file of the current pass."""
+        with self._path.open('a' if self._has_written else 'w', encoding='utf-8') as file:
+            self._has_written = True
             file.writelines(f'{_line(row)}\n' for row in dropped)
 
 
 def _line(dropped: DroppedRow) -> str:
-    facts = {
+    fields = {
         'row_index': dropped.row_index,
         'stage': dropped.stage,
         'reason': dropped.drop.reason,
         'detail': dropped.drop.detail,
     }
     try:
-        return json.dumps({**facts, 'row': _plain(dropped.row)}, default=_described)
+        return json.dumps({**fields, 'row': _with_text_keys(dropped.row)}, default=_described)
     except (TypeError, ValueError, RecursionError):
-        # A value that contains itself, or is nested too deep: the columns that can be written are.
-        return json.dumps({**facts, 'row': {str(name): _attempt(value) for name, value in dropped.row.items()}})
+        # A value contains itself or is nested too deeply; the other columns are still written.
+        return json.dumps({**fields, 'row': {str(name): _json_value(value) for name, value in dropped.row.items()}})
 
 
-def _attempt(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -59,7 +60,7 @@ def _attempt(value: Any) -> Any:
     return value
 
 
-def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _with_text_keys(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a row says as one short digest: equal for rows that say the same."""
+"""Digests of row values, equal for rows with equal content."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from typing import Any, Protocol, cast
 
 from twinkle.preprocessor.errors import InvalidRow
 
-_DEEPEST = 64
-"""Levels of nesting that a row may have."""
+_MAX_DEPTH = 64
+"""Maximum nesting depth of a row."""
 _SIZE_BYTES = 16
 
 
@@ -16,17 +16,17 @@ class _Hash(Protocol):
 
 
 class _Incomparable(Exception):
-    """A value whose content cannot be read."""
+    """A value is an object whose content cannot be read."""
 
 
 def fingerprint(values: Any) -> bytes | None:
-    """Return a digest of values; None where they hold an object whose content cannot be read.
+    """Return a 16-byte digest of values, or None if they contain an object whose content cannot be read.
 
-    Texts are compared with their blanks brought into one form; fields that are None count as absent. An object with
-    `tobytes`, such as an image or array, counts by its bytes.
+    Whitespace in texts is normalised, and null fields are ignored. Objects with `tobytes`, such as images and arrays,
+    are compared by their bytes, shape and dtype.
 
     Raises:
-        InvalidRow: the values are nested too deep.
+        InvalidRow: the values are nested too deeply.
     """
     digest = hashlib.blake2b(digest_size=_SIZE_BYTES)
     try:
@@ -37,8 +37,8 @@ def fingerprint(values: Any) -> bytes | None:
 
 
 def _feed(digest: _Hash, value: Any, depth: int) -> None:
-    if depth > _DEEPEST:
-        raise InvalidRow('row', f'is nested deeper than {_DEEPEST} levels')
+    if depth > _MAX_DEPTH:
+        raise InvalidRow('row', f'is nested more than {_MAX_DEPTH} levels deep')
     if isinstance(value, str):
         _put(digest, b's', ' '.join(value.split()).encode('utf-8', 'surrogatepass'))
     elif isinstance(value, bytes | bytearray):

@@ -1,4 +1,4 @@
-"""One way to write chats, out of the several that datasets use."""
+"""Preprocessor that converts the chat formats of different datasets to one format."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -27,22 +27,22 @@ _NAMES = {'from': 'role', 'value': 'content'}
 
 
 class MessageNormalizer(RowPreprocessor):
-    """Brings chats into `messages` of `role` and `content`; other columns stay.
+    """Converts chats to `messages` with `role` and `content`; other columns are kept.
 
-    Reads `messages`, or `conversations` with `from` and `value`; roles such as human, gpt and observation; one
-    `function_call` as a list of `tool_calls`. Line ends become newlines, blanks around a text go, and so do fields that
-    are None. No message is left out, nor any word of one. What is normal already stays as it is.
+    Accepts `messages`, or `conversations` with `from` and `value`, roles such as human, gpt and observation, and a
+    single `function_call`, which becomes a list of `tool_calls`. Line ends become newlines; whitespace around texts and
+    null fields are removed. No message and no other text is removed, and normalised chats do not change.
     """
 
     def convert(self, row: Row) -> Row:
-        """Return the row with its chat rewritten.
+        """Return the row with its chat normalised.
 
         Raises:
-            InvalidRow: there is no chat, or a message is no object with a role.
+            InvalidRow: the row has no chat, or a message is not an object with a role.
         """
         column = next((name for name in _COLUMNS if row.get(name) is not None), None)
         if column is None:
-            raise InvalidRow(COLUMN, 'is missing, and so is conversations')
+            raise InvalidRow(COLUMN, f'is missing; the row needs one of {", ".join(_COLUMNS)}')
         given = row[column]
         if not isinstance(given, list):
             raise InvalidRow(column, f'must be a list of messages, got {type(given).__name__}')

@@ -1,4 +1,4 @@
-"""Whether a chat is one: its roles, its order, its tool calls and their results."""
+"""Filter for the roles and order of messages, and for tool calls and their results."""
 
 import json
 from collections.abc import Mapping
@@ -14,23 +14,25 @@ _ENDS = ('any', 'assistant', 'user')
 
 
 class MessageSanityFilter(QualityFilter):
-    """Keeps chats that a template can render and a model can learn from.
+    """Keeps chats that a template can render and that a model can learn from.
 
-    A system message stands first or not at all, a user speaks before the assistant does, nobody says nothing, and
-    every tool call has a name, arguments that are an object, and a result before the next turn.
+    A system message must be the first message, the first other message must be from the user, no message may be empty
+    (except tool results), and every tool call must have a name, an object as arguments, and a result before the next
+    turn.
     """
 
     def __init__(
         self, *, ends_with: Literal['any', 'assistant', 'user'] = 'any', is_final_call_allowed: bool = False
     ) -> None:
-        """Set what may differ between datasets.
+        """Set the requirements on the end of a chat.
 
         Args:
-            ends_with: role of the last message: 'assistant' to train on, 'user' to sample from.
-            is_final_call_allowed: whether the last message may be a tool call without a result.
+            ends_with: required role of the last message: 'assistant' for training, 'user' for sampling, or 'any'.
+                Default: 'any'.
+            is_final_call_allowed: whether the last message may be a tool call without a result. Default: False.
 
         Raises:
-            InvalidArguments: `ends_with` is something else.
+            InvalidArguments: `ends_with` has another value.
         """
         if ends_with not in _ENDS:
             raise InvalidArguments(f'ends_with must be one of {", ".join(_ENDS)}, got {ends_with!r}')
@@ -38,7 +40,7 @@ class MessageSanityFilter(QualityFilter):
         self.is_final_call_allowed = is_final_call_allowed
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the first thing that is wrong with the chat."""
+        """Return the first problem of the chat."""
         messages = messages_of(row)
         if not messages:
             return Drop('no_messages')
@@ -50,12 +52,12 @@ class MessageSanityFilter(QualityFilter):
             if role not in _ROLES:
                 return Drop('unknown_role', f'{COLUMN}[{index}].role is {role[:40]!r}')
             if role == 'system' and index:
-                return Drop('late_system', f'{COLUMN}[{index}] is a system message behind others')
-        spoken = [role for role in roles if role != 'system']
-        if not spoken or spoken[0] != 'user':
-            return Drop('no_user_first', 'the first message but the system one must be of a user')
+                return Drop('late_system', f'{COLUMN}[{index}] is a system message after other messages')
+        others = [role for role in roles if role != 'system']
+        if not others or others[0] != 'user':
+            return Drop('no_user_first', 'the first message after the system message must have the role user')
         if self.ends_with not in {'any', roles[-1]}:
-            return Drop('wrong_end', f'the last message is of role {roles[-1]}, not {self.ends_with}')
+            return Drop('wrong_end', f'the last message has the role {roles[-1]}, not {self.ends_with}')
         return None
 
     def _calls(self, messages: list[Mapping[str, Any]]) -> Drop | None:
@@ -63,11 +65,11 @@ class MessageSanityFilter(QualityFilter):
         seen: set[str] = set()
         for index, message in enumerate(messages):
             if message['role'] == 'tool':
-                if not _answer(message, pending):
-                    return Drop('result_without_call', f'{COLUMN}[{index}] answers no tool call')
+                if not _resolve_call(message, pending):
+                    return Drop('result_without_call', f'{COLUMN}[{index}] does not belong to a pending tool call')
                 continue
             if pending:
-                return Drop('call_without_result', f'{COLUMN}[{index}] comes before the results of all tool calls')
+                return Drop('call_without_result', f'{COLUMN}[{index}] precedes the result of a tool call')
             calls = calls_of(message, index)
             problem = _problem_of_calls(message, calls, seen)
             if problem is not None:
@@ -75,17 +77,17 @@ class MessageSanityFilter(QualityFilter):
             pending = [_id_of(call) for call in calls]
         is_final_call = bool(pending) and messages[-1]['role'] == 'assistant' and self.is_final_call_allowed
         return (
-            Drop('call_without_result', 'the chat ends before the results') if pending and not is_final_call else None
+            Drop('call_without_result', 'the chat ends without the result') if pending and not is_final_call else None
         )
 
 
 def _emptiness(messages: list[Mapping[str, Any]]) -> Drop | None:
     for index, message in enumerate(messages):
         is_blank = not content_of(message, index).strip() and not calls_of(message, index)
-        # A tool may well return nothing, and so is its result.
+        # A tool may return an empty result.
         if is_blank and message['role'] != 'tool':
-            thought = ', though it thinks' if reasoning_of(message, index).strip() else ''
-            return Drop('empty_message', f'{COLUMN}[{index}] of role {message["role"]} says nothing{thought}')
+            thought = ' except for reasoning' if reasoning_of(message, index).strip() else ''
+            return Drop('empty_message', f'{COLUMN}[{index}] with the role {message["role"]} is empty{thought}')
     return None
 
 
@@ -105,8 +107,8 @@ def _problem_of_calls(message: Mapping[str, Any], calls: list[Mapping[str, Any]]
     return None
 
 
-def _answer(message: Mapping[str, Any], pending: list[str | None]) -> bool:
-    """Take the call that a result answers off the pending ones: by its id, else the first."""
+def _resolve_call(message: Mapping[str, Any], pending: list[str | None]) -> bool:
+    """Remove the call of a result from `pending`, by its id or else the first; return whether there is one."""
     if not pending:
         return False
     given = message.get('tool_call_id')

@@ -1,8 +1,9 @@
-"""How alike two texts are, estimated from sketches of fixed size.
+"""MinHash: estimate the similarity of two texts from signatures of fixed size.
 
-Shingles and their resemblance: Broder 1997, "On the resemblance and containment of documents"; the share of equal
-minima estimates it (section 3). Candidates by bands: Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4.
-Nothing here is random: the same texts give the same sketches on every machine.
+The similarity is the resemblance (Jaccard similarity) of the sets of shingles: Broder 1997, "On the resemblance and
+containment of documents"; the fraction of equal minima is its estimate (section 3). Candidates are found with bands:
+Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", section 3.4. Signatures are deterministic and equal on every
+machine.
 """
 
 from collections import OrderedDict
@@ -14,17 +15,17 @@ import numpy.typing as npt
 Signature = npt.NDArray[np.uint32]
 
 SHINGLE = 8
-"""Characters of a shingle: characters, not words, since not every language parts them."""
+"""Characters per shingle; characters instead of words, because some languages do not separate words."""
 SIZE = 128
-"""Minima of a signature; the estimate's standard error is at most 1 / (2 sqrt(128)) = 0.044."""
+"""Minima per signature; the standard error of the estimate is at most 1 / (2 sqrt(128)) = 0.044."""
 BANDS = 16
-"""Groups of minima; texts that share a whole group are compared. Two that are 90 % alike nearly always do."""
+"""Groups of minima. Texts with an equal group are compared; texts with a similarity of 90 % nearly always have one."""
 _SAMPLE = 4096
-"""Shingles a signature is made of at most: those of the smallest hashes, the same ones in texts that are alike."""
+"""Maximum number of shingles per signature: those with the smallest hashes, which similar texts have in common."""
 _BLOCK = 1 << 18
-"""Characters hashed at once, to bound the memory that a huge text takes."""
-_MOST_IN_BUCKET = 16
-"""Rows compared for one band."""
+"""Characters hashed at once, to bound the memory for huge texts."""
+_MAX_IN_BUCKET = 16
+"""Maximum number of rows that are compared for one band."""
 
 _U64 = np.uint64
 _BASE = 0x9E3779B97F4A7C15
@@ -32,19 +33,24 @@ _MASK = (1 << 64) - 1
 
 
 def signature(text: str) -> Signature:
-    """Return the sketch of a text, uint32 [SIZE]. Time is linear in its length."""
+    """Return the signature of a text, uint32 [SIZE], in time linear in its length."""
     hashes = _smallest(' '.join(text.casefold().split()))
     mixed: npt.NDArray[np.uint64] = hashes[None, :] * _FACTORS[:, None] + _OFFSETS[:, None]
     return (mixed.min(axis=1) >> _U64(32)).astype(np.uint32)
 
 
 def similarity(one: Signature, other: Signature) -> float:
-    """Return the estimated resemblance of two texts, 0 to 1."""
+    """Return the estimated similarity of two texts, 0.0 to 1.0."""
     return int(np.count_nonzero(one == other)) / SIZE
 
 
 class NearIndex:
-    """Finds a text like one seen before, among the last `memory` of them; about 5 KB each."""
+    """Finds similar texts among the last `memory` texts; each takes about 5 KB.
+
+    Args:
+        threshold: minimum similarity, in (0, 1].
+        memory: maximum number of texts, at least 1.
+    """
 
     def __init__(self, threshold: float, memory: int) -> None:
         self._threshold, self._memory = threshold, memory
@@ -52,21 +58,21 @@ class NearIndex:
         self._buckets: dict[tuple[int, bytes], list[int]] = {}
 
     def find(self, sketch: Signature, guard: bytes) -> tuple[int, float] | None:
-        """Return the text of the same guard that is most like this one, and how like; None below the threshold."""
+        """Return the row and similarity of the most similar text with the same guard; None below the threshold."""
         candidates = sorted({row for key in _keys(sketch) for row in self._buckets.get(key, ())})
-        alike = [(similarity(sketch, self._seen[row][0]), -row) for row in candidates if self._seen[row][1] == guard]
-        best, place = max(alike, default=(0.0, 0))
-        return (-place, best) if best >= self._threshold else None
+        scored = [(similarity(sketch, self._seen[row][0]), -row) for row in candidates if self._seen[row][1] == guard]
+        best, negative_row = max(scored, default=(0.0, 0))
+        return (-negative_row, best) if best >= self._threshold else None
 
     def add(self, row_index: int, sketch: Signature, guard: bytes) -> None:
-        """Remember a text, and forget the oldest where there are too many."""
+        """Add a text and remove the oldest ones above the limit."""
         while len(self._seen) >= self._memory:
             oldest, (forgotten, _) = self._seen.popitem(last=False)
             self._forget(oldest, forgotten)
         self._seen[row_index] = (sketch, guard)
         for key in _keys(sketch):
             bucket = self._buckets.setdefault(key, [])
-            if len(bucket) < _MOST_IN_BUCKET:
+            if len(bucket) < _MAX_IN_BUCKET:
                 bucket.append(row_index)
 
     def _forget(self, row_index: int, sketch: Signature) -> None:
@@ -84,7 +90,7 @@ def _keys(sketch: Signature) -> list[tuple[int, bytes]]:
 
 
 def _smallest(text: str) -> npt.NDArray[np.uint64]:
-    """Return the smallest hashes of a text's shingles, each once, at least one."""
+    """Return the smallest distinct hashes of a text's shingles, uint64, ascending, at least one."""
     padded = text.ljust(SHINGLE, '\0')
     found: npt.NDArray[np.uint64] = np.empty(0, _U64)
     for begin in range(0, len(padded) - SHINGLE + 1, _BLOCK):
@@ -94,17 +100,17 @@ def _smallest(text: str) -> npt.NDArray[np.uint64]:
 
 
 def _shingle_hashes(text: str) -> npt.NDArray[np.uint64]:
-    """Return a hash of every shingle: its characters as the digits of a number, then mixed."""
+    """Return the hash of every shingle: its characters as digits of a number, followed by a mixing function."""
     codes = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype='<u4').astype(_U64)
     count = len(codes) - SHINGLE + 1
     hashes: npt.NDArray[np.uint64] = np.zeros(count, _U64)
-    for place in range(SHINGLE):
-        hashes = hashes * _U64(_BASE) + codes[place : place + count] + _U64(1)
+    for offset in range(SHINGLE):
+        hashes = hashes * _U64(_BASE) + codes[offset : offset + count] + _U64(1)
     return _mixed(hashes)
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return values spread over all 64 bits: the finaliser of SplitMix64 (Steele, Lea, Flood 2014, figure 17)."""
+    """Return values mixed with the finaliser of SplitMix64 (Steele, Lea, Flood 2014, figure 17)."""
     values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
     return values ^ (values >> _U64(31))

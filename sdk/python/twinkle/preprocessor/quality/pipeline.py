@@ -1,4 +1,4 @@
-"""Several stages in a row: rewriters and filters, and what each of them left out."""
+"""A pipeline of preprocessors and filters that records the reason for each removed row."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,31 +23,31 @@ Stage = RowPreprocessor | DataFilter | Callable[[Row], bool]
 QUALITY_FILTERS: dict[str, type[DataFilter]] = {
     kind.__name__: kind for kind in (HardFilter, MessageSanityFilter, RefuseFilter, DeadLoopFilter, DedupFilter)
 }
-"""Filters of chats, by name."""
+"""Quality filters by name."""
 STAGES: Mapping[str, type[Any]] = {
     **QUALITY_FILTERS,
     'MessageNormalizer': MessageNormalizer,
     'TextLengthFilter': TextLengthFilter,
 }
-"""What a pipeline takes by name."""
+"""Stages of a pipeline by name."""
 DEFAULT_PIPELINE = ('MessageNormalizer', *QUALITY_FILTERS)
 _SPEC = {'name', 'init_args'}
 _NOT_KEPT = 'not_kept'
-"""Reason of rows that a filter without reasons of its own leaves out."""
+"""Reason for rows removed by a filter that does not report reasons."""
 _FAILED = 'failed'
-"""Reason of rows over which a stage stumbled."""
+"""Reason for rows for which a stage raised an exception."""
 _ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
-"""Errors that a row can cause; others are of the program and are raised."""
+"""Exceptions that a row can cause; any other exception is a programming error and is raised."""
 
 
 class QualityPreprocessor(Preprocessor):
-    """Sends rows through stages in order; a row that a stage leaves out goes no further, and is accounted for.
+    """Applies stages to rows in order; a row that a stage removes does not reach the later stages.
 
-    As a preprocessor it returns the rows that stay. `split` returns both; `end_pass` counts; with a
-    `dropped_log_path`, every row left out is in that file with its reason. Rows may come in batches: all batches
-    until `begin_pass` are one pass, over which `DedupFilter` remembers and `row_index` counts.
+    As a preprocessor it returns the kept rows. `split` also returns the removed rows with their reasons, `end_pass`
+    counts them, and `dropped_log_path` writes them to a file. All batches until the next `begin_pass` are one pass, in
+    which `DedupFilter` remembers rows and `row_index` counts.
 
-    Concurrency: one pass at a time.
+    Concurrency: one pass at a time; not safe to share between threads.
     """
 
     def __init__(
@@ -58,14 +58,15 @@ class QualityPreprocessor(Preprocessor):
         """Build the stages.
 
         Args:
-            pipeline: names, `{'name': ..., 'init_args': {...}}`, classes, objects, or functions of a row that say
-                whether it stays. Unset: the normalizer, then all filters of this package.
-            dropped_log_path: JSONL file for rows left out, begun anew in each pass. Unset: they are only counted.
+            pipeline: stages: names, `{'name': ..., 'init_args': {...}}`, classes, objects, or functions from a row to
+                a boolean. Default: the normalizer, followed by all quality filters.
+            dropped_log_path: JSON lines file for removed rows, overwritten in each pass. Default: none; removed rows
+                are only counted.
 
         Raises:
             UnknownPreprocessor: a name is not known.
-            InvalidArguments: a stage is no such thing or is given arguments it does not take, or the file's folder
-                does not exist.
+            InvalidArguments: a stage is invalid or does not accept its arguments, or the folder of the file does not
+                exist.
         """
         if isinstance(pipeline, str) or not pipeline:
             raise InvalidArguments('pipeline must be a list of at least one stage')
@@ -76,7 +77,7 @@ class QualityPreprocessor(Preprocessor):
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Forget the rows seen before, in all stages."""
+        """Reset the counters, the log file and the state of all stages."""
         self._seen = 0
         self._counts: Counter[tuple[str, str]] = Counter()
         if self._log is not None:
@@ -86,20 +87,20 @@ class QualityPreprocessor(Preprocessor):
                 stage.begin_pass()
 
     def end_pass(self) -> list[str]:
-        """Return how many rows were left out, one line a stage and reason."""
+        """Return one line per stage and reason with the number of removed rows."""
         return [
             f'{count} of {self._seen} rows were left out by {stage}: {reason}'
             for (stage, reason), count in sorted(self._counts.items())
         ]
 
     def __call__(self, rows: Columns) -> Columns:
-        """Return the rows that stay."""
+        """Return the kept rows."""
         kept, _ = self.split(self.map_col_to_row(rows))
-        # Without rows there are no names either; the columns are to stay.
+        # An empty batch keeps the names of its columns.
         return self.map_row_to_col(kept) if kept else {name: [] for name in rows}
 
     def split(self, rows: Iterable[Row]) -> tuple[list[Row], list[DroppedRow]]:
-        """Return the rows that stay, as the stages rewrote them, and those that do not; both in order."""
+        """Return the kept rows as the stages converted them, and the removed rows; both in order."""
         kept: list[Row] = []
         dropped: list[DroppedRow] = []
         for row in rows:
@@ -121,8 +122,8 @@ class QualityPreprocessor(Preprocessor):
             except InvalidRow as error:
                 outcome = Drop(UNREADABLE, f'{error.column} {error.problem}'.strip())
             except _ROW_ERRORS as error:
-                # A stage of the caller's own met a row it did not expect. Raising here would leave the rows before it
-                # remembered as seen, though nobody got them.
+                # A custom stage failed on an unexpected row. Raising would discard the earlier rows of the batch,
+                # although stateful filters already remember them.
                 outcome = Drop(_FAILED, f'{type(error).__name__}: {error}')
             if isinstance(outcome, Drop):
                 return DroppedRow(row_index=self._seen, stage=_name_of(stage), drop=outcome, row=row)
@@ -144,17 +145,17 @@ def _name_of(stage: Stage) -> str:
     return getattr(stage, '__name__', type(stage).__name__)
 
 
-def _stage(spec: Any, place: str) -> Stage:
+def _stage(spec: Any, path: str) -> Stage:
     name: Any = spec
     init_args: Any = None
     if isinstance(spec, Mapping):
         fields = cast('Mapping[str, Any]', spec)
         if 'name' not in fields or set(fields) - _SPEC:
-            raise InvalidArguments(f'{place} must have a name, and perhaps init_args, got {sorted(fields)}')
+            raise InvalidArguments(f'{path} must have a name and optionally init_args, got {sorted(fields)}')
         name, init_args = fields['name'], fields.get('init_args')
         if not isinstance(name, str) or not isinstance(init_args, Mapping | NoneType):
-            raise InvalidArguments(f'{place}: name must be text and init_args an object')
+            raise InvalidArguments(f'{path}: name must be text and init_args must be an object')
     stage = construct(name, cast('Mapping[str, Any] | None', init_args), STAGES, 'stage')
     if isinstance(stage, Preprocessor) and not isinstance(stage, RowPreprocessor):
-        raise InvalidArguments(f'{place}: {type(stage).__name__} rewrites whole batches; map the dataset by it before')
+        raise InvalidArguments(f'{path}: {type(stage).__name__} converts batches, not rows; use Dataset.map() for it')
     return stage

@@ -1,4 +1,4 @@
-"""Answers that decline to answer, in English and Chinese."""
+"""Filter for refusals in English and Chinese."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from twinkle.preprocessor.quality.base import Drop, QualityFilter
 from twinkle.preprocessor.quality.chat import COLUMN, content_of, messages_of
 
 _HEAD = 400
-"""Characters of an answer within which it declines, if it does; what follows is explanation."""
+"""Number of characters at the beginning of an answer that are searched for a refusal."""
 _THOUGHT_END = '</think>'
 _QUOTES = str.maketrans({'\u2019': "'", '\u2018': "'", '\u02bc': "'"})
 _SORRY = r"(?:(?:i'm|i am|we're|we are) )?(?:(?:so|very|really|truly|deeply) )?(?:sorry|apologi[sz]e|afraid)"
 _PREFACE = rf'(?:unfortunately|{_SORRY}|i {_SORRY}|my apologies|as an? (?:ai|artificial|large|language)[^.,!?]{{0,60}})'
 _UNABLE = r"(?:i|we)(?:'m| am|'re| are)? (?:cannot|can't|can not|won't|will not|must decline to|(?:not able|unable) to)"
-_PLAIN_DEED = r'(?:assist|help|comply|fulfil|fulfill|provide|engage|participate|discuss|do that|respond to)(?! but\b)'
-_DEED = (
-    rf'(?:{_PLAIN_DEED}|support|create|generate|write|answer|offer|share|give|continue with'
+_HELP_VERBS = r'(?:assist|help|comply|fulfil|fulfill|provide|engage|participate|discuss|do that|respond to)(?! but\b)'
+_ACTION_VERBS = (
+    rf'(?:{_HELP_VERBS}|support|create|generate|write|answer|offer|share|give|continue with'
     r'|complete (?:this|that|your))'
 )
-"""What is declined behind an apology; without one, 'I will not write ...' is rather a plan."""
+"""Verbs that make a refusal only after an apology; 'I will not write ...' alone may describe a plan."""
 _CHINESE = (
     r'(?:(?:非常|很|十分)?(?:抱歉|对不起|遗憾|不好意思)\W{0,2})?(?:但是?|不过)?(?:作为\w{0,30}\W)?'
     r'我(?:们)?(?:无法|不能|没法|没有?办法|不会|不可以)(?:为您|为你|给您|给你|向您|向你)?'
@@ -30,8 +30,8 @@ _CHINESE = (
 _REFUSALS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf'(?:{_PREFACE}[,.!:;]? ?(?:but )?){{1,2}}{_UNABLE} (?:be able to )?{_DEED}\b',
-        rf'{_UNABLE} (?:be able to )?{_PLAIN_DEED}\b',
+        rf'(?:{_PREFACE}[,.!:;]? ?(?:but )?){{1,2}}{_UNABLE} (?:be able to )?{_ACTION_VERBS}\b',
+        rf'{_UNABLE} (?:be able to )?{_HELP_VERBS}\b',
         rf'(?:{_PREFACE}[,.!]? ?)?(?:but )?i (?:have to|must) (?:decline|refuse)\b',
         _CHINESE,
     )
@@ -39,49 +39,49 @@ _REFUSALS = tuple(
 
 
 class RefuseFilter(QualityFilter):
-    """Keeps chats whose assistant does what it is asked.
+    """Removes chats in which the assistant refuses to answer.
 
-    An answer counts as a refusal by how it begins, behind its thought: 'I'm sorry, but I can't help ...', and the
-    like in Chinese. An answer that merely reports a failure ('I cannot find the file') is none.
+    An answer is a refusal if it begins (after its thought) with a phrase such as 'I'm sorry, but I can't help ...', in
+    English or Chinese. Answers that only report a failure ('I cannot find the file') are kept.
     """
 
     def __init__(self, *, turns: Literal['any', 'last'] = 'any', phrases: Sequence[str] = ()) -> None:
-        """Say which answers are read.
+        """Set the checked answers and additional phrases.
 
         Args:
-            turns: 'any' answer, or the 'last' one alone.
-            phrases: more beginnings that refuse, in whatever case.
+            turns: 'any' checks all answers, 'last' only the last one. Default: 'any'.
+            phrases: additional beginnings of refusals, case-insensitive. Default: none.
 
         Raises:
-            InvalidArguments: `turns` is something else, or a phrase is empty.
+            InvalidArguments: `turns` has another value, or a phrase is empty.
         """
         if turns not in {'any', 'last'}:
             raise InvalidArguments(f"turns must be 'any' or 'last', got {turns!r}")
         if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
-            raise InvalidArguments('phrases must be a list of texts, none of them empty')
+            raise InvalidArguments('phrases must be a list of non-empty texts')
         self.turns: Literal['any', 'last'] = turns
         self.phrases = list(phrases)
         self._beginnings = tuple(_plain(phrase) for phrase in phrases)
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return the answer that refuses."""
+        """Return the first answer that is a refusal."""
         answers = [
             (index, content_of(message, index))
             for index, message in enumerate(messages_of(row))
             if message['role'] == 'assistant'
         ]
         for index, answer in answers if self.turns == 'any' else answers[-1:]:
-            head = _plain(_behind_thought(answer)[:_HEAD])
+            head = _plain(_without_thought(answer)[:_HEAD])
             if head.startswith(self._beginnings) or any(pattern.match(head) for pattern in _REFUSALS):
                 return Drop('refusal', f'{COLUMN}[{index}] begins with {head[:60]!r}')
         return None
 
 
-def _behind_thought(answer: str) -> str:
+def _without_thought(answer: str) -> str:
     if not answer.lstrip().startswith('<think>'):
         return answer.lstrip()
-    _, end, said = answer.partition(_THOUGHT_END)
-    return said.lstrip() if end else ''
+    _, end, rest = answer.partition(_THOUGHT_END)
+    return rest.lstrip() if end else ''
 
 
 def _plain(text: str) -> str:

@@ -1,35 +1,37 @@
-"""Where a text goes round in circles: runs of one unit, found in time linear in the text's length."""
+"""Find repetitions of one unit in a text, in time linear in the length of the text."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 _BLOCK = 4096
-"""Characters compared at once when a run is followed."""
-_MOST_TRIES = 16
-"""Beginnings of a unit tried in one window. More of them means more repeats, which a smaller window has found."""
+"""Characters compared at once when a run is extended."""
+_MAX_TRIES = 16
+"""Maximum number of candidate periods per window. More candidates mean more repeats, which a smaller window finds."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Part of a text that repeats itself."""
+    """A part of a text that consists of repeats of one unit."""
 
     begin: int
+    """Index of the first character."""
     end: int
+    """Index after the last character."""
     period: int
-    """Length of the unit, in characters."""
+    """Length of the unit in characters."""
 
     @property
     def repeats(self) -> int:
-        """How often the unit stands there in full."""
+        """Number of complete repeats of the unit."""
         return (self.end - self.begin) // self.period
 
 
 def find_run(text: str, *, min_characters: int, min_repeats: int) -> Run | None:
-    """Return the first run of at least so many characters and repeats of one unit, else None.
+    """Return a run with at least `min_characters` characters and `min_repeats` repeats, or None.
 
-    Any such run covers a whole window of half its least length, aligned to that length; so windows are looked at one
-    by one, and where one repeats itself its run is followed to both sides. Windows double in size for long units: every
-    unit that repeats eight times is found; one that repeats less, where `min_repeats` allows it, may be missed.
+    Every such run covers an aligned window of half the minimum length. So the function checks aligned windows, and
+    extends the run to both sides if a window is periodic. The size of the windows doubles to find longer units. Units
+    with at least eight repeats are always found; units with fewer repeats may be missed.
     """
     for window in _window_sizes(len(text), min_characters):
         run = _find_in_windows(text, window, min_characters, min_repeats)
@@ -39,7 +41,7 @@ def find_run(text: str, *, min_characters: int, min_repeats: int) -> Run | None:
 
 
 def repeated_line(text: str, *, min_characters: int, min_repeats: int, max_share: float) -> tuple[str, int] | None:
-    """Return the line that most of a text consists of, and how often it stands there, else None."""
+    """Return the most frequent line of a text and its count, or None if it is not above the thresholds."""
     lines = [line.strip() for line in text.splitlines()]
     counts = Counter(line for line in lines if line)
     if not counts:
@@ -50,7 +52,7 @@ def repeated_line(text: str, *, min_characters: int, min_repeats: int, max_share
 
 
 def _window_sizes(length: int, min_characters: int) -> list[int]:
-    """Return half the least length and its doubles, as far as a run of double the window fits into the text."""
+    """Return half the minimum length and its doubles, as long as a run of twice the window fits into the text."""
     sizes = [max(2, min_characters // 2)]
     while 4 * sizes[-1] <= length:
         sizes.append(2 * sizes[-1])
@@ -65,7 +67,7 @@ def _find_in_windows(text: str, window: int, min_characters: int, min_repeats: i
         period = _period(text[begin : begin + window])
         if period is None:
             continue
-        run = Run(_follow_back(text, begin, period), _follow(text, begin + window, period), period)
+        run = Run(_extend_left(text, begin, period), _extend_right(text, begin + window, period), period)
         if run.end - run.begin >= min_characters and run.repeats >= min_repeats:
             return run
         seen_until = run.end
@@ -73,11 +75,11 @@ def _find_in_windows(text: str, window: int, min_characters: int, min_repeats: i
 
 
 def _period(part: str) -> int | None:
-    """Return the smallest period of at most half the part, else None."""
+    """Return the smallest period that is at most half the length of the part, or None."""
     half = len(part) // 2
     head = part[: len(part) - half]
     at = 0
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         at = part.find(head, at + 1)
         if at == -1 or part.startswith(part[at:]):
             break
@@ -86,31 +88,31 @@ def _period(part: str) -> int | None:
     return at if at != -1 else None
 
 
-def _follow(text: str, end: int, period: int) -> int:
-    """Return where the run stops that reaches at least to `end`."""
+def _extend_right(text: str, end: int, period: int) -> int:
+    """Return the end of the run that reaches at least to `end`."""
     while end < len(text):
         ahead, behind = text[end : end + _BLOCK], text[end - period : end - period + _BLOCK]
-        same = _same_length(ahead, behind)
+        same = _common_prefix_length(ahead, behind)
         end += same
         if same < len(ahead):
             break
     return end
 
 
-def _follow_back(text: str, begin: int, period: int) -> int:
-    """Return where the run starts that reaches at least back to `begin`."""
+def _extend_left(text: str, begin: int, period: int) -> int:
+    """Return the beginning of the run that starts at or before `begin`."""
     while begin > 0:
         low = max(0, begin - _BLOCK)
         behind, ahead = text[low:begin][::-1], text[low + period : begin + period][::-1]
-        same = _same_length(behind, ahead)
+        same = _common_prefix_length(behind, ahead)
         begin -= same
         if same < len(behind):
             break
     return begin
 
 
-def _same_length(one: str, other: str) -> int:
-    """Return how long the common beginning of two texts is."""
+def _common_prefix_length(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
