@@ -1,8 +1,7 @@
-"""The values that travel between components: messages, features, sampling requests, samples, training results.
+"""Values that components exchange: messages, features, sampling requests, samples and training results.
 
-Everything here is plain data. It loads no torch, does no I/O and knows no service, so it
-may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
-`twinkle.model` and `twinkle.sampler`.
+This package contains plain data only. It imports neither torch nor any service and does no I/O, so it can be imported
+anywhere. Tokenization is in `twinkle.template`, and computation in `twinkle.model` and `twinkle.sampler`.
 """
 
 from twinkle.data_format.boxed import boxed_answers

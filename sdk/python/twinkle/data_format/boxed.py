@@ -1,16 +1,16 @@
-r"""How answers to problems of mathematics are marked in text: `\boxed{...}`."""
+r"""Answers to mathematical problems, which texts mark with `\boxed{...}`."""
 
 import re
 
 _TOKEN = re.compile(r'(\\f?boxed\s*\{|\{)|\\[\s\S]|\}')
-"""What opens a box or another pair of braces, a backslash with what it escapes, or a brace that closes."""
+"""Matches the opening of a box or of other braces, an escaped character, or a closing brace."""
 
 
 def boxed_answers(text: str) -> list[str]:
-    r"""Return what each `\boxed{...}` encloses, in their order, without the space around it.
+    r"""Return the content of each `\boxed{...}`, in order, without surrounding whitespace.
 
-    One within another is part of the other's answer; an unclosed one is none. Braces that a backslash escapes are
-    text. Linear in the text's length.
+    A box inside another one is part of the outer content, and a box that is not closed is ignored. Escaped braces are
+    text. The time is linear in the length of the text.
     """
     places: list[tuple[int, int, int]] = []
     open_at: list[tuple[int, int] | None] = []

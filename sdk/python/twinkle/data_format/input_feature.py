@@ -1,8 +1,8 @@
-"""One tokenised training example or prompt.
+"""A tokenized training example or prompt.
 
-A feature is a plain dict so that user code may build, inspect and extend it; the arrays
-may be lists, numpy arrays or torch tensors, all equally long, and one-dimensional but for the
-streams that `twinkle.data_format.STREAMS` calls wide.
+A feature is a plain dict, so that user code can build, inspect and extend it. Its arrays may be lists, NumPy arrays or
+torch tensors. They have equal lengths and one dimension, except for the streams that are wide in
+`twinkle.data_format.STREAMS`, and for images, videos and audio.
 """
 
 from collections.abc import Sequence
@@ -12,68 +12,68 @@ import numpy as np
 import numpy.typing as npt
 
 IGNORE_INDEX = -100
-"""Label of a position that adds nothing to the loss."""
+"""Label of a position that does not contribute to the loss."""
 
 IntArray = Sequence[int] | npt.NDArray[np.integer[Any]]
 FloatArray = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 class InputFeature(TypedDict, total=False):
-    """Token-level input of a model; `T` is its number of tokens.
+    """Token-level input of a model with `T` tokens.
 
-    Labels are already shifted: `labels[t]` is the token to be predicted from the tokens
-    `0..t`, so `labels[t] == input_ids[t + 1]` wherever it is not `IGNORE_INDEX`.
+    Labels are already shifted: `labels[t]` is the token to predict from the tokens `0..t`, so that
+    `labels[t] == input_ids[t + 1]` unless it is `IGNORE_INDEX`.
     """
 
     input_ids: IntArray
     """int [T]. Token ids."""
     attention_mask: IntArray
-    """int [T]. 1 for a real token, 0 for padding. Unset: all ones."""
+    """int [T]. 1 for a real token, 0 for padding. Defaults to ones."""
     position_ids: IntArray
-    """int [T]. Position of each token; restarts at 0 where a packed sample begins. With images or videos [3, T]: time,
-    height and width, for models whose positions have these axes."""
+    """int [T]. Position of each token, which restarts at 0 at the beginning of each packed example. With images or
+    videos [3, T]: time, height and width, for models whose positions have these axes."""
     labels: IntArray
-    """int [T]. Shifted targets, `IGNORE_INDEX` where the loss is masked."""
+    """int [T]. Shifted labels; `IGNORE_INDEX` where a position has no label."""
     loss_weights: FloatArray
-    """float [T]. Factor of each label's loss. Unset: 1.0 for every label that is not ignored."""
+    """float [T]. Weight of each label in the loss. Defaults to 1.0."""
     completion_mask: IntArray
-    """int [T]. 1 where the model itself produced the token at this position, 0 elsewhere. A label counts only where
-    the token it asks for, the next one, is marked 1. Unset: the labels alone say what counts."""
+    """int [T]. 1 if the model generated the token at this position, 0 otherwise. A label counts only if the token that
+    it predicts, which is the next one, is marked with 1. If unset, all labels count."""
     length: int
     """Number of real tokens."""
     advantages: FloatArray
-    """float [T]. Advantage of the label's token (RL losses)."""
+    """float [T]. Advantage of each label, for policy losses."""
     old_logps: FloatArray
-    """float [T]. Natural log-probability of the label under the policy that sampled it."""
+    """float [T]. Natural log-probability of each label under the policy that sampled it."""
     ref_logps: FloatArray
-    """float [T]. Natural log-probability of the label under the reference model."""
+    """float [T]. Natural log-probability of each label under the reference model."""
     returns: FloatArray
-    """float [T]. Return of the label, to fit values to (value losses)."""
+    """float [T]. Return of each label, to which value losses fit the values."""
     old_values: FloatArray
-    """float [T]. Value of the label when it was sampled (value losses)."""
+    """float [T]. Value of each label at the time of sampling, for value losses."""
     teacher_topk_ids: npt.NDArray[np.integer[Any]]
-    """int [T, K]. The teacher's likeliest ids at the label (distillation)."""
+    """int [T, K]. The teacher's most likely ids at each label, for distillation."""
     teacher_topk_logps: npt.NDArray[np.floating[Any]]
-    """float [T, K]. Their natural log-probabilities under the teacher."""
+    """float [T, K]. Natural log-probabilities of `teacher_topk_ids` under the teacher."""
     teacher_logits: npt.NDArray[np.floating[Any]]
-    """float [T, V]. The teacher's logits at the label, for small vocabularies."""
+    """float [T, V]. The teacher's logits at each label, for small vocabularies."""
     pixel_values: npt.NDArray[np.floating[Any]]
-    """float [P, C]. Patches of all images, one after the other, as the model's image processor makes them."""
+    """float [P, C]. Concatenated patches of all images, as the model's image processor returns them."""
     image_grid_thw: npt.NDArray[np.integer[Any]]
-    """int [N, 3]. Steps of time (1), rows and columns of patches of each image."""
+    """int [N, 3]. Time steps (1), rows and columns of the patches of each image."""
     pixel_values_videos: npt.NDArray[np.floating[Any]]
-    """float [P, C]. Patches of all videos, one after the other."""
+    """float [P, C]. Concatenated patches of all videos."""
     video_grid_thw: npt.NDArray[np.integer[Any]]
-    """int [N, 3]. Steps of time, rows and columns of patches of each video."""
+    """int [N, 3]. Time steps, rows and columns of the patches of each video."""
     second_per_grid_ts: FloatArray
-    """float [N]. Seconds that one step of each video's time takes; its positions say the same."""
+    """float [N]. Duration of a time step of each video in seconds. `position_ids` are consistent with it."""
     input_features: npt.NDArray[np.floating[Any]]
-    """float [N, M, F]. Mel bands of all clips of audio, silence behind each up to F frames."""
+    """float [N, M, F]. Mel bands of all audio clips, each padded with silence to F frames."""
     feature_attention_mask: npt.NDArray[np.integer[Any]]
-    """int [N, F]. 1 for the frames of each clip that are sound, which come first, 0 for the silence behind."""
+    """int [N, F]. 1 for the frames of each clip, which come first, and 0 for the padding."""
     messages: list[dict[str, Any]]
-    """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
+    """Chat from which the feature was encoded, for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]
-    """`(key, JSON)` pairs carried along for rewards. Never sent to the trainer."""
+    """`(key, JSON)` pairs of additional data, for rewards. Never sent to the trainer."""
     samples: list[dict[str, Any]]
-    """Of a pack: what each of its examples carried beside tokens, such as its messages. Never sent to the trainer."""
+    """Fields of each packed example other than its arrays, such as `messages`. Never sent to the trainer."""

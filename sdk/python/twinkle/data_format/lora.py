@@ -1,7 +1,7 @@
-"""The LoRA configuration of an adapter, torch-free.
+"""The LoRA configuration of an adapter, without torch.
 
-It carries peft's names, so a `peft.LoraConfig` can be given wherever one of these is
-asked for: `LoraConfig.of` reads the fields that both have.
+Fields have PEFT's names, so that functions also accept a `peft.LoraConfig`: `LoraConfig.of` reads the fields that both
+classes have.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ _Value = TypeVar('_Value')
 ALL_LINEAR = 'all-linear'
 """Every linear layer of the model except its output head."""
 ALL_ATTENTION = 'all-attention'
-"""The linear layers of attention, whatever the architecture calls them."""
+"""The linear layers of attention, independent of their names in an architecture."""
 ALL_MLP = 'all-mlp'
-"""Every linear layer that is neither of attention nor the output head."""
+"""Every linear layer that belongs neither to attention nor to the output head."""
 OUTPUT_HEAD = 'output-head'
-"""The output head; where it is tied to the embeddings, those stay as they are."""
+"""The output head. Embeddings that are tied to it do not change."""
 TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, OUTPUT_HEAD)
-"""Names in `target_modules` that stand for layers of whatever name; they mix with plain ones."""
+"""Names in `target_modules` that select groups of layers. They can be combined with names of layers."""
 
 PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
     'bias': (None, 'none'),
@@ -38,47 +38,46 @@ PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
     'monteclora_config': (None, {}),
     'megatron_config': (None, {}),
 }
-"""Fields of peft that change what the layers compute, with the values our layers can honour."""
-_NEEDED_TO_BEGIN: Mapping[str, tuple[Any, ...]] = {
+"""Fields of a `peft.LoraConfig` that change the computation, with the values that are supported."""
+_NEEDED_AT_CREATION: Mapping[str, tuple[Any, ...]] = {
     **PEFT_NEEDED,
     'init_lora_weights': (None, True),
     'exclude_modules': (None, [], set[str]()),
     'layers_to_transform': (None, []),
     'layers_pattern': (None, []),
 }
-"""The same for an adapter that is yet to be made."""
+"""The same for a new adapter, including the fields that only affect its creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Low-rank adaptation of linear layers (Hu et al. 2021, arXiv:2106.09685, section 4.1).
 
-    The adapted layer computes `W x + scaling * B A x` with `A` of shape `[r, in]` and `B` of
-    shape `[out, r]`.
+    The adapted layer computes `W x + scaling * B A x`, where `A` has shape `[r, in]` and `B` has shape `[out, r]`.
     """
 
     r: int = 8
-    """LoRA rank, at least 1."""
+    """Rank of the adaptation, at least 1."""
     lora_alpha: float = 16.0
-    """Scale numerator: `scaling = lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`."""
+    """Numerator of the scaling: `scaling = lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`."""
     lora_dropout: float = 0.0
-    """Probability in [0, 1) of dropping an input element of `A` while training."""
+    """Probability in [0, 1) of dropping an input element of `A` during training."""
     target_modules: str | tuple[str, ...] = ALL_LINEAR
-    """`'all-linear'`, or names matched against the end of each module's dotted path, `TARGET_GROUPS` among them."""
+    """`'all-linear'`, or names that are matched against the end of each module's path, including `TARGET_GROUPS`."""
     use_rslora: bool = False
-    """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
+    """Whether to use rank-stabilized scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Module name suffix to a rank other than `r`. Of several that fit a path the first counts, as in peft."""
+    """Ranks other than `r`, by the end of a module's path. If several match, the first one applies, as in PEFT."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Module name suffix to an alpha other than `lora_alpha`. Of several that fit a path the first counts."""
+    """Alphas other than `lora_alpha`, by the end of a module's path. If several match, the first one applies."""
     seed: int | None = None
-    """Seed of `A`'s initial values and of dropout. Unset: drawn by the owner and reported back."""
+    """Seed of `A`'s initial values and of dropout. If None, the trainer draws a seed and reports it."""
 
     def __post_init__(self) -> None:
-        """Refuse values no layer could be built from.
+        """Validate the values.
 
         Raises:
-            ValueError: names the field and the cure.
+            ValueError: A value is out of range. The message names the field.
         """
         if self.r < 1:
             raise ValueError(f'r must be at least 1, got {self.r}')
@@ -87,25 +86,25 @@ class LoraConfig:
         if not self.lora_alpha > 0.0:
             raise ValueError(f'lora_alpha must be positive, got {self.lora_alpha}')
         if not self.target_modules:
-            raise ValueError("target_modules is empty; name modules or give 'all-linear'")
+            raise ValueError("target_modules must not be empty; name modules or use 'all-linear'")
 
     @classmethod
     def of(cls, config: Any) -> 'LoraConfig':
         """Return `config` as a `LoraConfig`.
 
         Args:
-            config: a `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
+            config: A `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
 
         Raises:
-            TypeError: a mapping has a key that is no field.
-            ValueError: a value is out of range, or a `peft.LoraConfig` asks for what is not supported.
+            TypeError: A mapping has an unknown key.
+            ValueError: A value is out of range, or a `peft.LoraConfig` has an unsupported setting.
         """
         if isinstance(config, LoraConfig):
             return config
         if isinstance(config, Mapping):
             values = dict(cast(Mapping[str, Any], config))
         else:
-            _check_honoured(config)
+            _check_supported(config)
             known = (item.name for item in fields(cls))
             values = {name: getattr(config, name) for name in known if hasattr(config, name)}
         values = {name: value for name, value in values.items() if value is not None}
@@ -116,11 +115,11 @@ class LoraConfig:
 
 
 def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return a pattern without the names that never count, its longest names first.
+    """Return a pattern without the names that never apply, with the longest names first.
 
-    Two names fit one path only if one of them ends with the other from a dot on. So a name behind one that it ends
-    with counts nowhere; among the others the first that fits a path is the longest that does, in whatever order
-    they came. This is how a pattern goes through a message, whose maps have no order, and means the same after it.
+    Two names match the same path only if one of them ends with the other, starting after a dot. A name therefore never
+    applies if it ends with an earlier one. Of the remaining names, the first one that matches a path is also the
+    longest one, in any order. The pattern keeps its meaning in a message, whose maps have no order.
     """
     kept: dict[str, _Value] = {}
     for name, value in pattern.items():
@@ -130,20 +129,20 @@ def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def longest_first(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return a pattern of which the longest name that fits a path counts, as one of which the first does."""
+    """Return a pattern sorted by decreasing length of its names, so that the first match is also the longest one."""
     return dict(sorted(pattern.items(), key=lambda item: (-len(item[0]), item[0])))
 
 
 def _endings(name: str) -> Iterator[str]:
-    """Yield what follows each dot."""
+    """Yield the text after each dot of the name, longest first, and finally an empty string."""
     while name:
         name = name.partition('.')[2]
         yield name
 
 
-def _check_honoured(config: Any) -> None:
-    """Refuse a `peft.LoraConfig` of which something would be dropped."""
-    for name, honoured in _NEEDED_TO_BEGIN.items():
+def _check_supported(config: Any) -> None:
+    """Check that a `peft.LoraConfig` has no setting that would be ignored."""
+    for name, supported in _NEEDED_AT_CREATION.items():
         value = getattr(config, name, None)
-        if value not in honoured:
-            raise ValueError(f'{name} = {value!r} of peft is not supported; it has to be {honoured[-1]!r}')
+        if value not in supported:
+            raise ValueError(f'{name} = {value!r} of PEFT is not supported; it must be {supported[-1]!r}')

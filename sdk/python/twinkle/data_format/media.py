@@ -1,4 +1,4 @@
-"""How a model reads images, videos or audio: which tokens stand for them, and how many for each."""
+"""Specifications of a model's images, videos and audio: the tokens that represent them, and their numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,32 +6,33 @@ from typing import Any, ClassVar, Literal
 
 MediaKind = Literal['image', 'video', 'audio']
 Grid = tuple[int, int, int]
-"""Patches of an image or video: frames (in steps of time), rows, columns. Of audio: frames with sound, all, and 1."""
+"""Numbers of patches of an image or video: time steps, rows and columns. For audio: frames of the clip, frames with
+padding, and 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """What a model's configuration says of its images and videos."""
+    """How a model reads images and videos."""
 
     kinds: ClassVar[tuple[MediaKind, ...]] = ('image', 'video')
     has_axes: ClassVar[bool] = True
-    """Whether positions are of time, height and width."""
+    """Whether positions have the axes time, height and width."""
     image_token_id: int
-    """Stands for a piece of an image."""
+    """Token that represents a part of an image."""
     video_token_id: int
-    """Stands for a piece of a video."""
+    """Token that represents a part of a video."""
     merge_size: int
-    """Patches along a side of the square that becomes one token."""
+    """Side length, in patches, of the square that one token represents."""
     patch_width: int
-    """Numbers of one patch: channels x frames of a step x height x width."""
+    """Number of values of a patch: channels x frames of a time step x height x width."""
     temporal_patch_size: int
-    """Frames that one step of time holds."""
+    """Number of frames in a time step."""
     tokens_per_second: float
-    """Positions on the axis of time that a second of video takes."""
+    """Number of positions on the time axis for each second of video."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> 'VisionSpec':
-        """Return what `config.json` of Qwen2.5-VL says, with transformers' defaults."""
+        """Return the specification in Qwen2.5-VL's `config.json`; missing values have the defaults of transformers."""
         vision: Mapping[str, Any] = config.get('vision_config') or {}
         side, frames = int(vision.get('patch_size', 14)), int(vision.get('temporal_patch_size', 2))
         return cls(
@@ -44,31 +45,31 @@ class VisionSpec:
         )
 
     def token_id(self, kind: MediaKind) -> int:
-        """Return the token that stands for pieces of this kind."""
+        """Return the token that represents parts of this kind."""
         return self.image_token_id if kind == 'image' else self.video_token_id
 
     def token_count(self, grid: Grid) -> int:
-        """Return how many tokens stand for an image or video of this many patches."""
+        """Return the number of tokens that represent an image or video with this grid."""
         frames, rows, columns = grid
         return frames * (rows // self.merge_size) * (columns // self.merge_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioSpec:
-    """What a model's configuration says of its audio."""
+    """How a model reads audio."""
 
     kinds: ClassVar[tuple[MediaKind, ...]] = ('audio',)
     has_axes: ClassVar[bool] = False
     audio_token_id: int
-    """Stands for a piece of sound."""
+    """Token that represents a part of an audio clip."""
     patch_width: int
-    """Mel bands of one frame."""
+    """Number of mel bands of a frame."""
     frame_count: int
-    """Frames of every clip, silence behind it included."""
+    """Number of frames of every clip, including padding."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> 'AudioSpec':
-        """Return what `config.json` of Qwen2-Audio says, with transformers' defaults."""
+        """Return the specification in Qwen2-Audio's `config.json`; missing values have the defaults of transformers."""
         audio: Mapping[str, Any] = config.get('audio_config') or {}
         token_id = config.get('audio_token_index', config.get('audio_token_id', 151646))
         return cls(
@@ -78,21 +79,21 @@ class AudioSpec:
         )
 
     def token_id(self, kind: MediaKind) -> int:
-        """Return the token that stands for pieces of sound."""
+        """Return the token that represents parts of audio clips."""
         del kind
         return self.audio_token_id
 
     def token_count(self, grid: Grid) -> int:
-        """Return how many tokens a clip has: one convolution of stride 2, and a mean of two behind it."""
+        """Return the number of tokens of a clip: a convolution with stride 2 is followed by a mean over two frames."""
         return ((grid[0] - 1) // 2 + 1 - 2) // 2 + 1
 
 
 MediaSpec = VisionSpec | AudioSpec
-"""How a model reads what is not text."""
+"""How a model reads media."""
 _SPECS: dict[str, type[VisionSpec] | type[AudioSpec]] = {'qwen2_5_vl': VisionSpec, 'qwen2_audio': AudioSpec}
 
 
 def media_spec(config: Mapping[str, Any]) -> MediaSpec | None:
-    """Return what a model's `config.json` says of images, videos or audio; None where it reads text alone."""
+    """Return the specification in a model's `config.json`, or None if the model reads only text."""
     kind = _SPECS.get(config.get('model_type', ''))
     return None if kind is None else kind.of_config(config)

@@ -1,4 +1,4 @@
-"""What a model's forward pass and a loss give back. Arrays are torch tensors in process, numpy over the wire."""
+"""Results of a forward pass and of a loss. Arrays are torch tensors in process, and NumPy arrays over the wire."""
 
 from typing import Any, TypedDict
 
@@ -7,29 +7,30 @@ class ModelOutput(TypedDict, total=False):
     """Result of a forward pass over a batch of N features, padded to their longest T."""
 
     loss: float
-    """The batch's loss, a sum unless the loss says otherwise."""
+    """Loss of the batch; a sum unless the loss defines it otherwise."""
     logps: list[Any]
-    """N arrays, float32 [T]: natural log-probability of each label, 0.0 where masked."""
+    """N arrays, float32 [T]: natural log-probability of each label, 0.0 where it is ignored."""
     logits: Any
-    """float32 [N, T, V]; only where asked for."""
+    """float32 [N, T, V]; present only if requested."""
     values: Any
-    """float32 [N, T]; value models only."""
+    """float32 [N, T]; present only for value models."""
     embeddings: Any
-    """float32 [N, D]; embedding tasks only."""
+    """float32 [N, D]; present only for embedding tasks."""
     num_tokens: int
     """Number of labels that count."""
     metrics: dict[str, float]
-    """What the loss reports, by name."""
+    """Values that the loss reports, by name."""
 
 
 class LossOutput(TypedDict, total=False):
-    """What a loss returns."""
+    """Result of a loss."""
 
     loss: Any
-    """Scalar with gradient."""
+    """Scalar with a gradient."""
     num_tokens: int
-    """0: `loss` is already an average; else the sum of it is divided by this at the step."""
+    """The optimizer step divides the gradient of the summed losses by the sum of these numbers. 0 if `loss` is already
+    an average."""
     metrics: dict[str, float]
-    """Numbers to report, by name: means, or where the name ends in `:sum`, `:min` or `:max` what it says."""
+    """Values to report, by name. A value is a mean unless its name ends with `:sum`, `:min` or `:max`."""
     metric_weight: float
-    """How many things the means are of, to weigh them by where a batch ran in parts; unset: 1."""
+    """Number of items in the means, which weights them if a batch is computed in parts. Defaults to 1."""

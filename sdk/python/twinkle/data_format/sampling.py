@@ -1,4 +1,4 @@
-"""What is asked of a sampler and what comes back."""
+"""Sampling requests and their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,38 +9,38 @@ from twinkle.data_format.input_feature import InputFeature
 
 
 class StopReason(StrEnum):
-    """Why a sequence ended."""
+    """Reason for which a sequence ended."""
 
     LENGTH = 'length'
-    """`max_tokens` or the model's context was reached."""
+    """The sequence reached `max_tokens` or the model's context."""
     STOP = 'stop'
-    """The end-of-sequence token or one of `stop` was produced."""
+    """The model produced an end-of-sequence token or one of `stop`."""
     ABORT = 'abort'
-    """The caller cancelled."""
+    """The caller cancelled the request."""
     ERROR = 'error'
     """The engine failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutput:
-    """The form a completion has to have; exactly one field is set. Not every engine can hold it."""
+    """Form that a completion must have. Exactly one field is set. An engine may not support every form."""
 
     json_schema: Mapping[str, Any] | None = None
-    """A JSON document that this JSON schema describes."""
+    """A JSON document that is valid under this JSON schema."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    """Text that this regular expression matches as a whole."""
+    """Text that this regular expression matches completely."""
     choices: tuple[str, ...] | None = None
     """One of these texts."""
     grammar: str | None = None
-    """Text of this context-free grammar, in the engine's notation (EBNF for vLLM)."""
+    """Text that this context-free grammar generates, in the notation of the engine (EBNF for vLLM)."""
 
     def __post_init__(self) -> None:
-        """Refuse none and several.
+        """Validate the form.
 
         Raises:
-            ValueError: not exactly one form is given, or it is empty.
+            ValueError: Not exactly one field is set, or it is empty.
         """
         given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
         given += ['json_object'] if self.json_object else []
@@ -51,10 +51,10 @@ class StructuredOutput:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> 'StructuredOutput':
-        """Build from a mapping of field names.
+        """Create a form from a mapping of field names to values.
 
         Raises:
-            ValueError: a key is no field, or not exactly one form is given.
+            ValueError: A key is unknown, or not exactly one field is set.
         """
         known = sorted(item.name for item in fields(cls))
         unknown = sorted(set(values) - set(known))
@@ -68,46 +68,48 @@ class StructuredOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens from the model's distribution."""
+    """Parameters of sampling."""
 
     max_tokens: int | None = None
-    """Most new tokens a sequence may have. Unset: up to the model's context. 0: logprobs only."""
+    """Maximum number of new tokens of a sequence. If None, the model's context is the limit. 0 computes only
+    log-probabilities of the prompt."""
     min_tokens: int = 0
-    """Fewest new tokens before a stop token or string may end a sequence."""
+    """Minimum number of new tokens before a stop token or string ends a sequence."""
     seed: int | None = None
-    """Makes sampling repeatable; sequence `i` of a request draws from `(seed, i)`. Unset: random."""
+    """Makes sampling reproducible: sequence `i` of a request draws from `(seed, i)`. If None, sampling is random."""
     stop: str | int | Sequence[str | int] | None = None
-    """Strings or token ids that end a sequence; a stop string is cut from the text."""
+    """Strings or token ids that end a sequence. A stop string is removed from the text."""
     temperature: float = 1.0
-    """Divides the logits; 0 is greedy."""
+    """Divides the logits; 0 selects the most likely token."""
     top_k: int = -1
-    """Keep the k most likely tokens; -1 keeps all."""
+    """Keeps only the k most likely tokens; -1 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose probability reaches this, in (0, 1]."""
+    """Keeps only the smallest set of most likely tokens whose probability reaches this value, in (0, 1]."""
     repetition_penalty: float = 1.0
-    """Above 1 makes tokens already present less likely."""
+    """Penalizes tokens that are already present: values above 1 make them less likely."""
     logprobs: int | None = None
-    """Also report the k most likely tokens of each position. The sampled token's own is always given."""
+    """Number of most likely tokens to return for each position. The sampled token is always returned."""
     prompt_logprobs: int | None = None
-    """0: report the prompt tokens' log-probabilities; k: and the k most likely at each position."""
+    """Number of most likely tokens to return for each prompt token, in addition to its log-probability. 0 returns only
+    the log-probabilities. If unset, neither is returned."""
     num_samples: int = 1
-    """Sequences drawn for each prompt."""
+    """Number of sequences for each prompt."""
     ignore_eos: bool = False
-    """Do not stop at the model's own end of sequence."""
+    """Whether to continue after the model's end-of-sequence tokens."""
     min_p: float = 0.0
-    """Keep tokens of at least this share of the most likely one's probability, in [0, 1]."""
+    """Keeps only tokens whose probability is at least this fraction of that of the most likely token, in [0, 1]."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of each token drawn before, -2 to 2."""
+    """Value subtracted from the logit of each token that was drawn before, -2 to 2."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logit of each token as often as it was drawn before, -2 to 2."""
+    """Value subtracted from the logit of each token for each time that it was drawn before, -2 to 2."""
     structured_output: StructuredOutput | None = None
-    """The form of the completion. Unset: free."""
+    """Form that the completion must have. If None, it is not constrained."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range.
+        """Validate the values.
 
         Raises:
-            ValueError: names the field and the range.
+            ValueError: A value is out of range. The message names the field and the range.
         """
         checks = (
             ('max_tokens', self.max_tokens is None or self.max_tokens >= 0, 'at least 0'),
@@ -129,10 +131,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> 'SamplingParams':
-        """Build from a mapping of field names.
+        """Create parameters from a mapping of field names to values.
 
         Raises:
-            ValueError: a key is no field, or a value is out of range.
+            ValueError: A key is unknown, or a value is out of range.
         """
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(values) - known)
@@ -161,55 +163,55 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionSpan:
-    """Tokens `[begin_token, end_token)` of a sequence were produced by adapter version `version`."""
+    """Tokens `[begin_token, end_token)` of a sequence, which were drawn by one adapter version."""
 
     version: int
-    """Adapter version; 0 is the base model without an adapter."""
+    """Adapter version. 0 is the base model without an adapter."""
     begin_token: int
     end_token: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSequence:
-    """One completion; its fields may also be had by `get`, as from a dict."""
+    """A completion. Like a dict, it also returns its fields by name with `get`."""
 
     stop_reason: StopReason
     tokens: list[int]
-    """The new tokens, the stop token included where one ended the sequence."""
+    """The new tokens, including a stop token that ended the sequence."""
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    """Per new token `(token_id, natural log-probability)`, the sampled token first, then the top k.
-    Taken from the model's own distribution, before temperature and filters."""
+    """Pairs `(token_id, natural log-probability)` for each new token: first the sampled token, then the k most likely
+    ones. Probabilities are those of the model's own distribution, before temperature and filters."""
     decoded: str = ''
-    """The new tokens as text, special tokens left out."""
+    """The new tokens as text, without special tokens."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    """Which adapter version produced which tokens; covers every token."""
+    """Adapter versions that drew the tokens, in order. The spans cover all tokens."""
     new_input_feature: InputFeature | None = None
-    """Prompt and completion as a training feature: labels on the completion only."""
+    """Prompt and completion as a training feature, with labels only for the completion."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, else `default`."""
+        """Return the field `name`, or `default` if there is no such field."""
         return getattr(self, name) if name in self.__dataclass_fields__ else default
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResponse:
-    """The completions of one prompt."""
+    """Completions of one prompt."""
 
     sequences: list[SampledSequence]
     prompt_token_ids: list[int] = field(default_factory=list[int])
     prompt_logprobs: list[float | None] | None = None
-    """Per prompt token its natural log-probability given those before it; the first is None."""
+    """Natural log-probability of each prompt token given the tokens before it. The first element is `None`."""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
 
 
 class SampleResults(list[SampleResponse]):
-    """One response for each prompt, in the order of the prompts; may also be read as one response of them all."""
+    """Responses for several prompts, in their order. It can also be read as one response with the sequences of all."""
 
     @property
     def sequences(self) -> list[SampledSequence]:
-        """The completions of all prompts, those of the first prompt first."""
+        """Completions of all prompts, in the order of the prompts."""
         return [sequence for response in self for sequence in response.sequences]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return `sequences` by name, else `default`."""
+        """Return `sequences` if `name` is 'sequences', otherwise `default`."""
         return self.sequences if name == 'sequences' else default

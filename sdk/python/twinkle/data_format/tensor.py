@@ -1,7 +1,7 @@
-"""A tensor as bytes: the one byte layout shared by wire, checkpoints and files.
+"""Tensors as bytes, in the layout that messages, checkpoints and files share.
 
-Little-endian, C-contiguous, no padding. bfloat16 has no numpy type, so it is carried as
-the upper 16 bits of a float32 and handled as uint16.
+The bytes are little-endian and in C order, without padding. NumPy has no bfloat16 type, so a bfloat16 value is stored
+as the upper 16 bits of a float32 and handled as uint16.
 """
 
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 DTYPE_NAMES = tuple(_NUMPY_DTYPES)
-"""Every dtype a tensor may have, by name."""
+"""Names of all supported dtypes."""
 
 
 @dataclass(frozen=True)
 class TensorData:
-    """A tensor of `dtype` and `shape` in the shared byte layout."""
+    """A tensor in the shared byte layout."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
 
     def __post_init__(self) -> None:
-        """Refuse a dtype, shape or byte count that do not fit together.
+        """Validate dtype, shape and number of bytes.
 
         Raises:
-            ValueError: says which of the three is wrong and what it should be.
+            ValueError: The dtype is unknown, a size is negative, or the number of bytes does not match.
         """
         if self.dtype not in _NUMPY_DTYPES:
             raise ValueError(f'dtype {self.dtype!r} is not one of {DTYPE_NAMES}')
@@ -53,17 +53,17 @@ class TensorData:
         """Copy `array` into the shared layout.
 
         Raises:
-            ValueError: the array's dtype has no name here.
+            ValueError: The array's dtype is not supported, or is uint16, which is ambiguous.
         """
         if array.dtype == np.uint16:
-            raise ValueError('a numpy array cannot say that it holds bfloat16; build TensorData by hand')
+            raise ValueError('uint16 could mean bfloat16; create TensorData with an explicit dtype')
         for name, dtype in _NUMPY_DTYPES.items():
             if array.dtype.newbyteorder('<') == dtype:
                 return cls(name, array.shape, np.ascontiguousarray(array, dtype=dtype).tobytes())
         raise ValueError(f'dtype {array.dtype} is not one of {DTYPE_NAMES}')
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """View the bytes as a read-only array; bfloat16 is widened to float32 (a copy)."""
+        """Return the bytes as a read-only view; bfloat16 is converted to float32, which copies."""
         array = np.frombuffer(self.data, dtype=_NUMPY_DTYPES[self.dtype]).reshape(self.shape)
         if self.dtype == 'bfloat16':
             return (array.astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Results of training verbs, shared by the trainer engine, the model service and their tests. Arrays are NumPy's."""
+"""Results of training operations, shared by the trainer engine and the model service. Arrays are NumPy arrays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ class ForwardResult:
     """Result of a forward pass over N features, with or without a gradient."""
 
     loss: float
-    """The loss as its gradient is scaled at the step: a sum over labels, or that sum divided by the loss's divisor."""
+    """The loss with the scaling of the optimizer step: a sum over labels, or that sum divided by the loss's divisor."""
     num_tokens: int
     """Number of labels that count."""
     logps: Sequence[npt.NDArray[np.float32]] = ()
     """N arrays, float32 [T]: natural log-probability of each label, 0.0 where it is ignored; [T, K] if the loss has K
     targets per position. Empty if the caller did not request them."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Numbers that the loss reports, by name."""
+    """Values that the loss reports, by name."""
     values: Sequence[npt.NDArray[np.float32]] = ()
     """N arrays, float32 [T]: outputs of the value head, 0.0 where the label is ignored. Empty without a value head."""
 
@@ -31,8 +31,8 @@ class LayerHealth:
     path: str
     """Path of the layer in the base model."""
     grad_norm: float
-    """Norm of the gradient divided as for the step, before clipping. If it is infinite or NaN, `non_finite_location`
-    names the element."""
+    """Norm of the gradient with the scaling of the step, before clipping. If it is infinite or NaN,
+    `non_finite_location` names the element."""
     weight_norm: float
     """Norm of the weights before the step."""
     relative_update: float
@@ -48,7 +48,7 @@ class LayerHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Result of a verb that moves, clips or schedules an optimizer step."""
+    """Result of an operation that clips, applies or schedules an optimizer step."""
 
     is_applied: bool
     """False if the call only counted towards gradient accumulation."""

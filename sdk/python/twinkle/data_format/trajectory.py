@@ -1,4 +1,4 @@
-"""Chats before they are tokens: messages, tools, trajectories."""
+"""Chats before tokenization: messages, tools and trajectories."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from typing import Any, Literal, Self, TypedDict, cast
 
 
 class FunctionCall(TypedDict, total=False):
-    """The function an assistant asks to run."""
+    """A function that the assistant calls."""
 
     name: str
     arguments: str | dict[str, Any]
 
 
 class ToolCall(TypedDict, total=False):
-    """One call an assistant message makes."""
+    """A tool call in an assistant message."""
 
     id: str
     type: Literal['function']
@@ -21,7 +21,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class FunctionSpec(TypedDict, total=False):
-    """What a tool offers; `parameters` is a JSON schema."""
+    """Description of a function. `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -29,14 +29,14 @@ class FunctionSpec(TypedDict, total=False):
 
 
 class Tool(TypedDict, total=False):
-    """A tool the model may call."""
+    """A tool that the model may call."""
 
     type: Literal['function']
     function: FunctionSpec
 
 
 class Message(TypedDict, total=False):
-    """One turn of a chat."""
+    """A turn of a chat."""
 
     role: Literal['system', 'user', 'assistant', 'tool']
     type: str
@@ -47,7 +47,7 @@ class Message(TypedDict, total=False):
 
 
 class Trajectory(TypedDict, total=False):
-    """A chat with everything needed to train on it or to score it."""
+    """A chat, with the data that is needed to train on it or to score it."""
 
     messages: list[Message]
     tools: list[Tool]
@@ -56,30 +56,30 @@ class Trajectory(TypedDict, total=False):
     audios: list[Any]
     prompt: str
     user_data: list[tuple[str, str]]
-    """`(key, JSON)` pairs: build them with `pack_user_data` or `pack_value`, read them with `user_data_get`. A program
-    may give a list of mappings instead."""
+    """`(key, JSON)` pairs, which `pack_user_data` and `pack_value` create and `user_data_get` reads. A list of mappings
+    is accepted, too."""
 
 
-class UserDatum(tuple[str, str]):  # noqa: SLOT001 - a tuple has no room for slots
-    """A `(key, JSON)` pair that also knows the user data it is of.
+class UserDatum(tuple[str, str]):  # noqa: SLOT001 - a subclass of tuple cannot have slots
+    """A `(key, JSON)` pair that also refers to the user data that it belongs to.
 
-    Programs read user data in two ways: as pairs, or by `user_data[0].get(key)`. A list of these serves both. What
-    went through JSON is plain pairs again.
+    User data can be read as pairs, or with `user_data[0].get(key)`; a list of `UserDatum` supports both. Serialization
+    to JSON turns it into plain pairs.
     """
 
     _values: Mapping[str, Any]
 
     def __new__(cls, pair: tuple[str, str], values: Mapping[str, Any]) -> Self:
-        """Make a pair of what `values`, all of the user data, holds."""
+        """Create the pair `pair` of the user data `values`."""
         made = super().__new__(cls, pair)
         made._values = values
         return made
 
-    def __getnewargs__(self) -> tuple[tuple[str, str], Mapping[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] (a tuple's own has one argument)
+    def __getnewargs__(self) -> tuple[tuple[str, str], Mapping[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] (that of tuple has one argument)
         return (self[0], self[1]), self._values
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under `key` in all of the user data, else `default`."""
+        """Return the value of `key` in the complete user data, or `default`."""
         return self._values.get(key, default)
 
 
@@ -87,25 +87,25 @@ def pack_value(key: str, value: Any) -> tuple[str, str]:
     """Return a `(key, JSON)` pair for `Trajectory.user_data`.
 
     Raises:
-        TypeError: `value` has no JSON form.
+        TypeError: `value` cannot be serialized to JSON.
     """
     return key, json.dumps(value, ensure_ascii=False)
 
 
 def pack_user_data(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return `values` as `Trajectory.user_data`, which can be read in both ways (see `UserDatum`).
+    """Return `values` as `Trajectory.user_data`, which can be read as pairs or with `get` (see `UserDatum`).
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: A value cannot be serialized to JSON.
     """
     return [UserDatum(pack_value(key, value), values) for key, value in values.items()]
 
 
 def user_data_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user data of a trajectory or feature by its keys; of a key that is there twice, the first.
+    """Return the user data of a trajectory or feature by key. If a key is repeated, its first value is returned.
 
-    It is a list of pairs, as `pack_value` makes them, a list of mappings, or one mapping. What pairs hold is JSON, or
-    the value itself.
+    User data is a list of pairs, as returned by `pack_value`, a list of mappings, or one mapping. The second element of
+    a pair is JSON or the value itself.
     """
     given: Any = row.get('user_data')
     values: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def user_data_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def user_data_get(row: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return the value under `key` in the user data of a trajectory or feature, else `default`."""
+    """Return the value of `key` in the user data of a trajectory or feature, or `default`."""
     return user_data_values(row).get(key, default)
 
 
