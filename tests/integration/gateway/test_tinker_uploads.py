@@ -112,7 +112,7 @@ async def test_interrupted_upload_keeps_its_bytes(api: TinkerCatalogue, archive:
     writer.write(head.encode() + archive[:3000])
     await writer.drain()
     uploads = tmp_path / 'checkpoints' / 'checkpoint-uploads'
-    while not [path for path in uploads.glob('*') if path.stat().st_size == 3000]:
+    while not [path for path in uploads.glob('*/*/bytes') if path.stat().st_size == 3000]:
         await api.get('checkpoints')
     writer.close()
     status = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
