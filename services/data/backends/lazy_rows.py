@@ -29,7 +29,7 @@ TemplateOf = Callable[[TemplateStep], Template]
 
 
 def apply_lazily(table: Table, steps: Sequence[Step], template_of: TemplateOf) -> Table:
-    """Return a table with filtered rows and with all other steps pending; only their effect on rows is not checked yet.
+    """Apply filters to the rows, and make all other steps pending after checking everything but the rows.
 
     Raises:
         InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: A step cannot be applied to this table.
@@ -56,7 +56,7 @@ def _with_step(table: Table, step: Step, template_of: TemplateOf) -> Table:
             is_encoded = table.is_encoded or isinstance(step, EncodeStep)
             return replace(table, pending=(*table.pending, step), is_encoded=is_encoded)
         case PackStep():
-            problem = 'contain pack, which needs all rows at once; create an eager dataset instead of a lazy one'
+            problem = 'must not contain pack, which needs all rows at once; create an eager dataset instead'
             raise InvalidField('steps', problem)
 
 

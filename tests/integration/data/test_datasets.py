@@ -1,4 +1,4 @@
-"""DatasetService over loopback: what becomes of rows, who may see them, and what is kept."""
+"""DatasetService over loopback: preparation of rows, uploads, exports, limits, and tenants."""
 
 import json
 from collections.abc import AsyncIterator
@@ -32,14 +32,14 @@ IDENTITY_FILE = Path(__file__).parents[3] / 'examples/data/self_cognition.jsonl'
 
 @pytest.fixture
 async def service(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[RunningData]:
-    """A service with nothing in it that may read the tiny model's folder and the examples'."""
+    """A service without datasets that may read the folders of the tiny model and of the examples."""
     fields = {'base_models': (str(tiny_llama_dir),), 'local_roots': (IDENTITY_FILE.parent,)}
     async with serving_data(tmp_path, **fields) as running:
         yield running
 
 
-async def test_identity_file_becomes_labelled_tokens(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Map, template and encode in one request; the recipe is kept."""
+async def test_local_file_becomes_labelled_tokens(service: RunningData, tiny_llama_dir: Path) -> None:
+    """One request can map and encode a file, and the dataset lists the applied steps."""
     hub = dataset_pb2.HubSource(dataset_id=str(IDENTITY_FILE), end_row=10)
     mapped = map_with('SelfCognitionProcessor', model_name='Mina', model_author='us')
     source = dataset_pb2.DatasetSource(hub=hub)
@@ -51,8 +51,8 @@ async def test_identity_file_becomes_labelled_tokens(service: RunningData, tiny_
     assert dataset.steps[1].set_template.max_length == 8192
 
 
-async def test_quality_filters_say_what_they_left_out(service: RunningData) -> None:
-    """By name, alone or in a pipeline; each reason is a warning of the dataset."""
+async def test_quality_filters_report_dropped_rows(service: RunningData) -> None:
+    """A filter, alone or in a pipeline, adds a warning with the reason for the rows that it dropped."""
     turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
     source = rows({'messages': turns}, {'messages': turns}, {'messages': turns[1:]})
     pipeline = [{'name': 'DedupFilter', 'init_args': {'threshold': 1}}]
@@ -62,7 +62,7 @@ async def test_quality_filters_say_what_they_left_out(service: RunningData) -> N
 
 
 async def test_upload_resumes_at_the_committed_offset(service: RunningData) -> None:
-    """A cut upload goes on where it stopped, and is read once it is whole."""
+    """An interrupted upload continues at the committed offset, and can be read only when it is complete."""
     content = IDENTITY_FILE.read_bytes()
     half = len(content) // 2
     first = iterate([upload_header('u', len(content)), upload_chunk(0, content[:half])])
@@ -78,8 +78,8 @@ async def test_upload_resumes_at_the_committed_offset(service: RunningData) -> N
     assert (await service.create(source)).row_count == len(content.splitlines())
 
 
-async def test_failed_chunk_leaves_what_came_before(service: RunningData) -> None:
-    """A corrupt chunk and one out of order are refused; the bytes before them stay."""
+async def test_refused_chunk_keeps_earlier_bytes(service: RunningData) -> None:
+    """A corrupt chunk or a chunk out of order is refused, and the bytes before it are kept."""
     head = upload_header('u', 10)
     corrupt = iterate([head, upload_chunk(0, b'abc'), upload_chunk(3, b'def', checksum=1)])
     refused = await refusal_of(service.datasets.Upload(corrupt, metadata=service.metadata))
@@ -103,13 +103,13 @@ async def test_failed_chunk_leaves_what_came_before(service: RunningData) -> Non
     ],
 )
 async def test_malformed_upload_is_refused_by_field(service: RunningData, parts: list[Any], field: str) -> None:
-    """Sizes and parts that cannot be are named."""
+    """A stream with an invalid size or part is refused with the path of that field."""
     refused = await refusal_of(service.datasets.Upload(iterate(parts), metadata=service.metadata))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', field)
 
 
-async def test_repeated_request_is_answered_from_the_record(service: RunningData, tiny_llama_dir: Path) -> None:
-    """The same id with the same content does nothing twice; with other content it is refused."""
+async def test_repeated_request_returns_the_first_answer(service: RunningData, tiny_llama_dir: Path) -> None:
+    """A repeated request returns the first answer, and a reused request id with other content is refused."""
     request = wire.CreateDatasetRequest(request_id='r', source=chats(chat('a', 'b')))
     first, second = [await service.datasets.CreateDataset(request, metadata=service.metadata) for _ in range(2)]
     assert first == second
@@ -125,8 +125,8 @@ async def test_repeated_request_is_answered_from_the_record(service: RunningData
     assert (await refusal_of(service.datasets.Apply(apply, metadata=service.metadata))).reason == 'REQUEST_ID_REUSED'
 
 
-async def test_all_steps_are_applied_or_none(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A step that fails leaves the dataset as it was before the first."""
+async def test_either_all_steps_are_applied_or_none(service: RunningData, tiny_llama_dir: Path) -> None:
+    """If one step of a request fails, the dataset does not change."""
     dataset = await service.create(rows({'query': 'q', 'response': 'r'}, {'query': 'q', 'response': 's'}))
     mapped = map_with('SelfCognitionProcessor', model_name='a', model_author='b')
     refused = await refusal_of(service.apply(dataset.dataset_id, mapped, ENCODE))
@@ -138,7 +138,7 @@ async def test_all_steps_are_applied_or_none(service: RunningData, tiny_llama_di
 
 
 async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Chats in rows are checked when encoded, chats as messages when they come."""
+    """Chats in rows are validated when they are encoded, and chats in messages when they are received."""
     good = [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': 'a'}]
     bad = [good[0], {'role': 'robot', 'content': 'a'}]
     source = rows(*({'messages': messages} for messages in (good, good, good, bad)))
@@ -152,7 +152,7 @@ async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, 
 
 
 async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Under RAISE the row is named; under DELETE it is reported."""
+    """A row that is too long is refused by its index with RAISE, and dropped with a warning with DELETE."""
     source = chats(chat('a', 'b'), chat('a', 'b' * 200))
     refused = await refusal_of(service.create(source, set_template(tiny_llama_dir, max_length=100), ENCODE))
     assert refused.field == 'rows[1]'
@@ -164,7 +164,7 @@ async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path)
 
 
 async def test_check_reports_and_changes_nothing(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Examples that would train on nothing are named in the warnings, before and after encoding."""
+    """A check warns about rows from which training would learn nothing, before and after encoding."""
     source = chats(chat('a', 'b'), chat('a'))
     dataset = await service.create(source, set_template(tiny_llama_dir), CHECK, ENCODE, CHECK)
     assert dataset.row_count == 2
@@ -172,7 +172,7 @@ async def test_check_reports_and_changes_nothing(service: RunningData, tiny_llam
 
 
 async def test_mixture_alternates_between_its_parts(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Parts of one tenant are mixed; what is not its own is not there."""
+    """A mixture alternates between datasets of the tenant; datasets of another tenant are not found."""
     first = await service.create(rows({'x': 1}, {'x': 2}, {'x': 3}))
     second = await service.create(rows({'x': 10}))
     ids = [first.dataset_id, second.dataset_id]
@@ -185,7 +185,7 @@ async def test_mixture_alternates_between_its_parts(service: RunningData, tiny_l
 
 
 async def test_export_resumes_at_an_offset(service: RunningData) -> None:
-    """The same dataset always gives the same bytes, from any offset on."""
+    """An export gives the same bytes from any offset, and refuses an unset format or an offset after the end."""
     dataset = await service.create(rows(*({'text': f'{i}' * 1000} for i in range(1500))))
     whole = await export(service, dataset.dataset_id)
     assert len(whole) > 1 << 20
@@ -199,7 +199,7 @@ async def test_export_resumes_at_an_offset(service: RunningData) -> None:
 
 
 async def export(service: RunningData, dataset_id: str, *, file_format: int = 1, offset: int = 0) -> bytes:
-    """Return an exported file, its pieces checked to follow each other."""
+    """Return an exported file after checking that its pieces are consecutive."""
     request = wire.ExportDatasetRequest(dataset_id=dataset_id, format=file_format, offset=offset)
     content = b''
     async for piece in service.datasets.ExportDataset(request, metadata=service.metadata):
@@ -209,8 +209,8 @@ async def export(service: RunningData, dataset_id: str, *, file_format: int = 1,
 
 
 async def test_list_pages_newest_first(service: RunningData) -> None:
-    """Pages follow each other without gaps and belong to the tenant."""
-    made = [(await service.create(rows({'x': i}))).dataset_id for i in range(5)]
+    """Pages contain every dataset once, newest first, and their tokens are valid for one tenant only."""
+    created = [(await service.create(rows({'x': i}))).dataset_id for i in range(5)]
     seen: list[str] = []
     request = wire.ListDatasetsRequest(page_size=2)
     while True:
@@ -219,8 +219,8 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
         request.page_token = page.next_page_token
         if not page.next_page_token:
             break
-    assert sorted(seen) == sorted(made)
-    assert seen == sorted(made, reverse=True)
+    assert sorted(seen) == sorted(created)
+    assert seen == sorted(created, reverse=True)
     bob = service.as_tenant('bob')
     assert not (await bob.datasets.ListDatasets(wire.ListDatasetsRequest(), metadata=bob.metadata)).datasets
     stolen = await service.datasets.ListDatasets(wire.ListDatasetsRequest(page_size=1), metadata=service.metadata)
@@ -228,8 +228,8 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
     assert (await refusal_of(bob.datasets.ListDatasets(request, metadata=bob.metadata))).reason == 'INVALID_PAGE_TOKEN'
 
 
-async def test_foreign_ids_are_as_unknown_ones(service: RunningData) -> None:
-    """Another tenant's dataset or upload is told like one that does not exist."""
+async def test_resources_of_another_tenant_are_not_found(service: RunningData) -> None:
+    """The error about another tenant's dataset or upload equals the error about one that does not exist."""
     dataset = await service.create(rows({'x': 1}))
     parts = iterate([upload_header('u', 1), upload_chunk(0, b'x')])
     await service.datasets.Upload(parts, metadata=service.metadata)
@@ -251,8 +251,8 @@ async def test_foreign_ids_are_as_unknown_ones(service: RunningData) -> None:
     assert (upload.code, upload.reason) == ('NOT_FOUND', 'UPLOAD_NOT_FOUND')
 
 
-async def test_key_without_the_scope_may_nothing(service: RunningData) -> None:
-    """A key for sampling alone sees no datasets."""
+async def test_key_without_the_scope_is_refused(service: RunningData) -> None:
+    """A key with only the scope `sample` can use neither datasets nor loaders."""
     sampler = service.as_tenant('alice', scopes='sample')
     refused = [
         await refusal_of(sampler.create(rows({'x': 1}))),
@@ -263,17 +263,17 @@ async def test_key_without_the_scope_may_nothing(service: RunningData) -> None:
 
 
 def creation(**fields: Any) -> wire.CreateDatasetRequest:
-    """A request with a source that is good unless told otherwise."""
+    """Return a valid request, except for the given fields."""
     return wire.CreateDatasetRequest(**{'request_id': new_request_id(), 'source': rows({'x': 1}), **fields})
 
 
 def step(**fields: Any) -> list[dataset_pb2.DatasetStep]:
-    """One step."""
+    """Return a list with one step."""
     return [dataset_pb2.DatasetStep(**fields)]
 
 
 def source(**fields: Any) -> dataset_pb2.DatasetSource:
-    """A source."""
+    """Return a source with these fields."""
     return dataset_pb2.DatasetSource(**fields)
 
 
@@ -310,18 +310,18 @@ MISNAMED = {'max_length': 'x', 'model_name': 'a', 'model_author': 'b'}
         (creation(steps=[map_with('AlpacaProcessor')]), 'rows[0].instruction'),
     ],
 )
-async def test_bad_creation_is_refused_by_field(
+async def test_invalid_creation_is_refused_by_field(
     service: RunningData, request_: wire.CreateDatasetRequest, field: str
 ) -> None:
-    """Each wrong field is named, and nothing is created."""
+    """A request with an invalid field is refused with the path of that field, and creates nothing."""
     refused = await refusal_of(service.datasets.CreateDataset(request_, metadata=service.metadata))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', field)
     assert not (await service.datasets.ListDatasets(wire.ListDatasetsRequest(), metadata=service.metadata)).datasets
 
 
 @pytest.mark.parametrize('path', ['/etc/passwd', './pyproject.toml', '../x', 'ftp://a/b'])
-async def test_paths_outside_the_roots_are_not_there(service: RunningData, path: str) -> None:
-    """A caller cannot read or probe the service's files, as data or as a model."""
+async def test_paths_outside_the_roots_are_not_found(service: RunningData, path: str) -> None:
+    """A caller can neither read nor detect files of the service, as a dataset or as a model."""
     hub = await refusal_of(service.create(source(hub=dataset_pb2.HubSource(dataset_id=path))))
     assert (hub.code, hub.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
     model = await refusal_of(service.create(rows({'x': 1}), set_template(path)))
@@ -329,7 +329,7 @@ async def test_paths_outside_the_roots_are_not_there(service: RunningData, path:
 
 
 async def test_unreadable_upload_is_refused(service: RunningData) -> None:
-    """A file that is not what it claims is an error that says where."""
+    """A file that does not have the stated format is refused with the field of the upload."""
     parts = iterate([upload_header('u', 10), upload_chunk(0, b'{"a": 1}\n{')])
     await service.datasets.Upload(parts, metadata=service.metadata)
     for file_format in (1, 2):
@@ -338,25 +338,25 @@ async def test_unreadable_upload_is_refused(service: RunningData) -> None:
         assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.upload')
 
 
-async def test_datasets_outlive_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """What was answered is there again, request ids included; what a crash left half made is not."""
+async def test_datasets_survive_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Datasets and their request ids survive a restart, which removes incomplete datasets of a crash."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     request = wire.CreateDatasetRequest(
         request_id='r', source=chats(chat('a', 'b')), steps=[set_template(tiny_llama_dir)]
     )
     async with serving_data(tmp_path, **fields) as service:
         dataset = (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
-    half_made = tmp_path / 'data/datasets/ds-crash/revision-1'
-    half_made.mkdir(parents=True)
+    incomplete = tmp_path / 'data/datasets/ds-crash/revision-1'
+    incomplete.mkdir(parents=True)
     async with serving_data(tmp_path, **fields) as service:
         again = (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
         assert again == dataset
         assert (await service.apply(dataset.dataset_id, ENCODE)).is_encoded
-    assert not half_made.exists()
+    assert not incomplete.exists()
 
 
-async def test_deleted_dataset_is_gone(service: RunningData, tmp_path: Path) -> None:
-    """Deleting removes the rows from the disk."""
+async def test_deletion_removes_the_rows(service: RunningData, tmp_path: Path) -> None:
+    """A deleted dataset is not found, and its files are removed."""
     dataset = await service.create(rows({'x': 1}))
     request = wire.DeleteDatasetRequest(dataset_id=dataset.dataset_id)
     await service.datasets.DeleteDataset(request, metadata=service.metadata)
@@ -366,7 +366,7 @@ async def test_deleted_dataset_is_gone(service: RunningData, tmp_path: Path) -> 
 
 
 async def test_quotas_are_refused_by_name(tmp_path: Path) -> None:
-    """Too many rows or datasets are refused, and nothing is kept."""
+    """A dataset with too many rows, or one dataset too many, is refused and not stored."""
     async with serving_data(tmp_path, row_limit=2, dataset_limit=1) as service:
         refused = await refusal_of(service.create(rows(*({'x': i} for i in range(3)))))
         assert (refused.code, refused.reason) == ('RESOURCE_EXHAUSTED', 'QUOTA_EXCEEDED')

@@ -1,4 +1,4 @@
-"""Lazy datasets: raw rows are kept, steps are done to rows as they are read, and cursors stay exact."""
+"""Lazy datasets: rows are stored unchanged, steps are applied when rows are read, and cursors stay exact."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +29,7 @@ SOURCE = chats(*(chat('question', text) for text in TEXTS))
 
 @pytest.fixture
 async def service(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[RunningData]:
-    """A data service that knows the tiny model."""
+    """A data service that may read the folder of the tiny model."""
     async with serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as running:
         yield running
 
@@ -43,12 +43,12 @@ async def create(service: RunningData, source: Any, *steps: Any) -> dataset_pb2.
 
 
 def self_cognition(*names: str) -> Any:
-    """Rows that a preprocessor makes chats of."""
+    """Return rows that a preprocessor converts to chats."""
     return rows(*({'query': 'who are you', 'response': f'{{{{NAME}}}} {name}'} for name in names))
 
 
-async def test_lazy_rows_are_those_of_an_eager_dataset(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Mapped and encoded when read, in the same batches, shuffled over two epochs, from every cursor on."""
+async def test_lazy_rows_equal_those_of_an_eager_dataset(service: RunningData, tiny_llama_dir: Path) -> None:
+    """A lazy dataset gives the same batches as an eager one, over two shuffled epochs and from every cursor on."""
     steps = [
         map_with('SelfCognitionProcessor', model_name='m', model_author='us'),
         set_template(tiny_llama_dir),
@@ -67,10 +67,10 @@ async def test_lazy_rows_are_those_of_an_eager_dataset(service: RunningData, tin
         assert await service.read_all(loaders[1].loader_id, item.cursor) == whole[index + 1 :]
 
 
-async def test_lazy_features_and_chats_are_those_of_an_eager_dataset(
+async def test_lazy_features_and_chats_equal_those_of_an_eager_dataset(
     service: RunningData, tiny_llama_dir: Path
 ) -> None:
-    """Every tensor and every chat, with what its row holds beside them."""
+    """A lazy dataset gives the same tensors, chats and user data as an eager one."""
     steps = [set_template(tiny_llama_dir), ENCODE]
     turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'two words'}]
     source = rows(*({'messages': turns, 'level': level, 'tags': ['x', {'y': level}]} for level in (1, 2)))
@@ -86,10 +86,10 @@ async def test_lazy_features_and_chats_are_those_of_an_eager_dataset(
     assert read[1].trajectories[1].user_data['level'].number_value == 2
 
 
-async def test_lazy_dataset_outlives_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Steps are kept with the rows; a cursor goes on, and one of other steps does not fit."""
+async def test_lazy_dataset_survives_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Pending steps and cursors survive a restart, and a cursor does not fit a dataset with other steps."""
     fields = {'base_models': (str(tiny_llama_dir),)}
-    async with serving_data(tmp_path / 'kept', **fields) as service:
+    async with serving_data(tmp_path / 'state', **fields) as service:
         dataset = await create(service, SOURCE, set_template(tiny_llama_dir), ENCODE)
         other = await create(service, SOURCE, set_template(tiny_llama_dir, default_system='be kind'), ENCODE)
         loader = await service.open(dataset.dataset_id, 2, shuffle_seed=1)
@@ -98,12 +98,12 @@ async def test_lazy_dataset_outlives_a_restart(tmp_path: Path, tiny_llama_dir: P
         whole = await service.read_all(loader.loader_id)
         refused = await refusal_of(service.stream(start(foreign.loader_id, items[0].cursor)))
         assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'start.cursor')
-    async with serving_data(tmp_path / 'kept', **fields) as service:
+    async with serving_data(tmp_path / 'state', **fields) as service:
         assert await service.read_all(loader.loader_id, items[0].cursor) == whole[1:]
 
 
-async def test_bad_row_is_named_when_it_is_read(service: RunningData, tiny_llama_dir: Path) -> None:
-    """The ones before it are read; its number counts in the dataset, not in the batch."""
+async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_llama_dir: Path) -> None:
+    """Rows before an invalid row are read, and its error contains the index in the dataset, not in the batch."""
     source = chats(*(chat('question', 'a ' * (90 if index == 3 else 1)) for index in range(5)))
     dataset = await create(service, source, set_template(tiny_llama_dir, max_length=100), ENCODE)
     loader = await service.open(dataset.dataset_id, 2)
@@ -114,8 +114,8 @@ async def test_bad_row_is_named_when_it_is_read(service: RunningData, tiny_llama
     assert refused.field.startswith('rows[3]')
 
 
-async def test_filter_is_done_at_once_to_what_rows_become(service: RunningData, tiny_llama_dir: Path) -> None:
-    """It sees mapped rows, and the rows that stay are mapped and encoded when they are read."""
+async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
+    """A filter receives mapped rows, and the remaining rows are mapped and encoded when they are read."""
     keep = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
     source = chats(chat('question', 'fine'), chat('question', ''), chat('question', 'fine too'))
     eager = await service.create(source, keep, set_template(tiny_llama_dir), ENCODE)
@@ -139,21 +139,21 @@ async def test_filter_is_done_at_once_to_what_rows_become(service: RunningData, 
         ),
     ],
 )
-async def test_steps_of_no_use_are_refused_at_once(
+async def test_invalid_steps_are_refused_at_once(
     service: RunningData, tiny_llama_dir: Path, steps: list[Any], code: str
 ) -> None:
-    """All but the rows is checked when a step is asked for, and none of the steps is noted."""
+    """A request with an invalid step is refused before any row is read, and adds none of its steps."""
     split = set_template(tiny_llama_dir, truncation_strategy=dataset_pb2.TRUNCATION_STRATEGY_SPLIT)
     named = {'template': set_template(tiny_llama_dir), 'split': split}
     dataset = await create(service, SOURCE)
-    asked = [named[step] if isinstance(step, str) else step for step in steps]
-    assert (await refusal_of(service.apply(dataset.dataset_id, *asked))).code == code
+    requested = [named[step] if isinstance(step, str) else step for step in steps]
+    assert (await refusal_of(service.apply(dataset.dataset_id, *requested))).code == code
     request = dataset_service_pb2.GetDatasetRequest(dataset_id=dataset.dataset_id)
     assert not (await service.datasets.GetDataset(request, metadata=service.metadata)).dataset.steps
 
 
 async def test_lazy_datasets_are_neither_exported_nor_mixed(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Both would give rows as they came in the place of what they become; a mixture may be lazy itself."""
+    """A lazy dataset can be neither exported nor part of a mixture, but a mixture of eager datasets may be lazy."""
     lazy = await create(service, SOURCE)
     export = dataset_service_pb2.ExportDatasetRequest(dataset_id=lazy.dataset_id, format=dataset_pb2.FILE_FORMAT_JSONL)
     refused = await refusal_of(service.datasets.ExportDataset(export, metadata=service.metadata))

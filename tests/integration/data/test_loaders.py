@@ -1,4 +1,4 @@
-"""LoaderService over loopback: credits, cursors, and what is refused."""
+"""LoaderService over loopback: credits, cursors, and invalid requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,25 +31,25 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 
 @pytest.fixture
 async def service(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[RunningData]:
-    """A service with nothing in it."""
+    """A service without datasets."""
     async with serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as running:
         yield running
 
 
 @pytest.fixture
 async def dataset_id(service: RunningData, tiny_llama_dir: Path) -> str:
-    """Ten encoded chats."""
+    """The id of a dataset with ten encoded chats."""
     return await make_dataset(service, tiny_llama_dir)
 
 
 async def make_dataset(service: RunningData, model: Path, *, count: int = 10) -> str:
-    """Encode chats that differ from each other."""
+    """Create a dataset of different encoded chats, and return its id."""
     source = chats(*(chat('u', f'answer {i}') for i in range(count)))
     return (await service.create(source, set_template(model), ENCODE)).dataset_id
 
 
-async def test_batches_carry_labels_and_positions(service: RunningData, dataset_id: str) -> None:
-    """Features are int32 and labelled; the last message is the end and nothing else."""
+async def test_batches_contain_labels_and_cursors(service: RunningData, dataset_id: str) -> None:
+    """Features are labelled int32 tensors, each batch has its cursor, and the last message only marks the end."""
     loader = await service.open(dataset_id, 4)
     assert loader.batch_count == 3
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(3))]
@@ -63,8 +63,8 @@ async def test_batches_carry_labels_and_positions(service: RunningData, dataset_
     assert not feature.HasField('position_ids')
 
 
-async def test_every_cursor_gives_the_identical_rest(service: RunningData, dataset_id: str) -> None:
-    """Over two shuffled epochs, resuming after any batch continues the same sequence."""
+async def test_every_cursor_continues_the_same_sequence(service: RunningData, dataset_id: str) -> None:
+    """A stream that resumes after any batch of two shuffled epochs continues the same sequence."""
     loader = await service.open(dataset_id, 3, shuffle_seed=7, epoch_count=2)
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(64))]
     whole = [ids_of(item) for item in items[:-1]]
@@ -76,8 +76,8 @@ async def test_every_cursor_gives_the_identical_rest(service: RunningData, datas
         assert await service.read_all(loader.loader_id, item.cursor) == whole[index + 1 :]
 
 
-async def test_cursor_outlives_a_restart_and_fits_another_loader(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """After a restart the same loader goes on, and so does a new one that reads the same rows alike."""
+async def test_cursor_survives_a_restart_and_fits_another_loader(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """A cursor fits the same loader after a restart, and a new loader with the same rows and order."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path, **fields) as service:
         dataset_id = await make_dataset(service, tiny_llama_dir)
@@ -90,8 +90,8 @@ async def test_cursor_outlives_a_restart_and_fits_another_loader(tmp_path: Path,
         assert await service.read_all(again.loader_id, items[0].cursor) == expected
 
 
-async def test_cursor_of_another_reading_is_refused(service: RunningData, dataset_id: str) -> None:
-    """Another batch size, order or count makes the position meaningless."""
+async def test_cursor_of_another_loader_is_refused(service: RunningData, dataset_id: str) -> None:
+    """A cursor is refused by a loader with another batch size or order, or if its count was changed."""
     first = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(first.loader_id), credits_for(1))]
     cursor = items[0].cursor
@@ -103,7 +103,7 @@ async def test_cursor_of_another_reading_is_refused(service: RunningData, datase
 
 
 async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, dataset_id: str) -> None:
-    """After a credit is used nothing comes until the next one, however long the reader waits."""
+    """The service sends no batch without a credit."""
     loader = await service.open(dataset_id, 1, epoch_count=0)
     call = service.loaders.StreamBatches(metadata=service.metadata)
     await call.write(start(loader.loader_id))
@@ -115,7 +115,7 @@ async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, d
             received += 1
             assert item.cursor.consumed_rows == received
         extra = asyncio.ensure_future(call.read())
-        # Another whole call is served meanwhile, so the service had time to send too much.
+        # Another call completes in the meantime, so the service had time to send an extra batch.
         request = dataset_wire.GetDatasetRequest(dataset_id=dataset_id)
         await service.datasets.GetDataset(request, metadata=service.metadata)
         assert not extra.done()
@@ -125,29 +125,29 @@ async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, d
     call.cancel()
 
 
-async def test_reader_that_ends_gets_what_it_asked_for(service: RunningData, dataset_id: str) -> None:
-    """Ending one's side early is no error: the batches paid for come, without an end mark."""
+async def test_reader_that_ends_early_receives_its_batches(service: RunningData, dataset_id: str) -> None:
+    """A reader that closes its side early receives the batches of its credits, without an end message."""
     loader = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(2))]
     assert [item.is_end for item in items] == [False, False]
 
 
-async def test_last_partial_batch_can_be_left_out(service: RunningData, dataset_id: str) -> None:
-    """With it left out, every batch is full and the count says so."""
+async def test_last_partial_batch_can_be_omitted(service: RunningData, dataset_id: str) -> None:
+    """Every batch is full if the last partial batch is omitted, and the batch count does not include it."""
     loader = await service.open(dataset_id, 4, is_last_partial_dropped=True, epoch_count=2)
     assert loader.batch_count == 2
     assert [len(batch) for batch in await service.read_all(loader.loader_id)] == [4, 4, 4, 4]
 
 
-async def test_loader_that_reads_nothing_ends_at_once(service: RunningData, dataset_id: str) -> None:
-    """Fewer rows than a batch, with partial ones left out, is an end even without end."""
+async def test_loader_without_batches_ends_at_once(service: RunningData, dataset_id: str) -> None:
+    """A loader with unlimited epochs ends if partial batches are omitted and the dataset has no full batch."""
     loader = await service.open(dataset_id, 11, is_last_partial_dropped=True, epoch_count=0)
     assert loader.batch_count == 0
     assert await service.read_all(loader.loader_id) == []
 
 
-async def test_packs_have_positions_that_restart(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A pack's feature says where its samples begin."""
+async def test_packed_rows_have_positions_that_restart(service: RunningData, tiny_llama_dir: Path) -> None:
+    """The positions of a packed row restart at each sample, and its chats cannot be requested."""
     source = chats(*(chat('u', 'a' * i) for i in range(8)))
     dataset = await service.create(source, set_template(tiny_llama_dir, max_length=120), ENCODE, PACK)
     loader = await service.open(dataset.dataset_id, dataset.row_count)
@@ -158,8 +158,8 @@ async def test_packs_have_positions_that_restart(service: RunningData, tiny_llam
     assert refused.field == 'start.is_trajectory_included'
 
 
-async def test_chats_come_with_the_batch_where_asked_for(service: RunningData, tiny_llama_dir: Path) -> None:
-    """The chat each example was encoded from, with what was carried along."""
+async def test_batches_include_chats_on_request(service: RunningData, tiny_llama_dir: Path) -> None:
+    """A batch includes the chat of each row, with its tool calls and user data, if the reader requests it."""
     trajectory = chat('question', 'answer')
     trajectory.user_data['truth'].number_value = 3
     call = trajectory.messages[1].tool_calls.add(name='add', tool_call_id='c')
@@ -187,7 +187,7 @@ async def test_chats_come_with_the_batch_where_asked_for(service: RunningData, t
 async def test_malformed_stream_is_refused(
     service: RunningData, dataset_id: str, messages: list[Any], code: str, detail: str
 ) -> None:
-    """Messages out of order, empty or out of range are named."""
+    """A stream with messages out of order, empty or out of range is refused with a reason or field."""
     loader = await service.open(dataset_id, 1)
     sent = [start(loader.loader_id) if message == 'start' else message for message in messages]
     refused = await refusal_of(service.stream(*sent))
@@ -200,8 +200,8 @@ async def test_malformed_stream_is_refused(
     [({'batch_size': 0}, 'batch_size'), ({'epoch_count': -1}, 'epoch_count'), ({'request_id': ''}, 'request_id'),
      ({'dataset_id': ''}, 'dataset_id'), ({'batch_size': 1 << 20}, 'batch_size')],
 )  # fmt: skip
-async def test_bad_loader_is_refused_by_field(service: RunningData, fields: dict[str, Any], field: str) -> None:
-    """Each wrong field is named."""
+async def test_invalid_loader_is_refused_by_field(service: RunningData, fields: dict[str, Any], field: str) -> None:
+    """A request with an invalid field is refused with the path of that field."""
     values = {'request_id': 'r', 'dataset_id': 'ds-x', 'batch_size': 1, **fields}
     request = wire.OpenLoaderRequest(**values)
     refused = await refusal_of(service.loaders.OpenLoader(request, metadata=service.metadata))
@@ -209,14 +209,14 @@ async def test_bad_loader_is_refused_by_field(service: RunningData, fields: dict
 
 
 async def test_only_encoded_datasets_are_loaded(service: RunningData) -> None:
-    """Rows that are not tokens cannot be batches."""
+    """A loader of a dataset that is not encoded is refused."""
     dataset = await service.create(rows({'x': 1}))
     refused = await refusal_of(service.open(dataset.dataset_id, 1))
     assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'DATASET_NOT_READY')
 
 
-async def test_open_loader_keeps_its_dataset_as_it_is(service: RunningData, dataset_id: str) -> None:
-    """A dataset that is read is neither changed nor deleted until the loader is closed."""
+async def test_open_loader_prevents_changes_of_its_dataset(service: RunningData, dataset_id: str) -> None:
+    """A dataset with an open loader can be neither changed nor deleted until the loader is closed."""
     loader = await service.open(dataset_id, 1)
     delete = dataset_wire.DeleteDatasetRequest(dataset_id=dataset_id)
     for call in (service.datasets.DeleteDataset(delete, metadata=service.metadata), service.apply(dataset_id, PACK)):
@@ -229,8 +229,8 @@ async def test_open_loader_keeps_its_dataset_as_it_is(service: RunningData, data
     await service.datasets.DeleteDataset(delete, metadata=service.metadata)
 
 
-async def test_foreign_loader_is_as_an_unknown_one(service: RunningData, dataset_id: str) -> None:
-    """Another tenant can neither read nor close a loader."""
+async def test_loader_of_another_tenant_is_not_found(service: RunningData, dataset_id: str) -> None:
+    """A tenant can neither read nor close the loader of another tenant."""
     loader = await service.open(dataset_id, 5)
     bob = service.as_tenant('bob')
     refused = await refusal_of(bob.stream(start(loader.loader_id), credits_for(1)))
@@ -239,15 +239,15 @@ async def test_foreign_loader_is_as_an_unknown_one(service: RunningData, dataset
     assert len(await service.read_all(loader.loader_id)) == 2
 
 
-async def test_repeated_open_is_the_same_loader(service: RunningData, dataset_id: str) -> None:
-    """The same request id opens one loader; with other content it is refused."""
+async def test_repeated_request_opens_one_loader(service: RunningData, dataset_id: str) -> None:
+    """A repeated request returns the same loader, and a reused request id with other content is refused."""
     first, second = [await service.open(dataset_id, 2, request_id='r') for _ in range(2)]
     assert first == second
     assert (await refusal_of(service.open(dataset_id, 3, request_id='r'))).reason == 'REQUEST_ID_REUSED'
 
 
-async def test_cancelled_reader_leaves_the_service_well(service: RunningData, dataset_id: str) -> None:
-    """A reader that goes away in the middle costs nobody anything."""
+async def test_cancelled_readers_do_not_affect_others(service: RunningData, dataset_id: str) -> None:
+    """A loader can be read after other readers cancelled their streams."""
     loader = await service.open(dataset_id, 1, epoch_count=0)
     for _ in range(20):
         call = service.loaders.StreamBatches(metadata=service.metadata)

@@ -1,4 +1,4 @@
-"""Messages become values and values messages, without a service around them."""
+"""Conversion of steps and chats between messages and values."""
 
 import pytest
 from google.protobuf.struct_pb2 import Struct
@@ -28,13 +28,13 @@ from twinkle.api.data.v1 import message_pb2
         CheckStep(),
     ],
 )  # fmt: skip
-def test_steps_come_back_as_they_went(step: Step) -> None:
-    """A recipe that is shown can be sent again."""
+def test_steps_survive_a_round_trip(step: Step) -> None:
+    """A step that is converted to a message and back is unchanged."""
     assert steps_from_proto([step_to_proto(step)]) == (step,)
 
 
-def test_files_of_the_server_are_refused() -> None:
-    """A log of dropped rows is for programs, not for those who call a service."""
+def test_paths_on_the_server_are_refused() -> None:
+    """A caller cannot make a preprocessor write a log file on the server."""
     step = MapStep(preprocessor='QualityPreprocessor', init_args={'dropped_log_path': 'log.jsonl'})
     with pytest.raises(InvalidField) as caught:
         steps_from_proto([step_to_proto(step)])
@@ -42,7 +42,7 @@ def test_files_of_the_server_are_refused() -> None:
 
 
 def full_trajectory() -> message_pb2.Trajectory:
-    """A chat with everything a chat may have."""
+    """Return a chat that uses every field of its message."""
     trajectory = chat('question', 'answer', 'thanks')
     trajectory.messages[1].reasoning_content = 'think'
     call = trajectory.messages[1].tool_calls.add(tool_call_id='c', name='add')
@@ -54,20 +54,20 @@ def full_trajectory() -> message_pb2.Trajectory:
     return trajectory
 
 
-def test_chats_come_back_as_they_went() -> None:
-    """A chat keeps its tools, calls, thinking and what is carried along."""
+def test_chats_survive_a_round_trip() -> None:
+    """A chat keeps its tools, tool calls, reasoning and user data."""
     trajectory = full_trajectory()
     assert trajectory_of_row(row_from_trajectory(trajectory, 'x')) == trajectory
 
 
-def test_other_columns_are_carried_along() -> None:
-    """Columns beside the chat come with it, tokens do not."""
+def test_other_columns_become_user_data() -> None:
+    """The user data of a chat contains the other columns of its row, except the token columns."""
     row = {'messages': [{'role': 'user', 'content': 'u'}], 'target': 24, 'input_ids': [1]}
     assert dict_from_struct(Struct(fields=dict(trajectory_of_row(row).user_data))) == {'target': 24}
 
 
-def test_media_and_broken_parts_are_refused_by_field() -> None:
-    """What no text model reads is named."""
+def test_unsupported_and_malformed_parts_are_refused_by_field() -> None:
+    """An error about media or a malformed part of a chat has the field path of that part."""
     cases: dict[str, message_pb2.Trajectory] = {}
     with_image = chat('u')
     with_image.messages[0].parts.add().image.media_type = 'image/png'

@@ -1,4 +1,4 @@
-"""Positions in what a loader reads, and turns of tenants, without a service around them."""
+"""Cursors of loaders, and locks of tenants."""
 
 import asyncio
 from dataclasses import replace
@@ -28,21 +28,21 @@ LOADER = Loader(
 
 @given(st.integers(0, 100), st.integers(1, 20), st.booleans())
 def test_batches_cover_an_epoch(row_count: int, batch_size: int, flag: bool) -> None:  # noqa: FBT001 (drawn)
-    """The count of batches and of rows fit each other, partial batches left out or not."""
+    """The batches contain every row of an epoch, with or without a partial last batch."""
     loader = replace(LOADER, row_count=row_count, batch_size=batch_size, is_last_partial_dropped=flag)
     assert (loader.batch_count - 1) * batch_size < loader.epoch_rows <= loader.batch_count * batch_size
     assert loader.epoch_rows == (row_count - row_count % batch_size if flag else row_count)
 
 
-def test_loader_without_end_ends_where_there_is_nothing() -> None:
-    """Endless reading of no rows would never come to a batch."""
+def test_an_unlimited_loader_without_batches_ends() -> None:
+    """A loader with unlimited epochs ends immediately if an epoch has no batch."""
     assert replace(LOADER, epoch_count=0).end_row is None
     assert replace(LOADER, epoch_count=0, row_count=3, is_last_partial_dropped=True).end_row == 0
     assert replace(LOADER, epoch_count=3).end_row == 30
 
 
-def test_cursor_fits_every_loader_that_reads_alike() -> None:
-    """Ids and the number of epochs do not matter; what is read, and in which order, does."""
+def test_cursor_fits_every_loader_of_the_same_rows_and_order() -> None:
+    """A cursor depends on the rows, the batch size and the order, and not on ids or the number of epochs."""
     cursor = LOADER.cursor_at(4)
     assert replace(LOADER, loader_id='ld-2', dataset_id='ds-2', epoch_count=9).rows_before(cursor) == 4
     others = {'content_digest': 'e', 'batch_size': 2, 'shuffle_seed': 0, 'is_last_partial_dropped': True}
@@ -53,8 +53,8 @@ def test_cursor_fits_every_loader_that_reads_alike() -> None:
         LOADER.rows_before(Cursor(8, cursor.state))
 
 
-def test_count_alone_fits_where_a_batch_begins() -> None:
-    """A checkpoint keeps no more than the count; inside of a batch, or past the end, it is refused."""
+def test_a_bare_count_fits_where_a_batch_begins() -> None:
+    """A cursor with only a count is refused inside a batch and after the end."""
     twice = replace(LOADER, epoch_count=2)
     assert [twice.rows_before(Cursor(count, b'')) for count in (0, 4, 8, 10, 14, 20)] == [0, 4, 8, 10, 14, 20]
     for count in (1, 9, 12, 24):
@@ -64,28 +64,28 @@ def test_count_alone_fits_where_a_batch_begins() -> None:
         replace(LOADER, row_count=3, is_last_partial_dropped=True).rows_before(Cursor(4, b''))
 
 
-async def test_tenants_take_turns_and_do_not_wait_for_each_other() -> None:
-    """One change of a tenant at a time, in the order they came; another tenant goes ahead."""
+async def test_changes_of_one_tenant_run_in_order() -> None:
+    """The changes of a tenant run one at a time, in the order of their requests, and do not delay other tenants."""
     locks, order = TenantLocks(queue_limit=8), list[str]()
     may_end = asyncio.Event()
 
-    async def change(tenant_id: str, name: str, *, waits: bool) -> None:
+    async def change(tenant_id: str, name: str, *, is_held: bool) -> None:
         async with locks.hold(tenant_id):
             order.append(f'{name} begins')
-            if waits:
+            if is_held:
                 await may_end.wait()
             order.append(f'{name} ends')
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(change('alice', 'a1', waits=True))
-        tasks.create_task(change('alice', 'a2', waits=False))
-        await tasks.create_task(change('bob', 'b', waits=False))
+        tasks.create_task(change('alice', 'a1', is_held=True))
+        tasks.create_task(change('alice', 'a2', is_held=False))
+        await tasks.create_task(change('bob', 'b', is_held=False))
         may_end.set()
     assert order == ['a1 begins', 'b begins', 'b ends', 'a1 ends', 'a2 begins', 'a2 ends']
 
 
-async def test_too_many_waiting_are_refused() -> None:
-    """The queue of a tenant is bounded, and a refusal takes no place in it."""
+async def test_waiting_changes_are_limited() -> None:
+    """A tenant's queue is limited, and a refused change does not occupy it."""
     locks = TenantLocks(queue_limit=1)
     async with asyncio.TaskGroup() as tasks, locks.hold('alice'):
 
@@ -94,7 +94,7 @@ async def test_too_many_waiting_are_refused() -> None:
                 pass
 
         waiting = tasks.create_task(wait())
-        # The task has to run to its lock before the next one is refused.
+        # The task must reach its lock before the next change is refused.
         await asyncio.sleep(0)
         for _ in range(2):
             with pytest.raises(QueueFull):

@@ -1,4 +1,4 @@
-"""Rows on the disk are read back one by one, and their digest is that of what is read."""
+"""Rows on the disk: single rows are read back, and their digest depends on the content only."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.data.domain import Table
 
 
 def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
-    """Rows of different lengths, as `encode` makes them."""
+    """Return rows of different lengths, in the form in which `encode` produces them."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
@@ -29,14 +29,14 @@ def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
 
 
 def written(folder: Path, table: Table) -> tuple[RowFiles, str]:
-    """Write a table and open what was written."""
+    """Write a table, and open its files."""
     folder.mkdir()
     digest = write_rows(folder, table)
     return RowFiles(folder), digest
 
 
 def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
-    """Tokens and other columns come back; what the length implies is not kept."""
+    """Rows keep their tokens and other columns, except columns that follow from the length."""
     table = encoded(7)
     files, _ = written(tmp_path / 'a', table)
     rows = files.read([6, 0, 3])
@@ -48,34 +48,34 @@ def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
         assert set(row) == {'messages', 'input_ids', 'labels'}
 
 
-def test_positions_are_kept_for_packs(tmp_path: Path) -> None:
-    """Where positions restart, they cannot be told from the length."""
+def test_positions_of_packed_rows_are_stored(tmp_path: Path) -> None:
+    """Positions that restart within a row are stored, because they do not follow from the length."""
     files, _ = written(tmp_path / 'a', encoded(2, is_packed=True))
     assert 'position_ids' in files.read([0])[0]
 
 
-def test_plain_rows_are_read_as_they_were(tmp_path: Path) -> None:
-    """Rows that are not encoded are JSON, whatever their columns are called."""
+def test_plain_rows_are_read_unchanged(tmp_path: Path) -> None:
+    """Rows that are not encoded keep all columns, even those with the names of token columns."""
     rows = [{'x': 1, 'length': 'long', 'y': None}, {'x': 2, 'length': 'short', 'y': [1.5]}]
     files, _ = written(tmp_path / 'a', Table(rows=rows))
     assert list(files) == rows
 
 
-def test_empty_tables_are_kept_too(tmp_path: Path) -> None:
-    """No rows are an answer as well."""
+def test_empty_tables_can_be_stored(tmp_path: Path) -> None:
+    """A table without rows is written and read as a table without rows."""
     for name, table in {'plain': Table(rows=[]), 'encoded': Table(rows=[], is_encoded=True)}.items():
         files, _ = written(tmp_path / name, table)
         assert list(files) == []
 
 
-def test_digest_is_of_the_content(tmp_path: Path) -> None:
-    """The same rows have the same digest; other tokens have another."""
+def test_digest_depends_on_the_content(tmp_path: Path) -> None:
+    """Equal rows have equal digests, and rows with other tokens have another digest."""
     digests = [written(tmp_path / name, encoded(5, seed=seed))[1] for name, seed in {'a': 1, 'b': 1, 'c': 2}.items()]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_open_rows_outlive_their_files(tmp_path: Path) -> None:
-    """A stream goes on while its dataset is deleted."""
+def test_open_rows_are_readable_after_deletion(tmp_path: Path) -> None:
+    """Rows that are open remain readable after their files are deleted."""
     files, _ = written(tmp_path / 'a', encoded(3))
     for path in (tmp_path / 'a').iterdir():
         path.unlink()
