@@ -118,7 +118,7 @@ async def read_all(source: ByteSource) -> bytes:
     return data
 
 
-async def test_committed_states_come_back(store: StateStore) -> None:
+async def test_committed_states_are_returned_unchanged(store: StateStore) -> None:
     """Bytes, manifests and records of committed versions and checkpoints are returned unchanged."""
     versions, saved = make_state(1), make_state(2, is_trainer_included=True)
     records = [await put_version(store, versions), await put_checkpoint(store, saved)]
@@ -129,7 +129,7 @@ async def test_committed_states_come_back(store: StateStore) -> None:
     assert sorted(await store.load(), key=str) == sorted(records, key=str)
 
 
-async def test_the_adapter_section_comes_alone(store: StateStore) -> None:
+async def test_adapter_section_is_opened_without_the_trainer_section(store: StateStore) -> None:
     """The adapter section can be opened without the trainer section, with a manifest that describes only it."""
     state = make_state(2, is_trainer_included=True)
     await put_checkpoint(store, state)
@@ -246,7 +246,7 @@ async def test_marks_are_loaded(store: StateStore) -> None:
     assert sorted(found, key=str) == sorted([kept, NewestMark(ADAPTER, 7), NewestMark(other, 1)], key=str)
 
 
-async def test_a_reader_outlives_a_deletion_and_a_new_state(store: StateStore) -> None:
+async def test_open_readers_survive_a_deletion_and_a_new_state(store: StateStore) -> None:
     """Two readers return the old state after it was deleted and published again."""
     old, new = make_state(1, size_bytes=1 << 16), make_state(2, size_bytes=1 << 16)
     await put_version(store, old)
@@ -259,7 +259,7 @@ async def test_a_reader_outlives_a_deletion_and_a_new_state(store: StateStore) -
     assert len(await store.load()) == 1
 
 
-async def test_missing_states_say_so(store: StateStore) -> None:
+async def test_missing_states_raise_the_error_of_their_kind(store: StateStore) -> None:
     """Opening a missing version or checkpoint raises the error of its kind."""
     with pytest.raises(VersionNotFound):
         await store.open_state(VERSION, is_adapter_only=True)
@@ -284,7 +284,7 @@ async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp
 
 
 @pytest.mark.parametrize('tenant_id', ['..', '.', '../../x', 'a b/c', '%2e%2e', 'é'])
-async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: str) -> None:
+async def test_tenants_have_separate_folders(store: StateStore, tenant_id: str) -> None:
     """Tenant ids that look like paths do not collide with other tenants."""
     keys = [VersionKey(AdapterKey(tenant, 'ad-1'), 1) for tenant in (tenant_id, 'alice')]
     for seed, key in enumerate(keys):
@@ -295,7 +295,7 @@ async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: s
 
 
 @pytest.mark.parametrize('adapter_id', ['0b5c:train:0', 'a' + 127 * ':'], ids=['parts', 'longest'])
-async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter_id: str) -> None:
+async def test_adapter_ids_may_contain_colons(store: StateStore, adapter_id: str) -> None:
     """Adapter ids with colons do not collide with ids with dots."""
     keys = [VersionKey(AdapterKey('alice', run), 1) for run in (adapter_id, adapter_id.replace(':', '.'))]
     for seed, key in enumerate(keys):
@@ -305,7 +305,7 @@ async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter
     assert {record.key.adapter.adapter_id for record in await store.load()} == {key.adapter.adapter_id for key in keys}
 
 
-async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
+async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -> None:
     """A version with truncated files is dropped at the next load; the others stay."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
@@ -318,7 +318,7 @@ async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
     threads.close()
 
 
-async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
+async def test_unreadable_record_does_not_affect_other_states(tmp_path: Path) -> None:
     """An unreadable record is left in place, and the other states are loaded."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)

@@ -72,7 +72,7 @@ async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
     assert read == [opened.examples[:2], opened.examples[2:4], opened.examples[4:]]
 
 
-async def test_same_place_is_the_same_batch(opened: Opened) -> None:
+async def test_equal_reference_returns_the_same_batch(opened: Opened) -> None:
     """Repeated loads of a reference, also by count alone, return the same examples and cursor."""
     _, cursor = await opened.load()
     first = await opened.load(cursor)
@@ -80,14 +80,14 @@ async def test_same_place_is_the_same_batch(opened: Opened) -> None:
     assert await opened.load(LoaderCursor(consumed_rows=2)) == first
 
 
-async def test_end_is_an_error_that_names_the_place(opened: Opened) -> None:
+async def test_error_at_the_end_contains_the_position(opened: Opened) -> None:
     """Loading after the last batch raises LoaderAtEnd with the position."""
     with pytest.raises(LoaderAtEnd) as refusal:
         await opened.load(LoaderCursor(consumed_rows=5))
     assert refusal.value.metadata() == {'loaderId': opened.loader_id, 'consumedRows': '5'}
 
 
-async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
+async def test_loader_of_another_tenant_is_not_found(opened: Opened) -> None:
     """Another tenant's loader raises the same error as an unknown one."""
     unknown = Opened(opened.source, 'ld-nothing', [])
     for asked, caller in ((opened, BOB), (unknown, ALICE)):
@@ -97,14 +97,14 @@ async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
-async def test_cursor_of_another_reading_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
+async def test_cursor_of_another_loader_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
     """A cursor that is not between two batches, or belongs to another loader, is refused by its field."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')
 
 
-async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
+async def test_unreachable_service_is_retryable(tmp_path: Path) -> None:
     """An unreachable data service is UNAVAILABLE with a retry time."""
     async with open_channel(f'unix:{tmp_path}/nobody', service='data') as channel:
         with pytest.raises(DomainError) as refusal, acting_for(ALICE):
@@ -113,7 +113,7 @@ async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
     assert refusal.value.retry_after is not None
 
 
-async def test_batch_that_is_too_large_is_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
+async def test_oversized_batch_is_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """A batch above the size limit is refused with an explanation, before it is in memory."""
     async with (
         serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,

@@ -38,7 +38,7 @@ async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         await journal.close()
 
 
-async def test_an_adapter_and_its_creation_come_back(reopen):
+async def test_adapter_and_its_creation_request_are_returned_unchanged(reopen):
     """Tenant, configuration and creation request of an adapter are returned unchanged."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(user_metadata={'team': 'red'}))
@@ -67,7 +67,7 @@ async def test_a_removed_adapter_leaves_only_its_request(reopen):
 
 
 @pytest.mark.parametrize('length', [12, 20_000], ids=['small', 'large'])
-async def test_accepted_operations_come_back_in_order(reopen, length):
+async def test_accepted_operations_are_returned_in_order(reopen, length):
     """Accepted operations of any size are returned unchanged, and are unsettled until their outcomes are recorded."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -83,7 +83,7 @@ async def test_accepted_operations_come_back_in_order(reopen, length):
     assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=1, until=2)] == [2]
 
 
-async def test_a_noted_outcome_comes_back_to_the_bit(reopen):
+async def test_recorded_outcome_is_bitwise_unchanged(reopen):
     """A recorded outcome is bitwise unchanged, including errors and the adapter after it."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -104,7 +104,7 @@ async def test_a_noted_outcome_comes_back_to_the_bit(reopen):
     assert [entry.sequence_number for entry in await journal.record('ad-1', size=1)] == [2]
 
 
-async def test_a_revoked_number_is_free_again(reopen):
+async def test_number_of_a_revoked_operation_is_available(reopen):
     """A revoked operation is deleted, and another one may use its number."""
     journal = await reopen()
     await add(journal, make_adapter())
@@ -117,7 +117,7 @@ async def test_a_revoked_number_is_free_again(reopen):
     assert [entry.operation.payload for entry in await journal.entries('ad-1', after=0)] == [other.payload]
 
 
-async def test_an_operation_takes_the_place_of_one_that_was_never_noted(reopen):
+async def test_operation_replaces_an_earlier_one_without_outcome(reopen):
     """The last operation accepted under a number replaces an earlier one without outcome."""
     journal = await reopen()
     await add(journal, make_adapter())
@@ -128,7 +128,7 @@ async def test_an_operation_takes_the_place_of_one_that_was_never_noted(reopen):
     assert [entry.operation.payload for entry in entries] == [batch_operation(1, seed=4).payload]
 
 
-async def test_a_settled_verb_is_on_record_and_passed_over(reopen):
+async def test_settled_verb_answers_repeats_and_is_not_replayed(reopen):
     """A state verb that did not change the engine answers repeats and is not replayed."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -144,7 +144,7 @@ async def test_a_settled_verb_is_on_record_and_passed_over(reopen):
     assert (await journal.adapters())[0].adapter.version == 1
 
 
-async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
+async def test_late_outcome_does_not_change_a_newer_adapter_record(reopen):
     """Recording an older outcome late does not change the adapter's newer record."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -158,7 +158,7 @@ async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
     assert (await journal.adapters())[0].adapter.sequence_number == 2
 
 
-async def test_an_amendment_comes_back_unless_a_later_operation_did(reopen):
+async def test_amendment_is_returned_unless_a_later_operation_is_recorded(reopen):
     """An amendment is returned unless a later operation is on record."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(session_id='ses-1'))
@@ -177,7 +177,7 @@ async def test_an_amendment_comes_back_unless_a_later_operation_did(reopen):
         await journal.amend(make_adapter('ad-2'))
 
 
-async def test_a_restore_begins_from_the_newest_snapshot(reopen):
+async def test_restore_starts_from_the_newest_snapshot(reopen):
     """The newest snapshot is returned unchanged; before the first one, it is the adapter as requested."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -194,7 +194,7 @@ async def test_a_restore_begins_from_the_newest_snapshot(reopen):
     assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=2)] == [3]
 
 
-async def test_an_adapter_that_began_from_a_checkpoint_has_a_snapshot_of_it(reopen):
+async def test_adapter_created_from_a_checkpoint_has_a_snapshot(reopen):
     """An adapter created from a checkpoint has a snapshot and is never created with fresh weights."""
     journal = await reopen()
     await add(journal, make_adapter(), state_of(4))
@@ -203,7 +203,7 @@ async def test_an_adapter_that_began_from_a_checkpoint_has_a_snapshot_of_it(reop
     assert (found.sequence_number, _same(found.state, state_of(4))) == (0, True)
 
 
-async def test_what_no_restore_needs_is_dropped_and_the_rest_is_kept(reopen):
+async def test_only_the_last_two_snapshots_are_kept(reopen):
     """A restore can start from either of the last two snapshots and from no older one."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -223,7 +223,7 @@ async def test_what_no_restore_needs_is_dropped_and_the_rest_is_kept(reopen):
     assert len(await journal.record('ad-1', size=64)) == 12
 
 
-async def test_steps_can_be_undone_as_far_as_was_promised(reopen):
+async def test_last_two_steps_can_be_undone(reopen):
     """The last two applied steps are reported, and the state before each can be restored."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -239,7 +239,7 @@ async def test_steps_can_be_undone_as_far_as_was_promised(reopen):
     assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=14, until=15)] == [15]
 
 
-async def test_an_undone_step_is_gone(reopen):
+async def test_undone_step_is_not_reported(reopen):
     """Undone steps are no longer reported, and a restore starts from the undo."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -257,7 +257,7 @@ async def test_an_undone_step_is_gone(reopen):
         await journal.entries('ad-1', after=0)
 
 
-async def test_a_step_from_before_the_undo_can_be_undone_again_and_again(reopen):
+async def test_undo_can_be_repeated(reopen):
     """Repeated undos go further back, and undone operations use no space."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())

@@ -45,7 +45,7 @@ async def test_an_adapter_is_described_with_every_default(backend):
     assert made.parameter_count > 0
 
 
-async def test_deleting_what_is_not_there_is_no_error(backend):
+async def test_deleting_an_unknown_adapter_is_not_an_error(backend):
     """Deleting an unknown adapter is not an error."""
     await backend.delete_adapter('ghost')
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
@@ -66,7 +66,7 @@ async def test_verbs_answer_in_the_order_of_the_batch(backend):
     assert (run.step_count, run.outcome.step_count, run.outcome.is_applied) == (1, 1, True)
 
 
-async def test_state_goes_out_and_in(backend):
+async def test_exported_state_can_be_imported(backend):
     """An imported state continues the step count only with the trainer's state."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=[draw_example()]))
@@ -81,7 +81,7 @@ async def test_state_goes_out_and_in(backend):
     assert (await backend.export_state('b', is_trainer_included=False)).adapter == whole.adapter
 
 
-async def test_a_checkpoint_brings_its_data_cursor(backend):
+async def test_data_cursor_is_restored_with_the_trainer_state(backend):
     """A saved data cursor is returned with the trainer's state only."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig(gradient_accumulation_steps=2))
     await backend.create_adapter('b', LoraConfig(r=2, seed=1), TrainingConfig())
@@ -93,7 +93,7 @@ async def test_a_checkpoint_brings_its_data_cursor(backend):
         assert weights == LoadResult(step_count=0)
 
 
-async def test_loading_drops_what_waits_for_its_backward(backend):
+async def test_loading_drops_a_pending_forward(backend):
     """Loading drops a pending Forward, and the adapter then behaves like one without it."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
@@ -141,7 +141,7 @@ def assert_same_forward(own, other):
         np.testing.assert_array_equal(values, others)
 
 
-async def test_together_each_gets_what_it_would_alone_to_the_bit(backend):
+async def test_batched_results_equal_separate_results_bitwise(backend):
     """Losses, log-probabilities, gradients and weights do not depend on the other parts of a batch."""
     alone = {}
     for adapter_id in BATCHES:
@@ -158,7 +158,7 @@ async def test_together_each_gets_what_it_would_alone_to_the_bit(backend):
         assert await backend.export_state(adapter_id, is_trainer_included=True) == state
 
 
-async def test_a_batch_tells_that_it_was_shared(backend):
+async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
     """Each result contains its number of passes and of adapters in them."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
@@ -235,7 +235,7 @@ async def play(backend, adapter_id, verbs):
     return results
 
 
-async def test_a_restored_adapter_goes_on_to_the_bit(backend):
+async def test_restored_adapter_continues_bitwise(backend):
     """A restored adapter continues bitwise: gradient, optimizer, dropout, metrics and configuration."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
     await play(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
@@ -262,7 +262,7 @@ async def test_a_snapshot_is_a_copy(backend):
     assert {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()} == kept
 
 
-async def test_there_is_no_snapshot_while_activations_are_kept(backend):
+async def test_no_snapshot_exists_between_forward_and_backward(backend):
     """There is no snapshot between Forward and Backward."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     await backend.run('a', Forward(features=BATCHES['a']))
@@ -285,7 +285,7 @@ async def test_a_malformed_snapshot_changes_nothing(backend):
         await backend.run('new', ForwardOnly(features=BATCHES['a']))
 
 
-async def test_a_change_of_configuration_is_told_and_kept(backend):
+async def test_configuration_change_is_reported_and_saved(backend):
     """A change leaves other settings unchanged and is part of a snapshot."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     run = await backend.run('a', Configure(training_config=TrainingConfig(gradient_accumulation_steps=2)))
@@ -295,7 +295,7 @@ async def test_a_change_of_configuration_is_told_and_kept(backend):
     assert restored.training_config.gradient_accumulation_steps == 2
 
 
-async def test_full_parameters_have_the_replica_for_themselves(backend):
+async def test_full_parameter_adapter_excludes_all_others(backend):
     """A full-parameter adapter excludes all others, and deleting it restores the base model."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     before = await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])])

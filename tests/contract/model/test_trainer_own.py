@@ -24,7 +24,7 @@ def assert_same_forward(own, other):
 OWN_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
 
 
-async def test_a_batch_has_the_loss_it_brings(backend):
+async def test_loss_of_a_batch_applies_to_this_batch_only(backend):
     """A batch with its own loss behaves as if it were the adapter's; the next batch uses the adapter's again."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=OWN_LOSS))
@@ -62,7 +62,7 @@ async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, e
     assert await backend.export_state('a', is_trainer_included=True) == before
 
 
-async def test_a_step_has_the_options_it_brings_and_they_pass(backend):
+async def test_options_of_a_step_apply_to_this_step_only(backend):
     """Options of one step, such as weight decay, do not apply to the next step."""
     weights = {}
     for name, options in (('a', {}), ('b', {'weight_decay': 0.5, 'betas': [0.9, 0.95], 'eps': 1e-12})):
@@ -81,7 +81,7 @@ async def test_a_step_has_the_options_it_brings_and_they_pass(backend):
 
 @pytest.mark.parametrize('options', [{'amsgrad': True}, {'momentum': 0.9}, {'groups': []}])
 @pytest.mark.parametrize('verb', [Step, ClipGradAndStep])
-async def test_options_that_are_not_for_one_step_change_nothing(backend, verb, options):
+async def test_unsupported_options_of_a_step_are_refused(backend, verb, options):
     """Unknown options, and options that define the optimizer's state, are refused."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=BATCHES['a']))
@@ -92,7 +92,7 @@ async def test_options_that_are_not_for_one_step_change_nothing(backend, verb, o
     assert await backend.export_state('a', is_trainer_included=True) == before
 
 
-async def test_a_snapshot_after_a_step_of_its_own_goes_on_to_the_bit(backend):
+async def test_snapshot_does_not_contain_the_options_of_a_step(backend):
     """The options of a single step are not part of a snapshot."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())

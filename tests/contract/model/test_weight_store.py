@@ -40,7 +40,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield CheckpointClient(running.channel, segments=segments)
 
 
-async def test_a_saved_state_comes_back_whole(store):
+async def test_saved_state_is_returned_unchanged(store):
     """Weights, configuration, trainer's state and step count are returned unchanged."""
     save = Save(name='one', is_optimizer_included=True)
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save, request_id='ad-1:1:f')
@@ -75,7 +75,7 @@ async def test_an_absent_checkpoint_is_not_found(store):
     assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'CHECKPOINT_NOT_FOUND')
 
 
-async def test_saving_again_is_harmless_for_the_same_request_alone(store):
+async def test_only_the_same_request_can_repeat_a_save(store):
     """Repeating a save with the same state gives the same answer; another request finds the name taken."""
     save = Save(name='two')
     weights = replace(STATE, trainer={})
@@ -88,7 +88,7 @@ async def test_saving_again_is_harmless_for_the_same_request_alone(store):
     assert refusal.value.code is Code.ALREADY_EXISTS
 
 
-async def test_publishing_again_is_harmless(store):
+async def test_publish_is_idempotent(store):
     """Publishing the same version with the same state again gives the same answer."""
     weights = replace(STATE, trainer={})
     results = [

@@ -49,7 +49,7 @@ async def download(service: Running, offset: int = 0) -> tuple[bytes, set[str]]:
     return b''.join(piece.chunk.data for piece in pieces), {piece.archive_digest for piece in pieces}
 
 
-async def test_an_archive_says_its_digest_at_every_offset(service: Running) -> None:
+async def test_archive_has_the_same_digest_at_every_offset(service: Running) -> None:
     """A download has the same digest at every offset, so that a resumed one can be verified."""
     await save(service, size_bytes=3 * MIB)
     whole, digests = await download(service)
@@ -101,7 +101,7 @@ async def test_an_expired_checkpoint_is_deleted_with_its_bytes_after_a_restart(t
             assert not listed.checkpoints
 
 
-async def test_of_two_tenants_that_publish_one_path_at_once_one_does(service: Running) -> None:
+async def test_only_one_tenant_can_publish_a_path(service: Running) -> None:
     """Exactly one of two tenants can make a checkpoint of the same path public."""
     await save(service)
     with acting_for(BOB):

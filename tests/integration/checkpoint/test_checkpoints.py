@@ -95,7 +95,7 @@ async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeC
     assert not response.checkpoints
 
 
-async def test_deleted_checkpoint_is_gone_from_list_and_disk(service: Running) -> None:
+async def test_deleted_checkpoint_is_removed_from_list_and_disk(service: Running) -> None:
     """A deleted checkpoint is removed from disk, and deleting it again reports that it is not found."""
     await _save(service, 'final')
     request = wire.DeleteCheckpointRequest(checkpoint_path='ad-1/weights/final')
@@ -132,7 +132,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
 
 
 @pytest.mark.parametrize('seed', range(10))
-async def test_download_goes_on_at_any_byte(service: Running, seed: int) -> None:
+async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None:
     """A download can be resumed at any byte."""
     await _save(service, 'final')
     whole = await _archive(service, 'ad-1/weights/final')
@@ -140,7 +140,7 @@ async def test_download_goes_on_at_any_byte(service: Running, seed: int) -> None
     assert await _archive(service, 'ad-1/weights/final', offset=cut) == whole[cut:]
 
 
-async def test_watch_tells_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
+async def test_watch_sends_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
     """A watch yields the checkpoints of all tenants, then changes, and a token resumes it after its event."""
     await _save(service, 'one')
     with acting_for(BOB):
@@ -170,7 +170,7 @@ async def test_watch_tells_the_snapshot_then_changes_and_resumes(service: Runnin
 
 
 @pytest.mark.parametrize('token', ['x', 'ep-1.5', '.', 'a.b'])
-async def test_watch_refuses_tokens_it_did_not_make(service: Running, token: str) -> None:
+async def test_watch_refuses_unknown_resume_tokens(service: Running, token: str) -> None:
     """A resume token that this process did not issue is refused."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     failure = await failure_of(stub.WatchCheckpoints(wire.WatchCheckpointsRequest(resume_token=token)))
@@ -192,7 +192,7 @@ BY_PATH = {
 
 
 @pytest.mark.parametrize('method', BY_PATH)
-async def test_foreign_and_malformed_paths_are_like_missing_ones(service: Running, method: str) -> None:
+async def test_foreign_and_malformed_paths_are_not_found(service: Running, method: str) -> None:
     """Another tenant's path and a malformed path are reported as missing; an empty path is invalid."""
     await _save(service, 'final')
     call = getattr(service.checkpoints, method)

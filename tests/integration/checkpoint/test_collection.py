@@ -26,7 +26,7 @@ async def serving_alice(folder: Path, clock: FakeClock) -> AsyncIterator[Running
             yield service
 
 
-async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
+async def test_unused_versions_are_deleted_including_the_newest(tmp_path: Path) -> None:
     """All unused versions are deleted, the newest included, and its number stays in use."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
@@ -40,7 +40,7 @@ async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
         await _assert_gone(service)
 
 
-async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
+async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     """Version numbers continue after a restart even if all versions were collected."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
@@ -55,7 +55,7 @@ async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
         await _assert_conflict(service)
 
 
-async def test_what_is_used_stays(tmp_path: Path) -> None:
+async def test_used_versions_are_not_collected(tmp_path: Path) -> None:
     """Versions that are pinned, were read recently, or belong to a followed adapter are not collected."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
@@ -84,7 +84,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
         assert await Versions(service.registry).collect(IDLE) == 0
 
 
-async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp_path: Path) -> None:
+async def test_running_fetch_of_a_deleted_version_completes(tmp_path: Path) -> None:
     """A running fetch returns all bytes of a version that is deleted; later fetches do not find it."""
     state = make_state(1, size_bytes=24 << 20)
     async with serving(tmp_path) as service:
@@ -105,7 +105,7 @@ async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp
 
 
 @pytest.mark.parametrize('order', ['pin first', 'publish first'])
-async def test_a_pin_and_an_eviction_do_not_cross(tmp_path: Path, order: str) -> None:
+async def test_concurrent_pin_and_eviction_are_consistent(tmp_path: Path, order: str) -> None:
     """A pin that is sent together with an evicting publish either keeps the version or reports that it is missing."""
     async with serving(tmp_path, ring_capacity=1) as service:
         with acting_for(ALICE):

@@ -82,7 +82,7 @@ def upload(service: Running, data: bytes, base_model: object, *, upload_id: str 
 
 
 @pytest.mark.parametrize('pack', [bytes, gzip.compress])
-async def test_an_adapter_that_fits_is_taken(
+async def test_valid_adapter_is_accepted(
     service: Running, model: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
     """A valid archive, plain or compressed, becomes a checkpoint with its labels and rank; the upload is removed."""
@@ -169,7 +169,7 @@ MISFITS: dict[str, tuple[Callable[[Adapter], None], str]] = {
 
 
 @pytest.mark.parametrize('case', MISFITS)
-async def test_an_adapter_that_does_not_fit_is_refused(service: Running, model: Path, case: str) -> None:
+async def test_unsuitable_adapter_is_refused(service: Running, model: Path, case: str) -> None:
     """An unsuitable adapter is refused with the offending name, and the upload can be repeated with a valid one."""
     damage, named = MISFITS[case]
     adapter = Adapter(model)
@@ -181,9 +181,7 @@ async def test_an_adapter_that_does_not_fit_is_refused(service: Running, model: 
     assert (await upload(service, Adapter(model).archive(), model)).checkpoint.name == 'mine'
 
 
-async def test_a_base_model_that_is_not_served_is_refused_before_a_byte_is_taken(
-    service: Running, model: Path, tmp_path: Path
-) -> None:
+async def test_unserved_base_model_is_refused_before_the_upload(service: Running, model: Path, tmp_path: Path) -> None:
     """An upload for an unknown base model is refused before any byte is stored."""
     failure = await failure_of(upload(service, Adapter(model).archive(), 'org/other'))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'BASE_MODEL_NOT_FOUND')

@@ -43,7 +43,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
         await process.kill()
 
 
-async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
+async def test_follower_continues_after_a_kill(tmp_path: Path) -> None:
     """A follower receives the version that is published after the service was killed and restarted."""
     process = await ServiceProcess.start(tmp_path)
     port = process.address.rpartition(':')[2]
@@ -65,7 +65,7 @@ async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
         await process.kill()
 
 
-async def test_asked_to_end_it_does_not_wait_for_those_who_follow(tmp_path: Path) -> None:
+async def test_shutdown_does_not_wait_for_followers(tmp_path: Path) -> None:
     """Shutdown ends open subscriptions with a retryable error instead of waiting for them."""
     process = await ServiceProcess.start(tmp_path, 'drain_seconds=1000')
     await _commit(process, make_state(1), version=1)

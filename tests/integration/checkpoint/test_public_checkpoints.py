@@ -80,7 +80,7 @@ async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(ser
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-async def test_public_checkpoint_stays_so_across_a_restart_and_is_private_once_replaced(tmp_path: Path) -> None:
+async def test_public_checkpoint_survives_a_restart_and_its_replacement_is_private(tmp_path: Path) -> None:
     """A checkpoint stays public after a restart, and the one that replaces it is private."""
     async with serving(tmp_path) as service:
         await _save(service, STATE)
@@ -91,7 +91,7 @@ async def test_public_checkpoint_stays_so_across_a_restart_and_is_private_once_r
         assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-async def test_public_checkpoint_is_listed_and_changed_by_its_owner_alone(service: Running) -> None:
+async def test_only_the_owner_lists_and_changes_a_public_checkpoint(service: Running) -> None:
     """Another tenant cannot list, delete or change a public checkpoint."""
     await _set(service, is_public=True)
     bob = as_tenant('bob')
@@ -105,7 +105,7 @@ async def test_public_checkpoint_is_listed_and_changed_by_its_owner_alone(servic
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-async def test_own_checkpoint_comes_before_a_public_one_of_the_same_path(service: Running) -> None:
+async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Running) -> None:
     """A tenant's checkpoint takes precedence over a public one of the same path, and cannot become public itself."""
     await _set(service, is_public=True)
     own = make_state(3)
@@ -140,7 +140,7 @@ async def test_visibility_and_copies_are_between_services(service: Running) -> N
         assert (await failure_of(call)).reason == 'SCOPE_MISSING'
 
 
-async def test_public_checkpoint_ends_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_expired_public_checkpoint_is_not_found(tmp_path: Path) -> None:
     """An expired public checkpoint is not found by any tenant and is deleted by the next sweep."""
     clock = FakeClock()
     async with serving(tmp_path, clock=clock) as service:

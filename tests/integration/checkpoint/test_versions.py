@@ -34,7 +34,7 @@ async def _pin(service: Running, version: int) -> Any:
     )
 
 
-async def test_get_finds_the_newest_or_one_by_number(service: Running) -> None:
+async def test_get_returns_the_newest_version_or_one_by_number(service: Running) -> None:
     """A version is found by number, and 0 stands for the newest."""
     for requested, expected in ((0, 3), (2, 2)):
         request = wire.GetVersionRequest(adapter_id='ad-1', version=requested)
@@ -79,7 +79,7 @@ async def test_pins_are_bounded(service: Running) -> None:
     assert (failure.code, failure.reason) == ('RESOURCE_EXHAUSTED', 'QUOTA_EXCEEDED')
 
 
-async def test_delete_takes_a_version_that_nothing_needs(service: Running) -> None:
+async def test_only_unneeded_versions_can_be_deleted(service: Running) -> None:
     """The newest and pinned versions cannot be deleted; a deleted version is removed from disk."""
     await _pin(service, 2)
     for version in (2, 3):
@@ -106,7 +106,7 @@ def _request(method: str, adapter_id: str, version: int) -> Any:
 
 
 @pytest.mark.parametrize('method', REQUESTS)
-async def test_foreign_adapter_is_like_none(service: Running, method: str) -> None:
+async def test_adapter_of_another_tenant_is_not_found(service: Running, method: str) -> None:
     """Another tenant's adapter is reported exactly like a missing one."""
     call = getattr(service.versions, method)
     foreign = await failure_of(call(_request(method, 'ad-1', 2), metadata=as_tenant('bob')))
@@ -117,7 +117,7 @@ async def test_foreign_adapter_is_like_none(service: Running, method: str) -> No
 
 
 @pytest.mark.parametrize('method', [method for method in REQUESTS if method != 'ListVersions'])
-async def test_missing_version_says_which(service: Running, method: str) -> None:
+async def test_error_for_a_missing_version_contains_its_number(service: Running, method: str) -> None:
     """The error for a missing version contains its number as metadata."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, 'ad-1', 9), metadata=ALICE_CALLS))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'VERSION_NOT_FOUND')
@@ -133,7 +133,7 @@ async def test_bad_adapter_ids_name_the_field(service: Running, method: str, ada
 
 
 @pytest.mark.parametrize('method', ['PinVersion', 'UnpinVersion', 'DeleteVersion'])
-async def test_changes_ask_for_an_exact_version_and_the_scope(service: Running, method: str) -> None:
+async def test_changes_need_an_exact_version_and_the_scope(service: Running, method: str) -> None:
     """A change needs an exact version and the scope `train`."""
     call = getattr(service.versions, method)
     failure = await failure_of(call(_request(method, 'ad-1', 0), metadata=ALICE_CALLS))

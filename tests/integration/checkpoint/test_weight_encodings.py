@@ -54,7 +54,7 @@ async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
     assert all(received.wire_size_bytes < 0.4 * len(states[0].data) for received in taken[1:])
 
 
-async def test_trainer_and_follower_on_the_services_host_move_no_bytes(service: Running, tmp_path: Path) -> None:
+async def test_trainer_and_follower_on_the_same_host_share_memory(service: Running, tmp_path: Path) -> None:
     """No bytes are sent between a trainer and a follower that share memory with the service."""
     folder = tmp_path / 'memory'
     publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
@@ -66,7 +66,7 @@ async def test_trainer_and_follower_on_the_services_host_move_no_bytes(service: 
     assert all(Path(received.segment_path).is_file() for received in taken)  # noqa: ASYNC240 (in memory)
 
 
-async def test_versions_of_a_whole_model_take_the_same_ways(service: Running, tmp_path: Path) -> None:
+async def test_full_parameter_versions_are_published_and_followed(service: Running, tmp_path: Path) -> None:
     """Full-parameter versions can be planned, published, fetched and followed like adapters."""
     weights = {'model.norm.weight': TensorData('bfloat16', (1 << 12,), np.random.default_rng(1).bytes(1 << 13))}
     plan = plan_state(weights, base_model='org/tiny', lora_config=None)
@@ -80,7 +80,7 @@ async def test_versions_of_a_whole_model_take_the_same_ways(service: Running, tm
     assert taken[1].encoding is Encoding.DELTA
 
 
-async def test_what_killed_services_left_is_removed_when_this_one_ends(tmp_path: Path) -> None:
+async def test_segments_of_killed_services_are_removed_at_the_end(tmp_path: Path) -> None:
     """The service removes segments of killed processes when it ends."""
     async with serving(tmp_path):
         left = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'

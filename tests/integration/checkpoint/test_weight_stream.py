@@ -42,7 +42,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
             yield running
 
 
-async def test_published_state_is_fetched_and_followed_bit_for_bit(service: Running) -> None:
+async def test_published_state_is_fetched_and_followed_bitwise(service: Running) -> None:
     """A published state is fetched and followed bitwise unchanged, followed by the synced mark."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
@@ -65,7 +65,7 @@ async def test_published_state_is_fetched_and_followed_bit_for_bit(service: Runn
         assert following.state == newer
 
 
-async def test_checkpoint_state_comes_back_with_or_without_the_trainer_section(service: Running) -> None:
+async def test_checkpoint_is_fetched_with_or_without_the_trainer_section(service: Running) -> None:
     """A checkpoint can be fetched completely or without its trainer section."""
     state = make_state(1, size_bytes=3 * MIB, is_trainer_included=True)
     target = weights_pb2.CheckpointTarget(name='final', step_count=30)
@@ -79,7 +79,7 @@ async def test_checkpoint_state_comes_back_with_or_without_the_trainer_section(s
 
 
 @pytest.mark.parametrize('seed', range(20))
-async def test_publish_cut_anywhere_leaves_the_old_version(service: Running, seed: int) -> None:
+async def test_interrupted_publish_leaves_the_old_version(service: Running, seed: int) -> None:
     """An interrupted or damaged publish leaves the old version and no other files."""
     rng = random.Random(seed)
     old, new = make_state(1), make_state(2, size_bytes=rng.randrange(32, 300_000, 32))
@@ -139,7 +139,7 @@ async def test_subscribe_resumes_at_any_byte(service: Running, seed: int) -> Non
     assert responses[-2].frame.commit.digest == state.manifest.digest
 
 
-async def test_resume_of_a_version_that_left_sends_the_newest_whole(service: Running) -> None:
+async def test_resume_of_an_evicted_version_sends_the_newest(service: Running) -> None:
     """A resume of an evicted version sends the newest version from its first byte."""
     for version in range(1, 7):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
@@ -149,14 +149,14 @@ async def test_resume_of_a_version_that_left_sends_the_newest_whole(service: Run
     assert (header.version.version, header.resume_offset) == (6, 0)
 
 
-async def test_subscriber_that_holds_the_newest_is_synced_at_once(service: Running) -> None:
+async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Running) -> None:
     """A subscriber that has the newest version receives only the synced mark."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     request = wire.SubscribeRequest(adapter_id='ad-1', held_version=1, is_single=True)
     assert [response.is_synced async for response in service.streams.Subscribe(request)] == [True]
 
 
-async def test_slow_subscriber_holds_up_nobody_and_gets_whole_versions(service: Running) -> None:
+async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> None:
     """A slow subscriber does not delay others, and receives its version completely and then the newest."""
     big = make_state(1, size_bytes=24 * MIB)
     await service.weights.publish_version('ad-1', big, version=1)
@@ -175,7 +175,7 @@ async def test_slow_subscriber_holds_up_nobody_and_gets_whole_versions(service: 
     slow.cancel()
 
 
-async def test_publish_again_is_answered_like_the_first_time(service: Running) -> None:
+async def test_repeated_publish_is_answered_from_the_record(service: Running) -> None:
     """A repeated publish is answered from the record after its header."""
     state = make_state(1, size_bytes=8 * MIB)
     first = await service.weights.publish_version('ad-1', state, version=1)
@@ -183,7 +183,7 @@ async def test_publish_again_is_answered_like_the_first_time(service: Running) -
     assert (await service.streams.Publish(stream_of(publish_frames(state)[0]))).version == first
 
 
-async def test_publishing_twice_at_once_makes_one_version(service: Running) -> None:
+async def test_concurrent_publishes_of_a_state_create_one_version(service: Running) -> None:
     """Concurrent publishes of the same state all return the same version."""
     state = make_state(1, size_bytes=2 * MIB)
     versions = await asyncio.gather(*(service.weights.publish_version('ad-1', state, version=1) for _ in range(5)))
@@ -191,7 +191,7 @@ async def test_publishing_twice_at_once_makes_one_version(service: Running) -> N
     await until(lambda: len(service.stored_folders()) == 1)
 
 
-async def test_two_writers_of_one_version_cannot_both_win(service: Running) -> None:
+async def test_one_of_two_conflicting_publishes_is_refused(service: Running) -> None:
     """One of two concurrent publishes of different states under one number is refused."""
     frames = [publish_frames(make_state(seed, size_bytes=MIB)) for seed in (1, 2)]
     calls = [service.streams.Publish(stream_of(*each)) for each in frames]
@@ -222,7 +222,7 @@ async def test_existing_checkpoint_is_replaced_only_where_allowed(service: Runni
     assert len(service.stored_folders()) == 1
 
 
-async def test_another_tenants_state_is_like_one_that_never_was(service: Running) -> None:
+async def test_state_of_another_tenant_is_not_found(service: Running) -> None:
     """Another tenant's version or checkpoint is reported exactly like a missing one."""
     target = weights_pb2.CheckpointTarget(name='final')
     await service.weights.publish_version('ad-1', make_state(1), version=1)
@@ -243,7 +243,7 @@ async def test_another_tenants_state_is_like_one_that_never_was(service: Running
     assert (await service.weights.fetch_version('ad-1')).state == make_state(1)
 
 
-async def test_clients_may_not_move_weights_themselves(service: Running) -> None:
+async def test_clients_may_not_publish_or_fetch_weights(service: Running) -> None:
     """A client with every scope may not publish, subscribe or fetch."""
     stub = type(service.streams)(service.client_channel)
     metadata = as_tenant('alice')

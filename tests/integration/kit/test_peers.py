@@ -79,7 +79,7 @@ async def _code(address: str, tls: TlsConfig, *, token: str = TOKEN, service: st
 
 
 @pytest.mark.parametrize('service', INTERNAL)
-async def test_only_the_right_certificate_with_the_token_gets_in(service: str, folder: Path, foreign: Path) -> None:
+async def test_call_needs_a_trusted_certificate_and_the_token(service: str, folder: Path, foreign: Path) -> None:
     """A call needs both the token and the certificate of an allowed service."""
     gateway = tls_of(folder, 'gateway')
     callers = {
@@ -103,7 +103,7 @@ async def test_only_the_right_certificate_with_the_token_gets_in(service: str, f
 
 
 @pytest.mark.parametrize('service', INTERNAL)
-async def test_services_call_each_other_only_where_the_architecture_says(service: str, folder: Path) -> None:
+async def test_services_accept_only_the_callers_of_the_architecture(service: str, folder: Path) -> None:
     """A sampler may not call the model service, even with a valid token."""
     async with _serving(service, tls_of(folder, service)) as server:
         codes = {caller: await _code(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
@@ -187,7 +187,7 @@ async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
         assert await _code(server.address, own) is grpc.StatusCode.OK
 
 
-async def test_caller_shows_its_renewed_certificate(tmp_path: Path) -> None:
+async def test_caller_presents_its_renewed_certificate(tmp_path: Path) -> None:
     """An open channel presents the renewed certificate, even through stubs that were created before."""
     make_authority(tmp_path, services=('data', 'gateway'))
     seen: list[bytes] = []

@@ -151,7 +151,7 @@ async def test_unexpected_error_reveals_only_the_request_id() -> None:
 
 
 @pytest.mark.parametrize('token', ['', 'wrong'])
-async def test_call_without_right_token_is_refused(token: str) -> None:
+async def test_call_without_a_valid_token_is_refused(token: str) -> None:
     """A missing token and a wrong one lead to UNAUTHENTICATED."""
     async with _serving() as (_, server, _), open_channel(server.address, internal_token=token) as channel:
         with acting_for(ALICE):

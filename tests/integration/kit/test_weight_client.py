@@ -98,7 +98,7 @@ async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterato
         await server.stop(timedelta())
 
 
-async def test_fetch_resumes_at_the_byte_where_a_stream_broke() -> None:
+async def test_fetch_resumes_at_the_first_missing_byte() -> None:
     """Received bytes are not requested again after a broken stream or a damaged chunk."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],

@@ -318,7 +318,7 @@ async def test_service_on_another_host_receives_bytes(tmp_path: Path) -> None:
     assert segment_names(segments) == []
 
 
-async def test_nothing_stays_after_a_refused_or_cancelled_publish(tmp_path: Path) -> None:
+async def test_refused_or_cancelled_publish_leaves_no_segment(tmp_path: Path) -> None:
     """A refused or cancelled publish leaves no segment behind."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [InvalidField('x', 'y')]])

@@ -117,7 +117,7 @@ async def _close(data: RunningData, loader_id: str) -> None:
     await data.loaders.CloseLoader(request, metadata=data.metadata)
 
 
-async def test_handles_train_as_their_batches_do_across_kills(
+async def test_handles_train_like_inline_batches_across_kills(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
     """Losses, log-probabilities and norms equal those of inline batches; replay and repeats need no loader."""
@@ -173,9 +173,7 @@ async def test_restart_replays_without_the_data_service(
             await trainer.close()
 
 
-async def test_refusals_name_what_is_wrong_with_the_handle(
-    data: RunningData, tiny_llama_dir: Path, tmp_path: Path
-) -> None:
+async def test_refusals_name_the_problem_of_the_handle(data: RunningData, tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Another tenant's loader is not found, the end reports its position, and a wrong cursor is an invalid field."""
     loader_id, cursors, _ = await _open(data, tiny_llama_dir)
     end = dataset_pb2.Cursor(consumed_rows=10)

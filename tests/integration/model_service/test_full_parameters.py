@@ -23,7 +23,7 @@ FEATURES = [InputFeature(input_ids=list(range(5, 30)), labels=list(range(6, 31))
 RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 
 
-async def test_base_is_trained_exported_and_put_back(tmp_path: Path) -> None:
+async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> None:
     """The loss falls, the exported model has the trained loss, and later adapters use the original base model."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state') as running:

@@ -53,7 +53,7 @@ CONFIG = {'lora_config': {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 11}}
 
 
 @pytest.mark.parametrize('snapshot_operations', [3, 256])
-async def test_a_restart_in_the_middle_changes_no_bit(tiny_llama_dir, tmp_path, snapshot_operations):
+async def test_restart_within_a_run_changes_no_result(tiny_llama_dir, tmp_path, snapshot_operations):
     """Results, repeats and saved weights after a restart are bitwise those of an uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one') as model:
         adapter = await model.create(**CONFIG)
@@ -72,7 +72,7 @@ async def test_a_restart_in_the_middle_changes_no_bit(tiny_llama_dir, tmp_path, 
     assert all(result.is_replayed for result in repeats)
 
 
-async def test_the_replay_tool_agrees_with_a_true_journal_and_names_what_is_wrong(tiny_llama_dir, tmp_path):
+async def test_replay_tool_confirms_a_correct_journal_and_reports_errors(tiny_llama_dir, tmp_path):
     """The replay tool confirms a correct copy of a journal, and reports a wrong record with both values."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one', snapshot_operations=3) as model:
         adapter = await model.create(**CONFIG)

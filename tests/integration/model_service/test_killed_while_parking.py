@@ -58,7 +58,7 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
     return found
 
 
-async def test_a_death_while_an_adapter_is_parked_loses_and_doubles_nothing(tiny_llama_dir, tmp_path):
+async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_path):
     """An adapter is saved once and continues bitwise if the service is killed after the save or before the eviction."""
     (tmp_path / 'model').mkdir()
     async with serving(tmp_path / 'checkpoint') as checkpoints:

@@ -128,7 +128,7 @@ def rate_of(verb):
     return getattr(verb, 'learning_rate', None)
 
 
-async def test_overload_is_refused_with_a_time_or_waits_as_asked(tmp_path):
+async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
     """A full queue is RESOURCE_EXHAUSTED with RetryInfo, or the call waits; another tenant is unaffected."""
     async with serving_fake(tmp_path, queue=QueueLimits(operation_count=3, request_bytes=1 << 20)) as fake:
         adapter_id, foreign = (await fake.create()).adapter_id, (await fake.create(tenant='bob')).adapter_id
@@ -176,7 +176,7 @@ async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake
     assert [verb for ran_id, verb in fake.trainer.ran if ran_id == adapter_id and rate_of(verb)]
 
 
-async def test_a_watcher_sees_every_result_in_order_until_the_adapter_goes(fake):
+async def test_watcher_receives_every_result_until_the_deletion(fake):
     """A watcher receives all results in order, first from the record, until the adapter is deleted."""
     adapter_id = (await fake.create()).adapter_id
     for number in (1, 2, 3):
@@ -196,7 +196,7 @@ async def test_a_watcher_sees_every_result_in_order_until_the_adapter_goes(fake)
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'ADAPTER_NOT_FOUND')
 
 
-async def test_a_service_that_stops_leaves_nobody_waiting(fake):
+async def test_shutdown_ends_all_waiting_calls(fake):
     """A shutdown ends watches at once, refuses waiting operations with a retry time, and answers running ones."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     request = training_service_pb2.WatchOperationsRequest(adapter_id=busy)

@@ -211,7 +211,7 @@ async def test_seed_beyond_torch_is_refused_or_used(service):
         assert adapter.lora_config.seed == seed
 
 
-async def test_another_tenants_adapter_is_like_one_that_never_was(service):
+async def test_adapter_of_another_tenant_is_not_found(service):
     """Every call with another tenant's adapter fails like one with an unknown id."""
     adapter_id = (await service.create()).adapter_id
     bob = as_tenant('bob')
@@ -249,7 +249,7 @@ async def test_order_repeats_and_gaps(service):
     assert (await early).result.step.step_count == 1
 
 
-async def test_a_verb_without_what_it_needs_uses_its_number_up(service):
+async def test_failed_verb_uses_its_number(service):
     """A step without a gradient fails, and the failure is recorded under its number."""
     adapter_id = (await service.create()).adapter_id
     for _ in range(2):
@@ -258,7 +258,7 @@ async def test_a_verb_without_what_it_needs_uses_its_number_up(service):
     await service.result(adapter_id, 2, forward_backward=GOOD)
 
 
-async def test_a_configuration_changes_whole_or_not_at_all(service):
+async def test_configuration_changes_completely_or_not_at_all(service):
     """If one setting is refused, the other settings of the change are reverted."""
     adapter_id = (await service.create()).adapter_id
     change = training_config_pb2.TrainingConfig(
@@ -288,7 +288,7 @@ async def test_a_refused_operation_of_a_stream_fails_alone(service):
     assert outcomes == [(1, False), (2, False), (2, True)]
 
 
-async def test_the_watch_is_for_services_alone(service):
+async def test_only_services_can_watch_adapters(service):
     """A client is refused; a service receives the existing adapters, the synced marker and then the changes."""
     request = adapter_service_pb2.WatchAdaptersRequest()
     refused = await failure_of(service.adapters.WatchAdapters(request, metadata=as_tenant('alice')))
@@ -303,7 +303,7 @@ async def test_the_watch_is_for_services_alone(service):
     watch.cancel()
 
 
-async def test_a_deleted_adapter_is_gone(service):
+async def test_deleted_adapter_is_not_found(service):
     """Training or deleting a deleted adapter is NOT_FOUND."""
     adapter_id = (await service.create()).adapter_id
     request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)

@@ -33,7 +33,7 @@ async def train(model, adapter_id, batches, *, first):
     return results
 
 
-async def test_another_adapter_takes_a_run_up_after_a_restart(tiny_llama_dir, tmp_path):
+async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, tmp_path):
     """Losses, norms, learning rates and counters equal those of the uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = await model.create(lora_config=LORA, training_config=TRAINING)
@@ -61,7 +61,7 @@ async def test_another_adapter_takes_a_run_up_after_a_restart(tiny_llama_dir, tm
         assert await train(model, third.adapter_id, BATCHES[3:], first=1) == expected
 
 
-async def test_a_checkpoint_without_a_cursor_gives_none(service):
+async def test_checkpoint_without_the_optimizer_has_no_cursor(service):
     """There is no cursor without the optimizer, and loading only the weights leaves the counters unchanged."""
     adapter = await service.create(lora_config=LORA)
     await train(service, adapter.adapter_id, BATCHES[:1], first=1)
@@ -92,7 +92,7 @@ async def test_a_cursor_without_an_optimizer_is_refused(service):
     assert (await service.result(adapter.adapter_id, 1, save=wire.Save(name='a'))).save.size_bytes > 0
 
 
-async def test_load_drops_a_forward_that_waits(service):
+async def test_load_drops_a_pending_forward(service):
     """A load drops a pending Forward; its Backward fails, and training continues."""
     adapter = await service.create(lora_config=LORA)
     saved = await service.result(adapter.adapter_id, 1, save=wire.Save(name='begin'))

@@ -47,7 +47,7 @@ async def train(service, adapter_id, batches, *, first=1):
     return losses, first
 
 
-async def test_the_wire_changes_no_bit(service, tiny_llama_dir):
+async def test_results_over_the_wire_are_bitwise_equal(service, tiny_llama_dir):
     """Losses, log-probabilities and published weights are bitwise those of the engine in process."""
     engine, expected = train_in_process(tiny_llama_dir)
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
@@ -68,7 +68,7 @@ async def test_the_wire_changes_no_bit(service, tiny_llama_dir):
         assert torch.equal(tensor_of(weights[name]), tensor)
 
 
-async def test_receipts_and_metrics_tell_what_was_done(service):
+async def test_receipts_and_metrics_describe_the_operations(service):
     """Results contain tokens, bytes and times; metrics contain their numbers."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     result = await service.result(adapter.adapter_id, 1, forward_backward=forward_backward(BATCHES[0]))
@@ -96,7 +96,7 @@ async def test_the_default_loss_is_the_sum(service):
     assert result.forward.loss == pytest.approx(-sum(values.sum() for values in logprobs), rel=1e-5)
 
 
-async def test_saved_checkpoint_resumes_to_the_bit(service, tiny_llama_dir):
+async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
     """An adapter created from a checkpoint with its optimizer ends bitwise like the uninterrupted run."""
     engine, expected = train_in_process(tiny_llama_dir)
     first = await service.create(lora_config=LORA, training_config=TRAINING)
@@ -177,7 +177,7 @@ async def test_a_stream_is_pipelined_and_answers_in_order(service):
     assert losses[adapters[0]] == losses[adapters[1]]
 
 
-async def test_adapters_train_side_by_side_to_the_bit(service, tiny_llama_dir):
+async def test_concurrent_adapters_train_bitwise_as_alone(service, tiny_llama_dir):
     """Two tenants that train at the same time get bitwise the results that each gets alone."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []

@@ -48,7 +48,7 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
     return seen
 
 
-async def test_values_come_back_as_in_process(tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Values are zero at first and then bitwise the library's; they are omitted unless requested and without a head."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
@@ -64,7 +64,7 @@ async def test_values_come_back_as_in_process(tiny_llama_dir: Path, tmp_path: Pa
         assert all(np.array_equal(row, own_row[: len(row)]) for row, own_row in zip(served, own, strict=True))
 
 
-async def test_a_critic_goes_on_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_critic_continues_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """An adapter created from a checkpoint has bitwise the same values, and repeats are answered from the record."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id

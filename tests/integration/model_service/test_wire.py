@@ -108,7 +108,7 @@ async def test_streams_reach_their_loss(service):
     assert np.isfinite(result.forward.loss)
 
 
-async def test_policy_loss_takes_its_own_scaling(service):
+async def test_policy_loss_keeps_its_scaling(service):
     """A loss without configurable reduction is set by name only, and refuses the mean."""
     adapter_id = (await service.create()).adapter_id
     loss = training_config_pb2.LossConfig(name='GRPOLoss')
@@ -120,7 +120,7 @@ async def test_policy_loss_takes_its_own_scaling(service):
     assert failure.code == 'INVALID_ARGUMENT'
 
 
-async def test_sum_without_effect_is_a_warning_and_not_told_as_in_use(service):
+async def test_sum_without_effect_gives_a_warning(service):
     """A sum without effect gives a warning at creation and later, and is not reported as in use."""
     plain, own = (
         training_config_pb2.LossConfig(name='CrossEntropyLoss'),
@@ -167,7 +167,7 @@ async def test_evaluation_metrics_gather_forward_only_batches(service):
     assert 'Accuracy' in [metric.name for metric in adapter.training_config.evaluation_metrics]
 
 
-async def test_groups_are_told_as_they_are_used(service):
+async def test_effective_parameter_groups_are_reported(service):
     """The adapter reports a group's learning rate and pattern; a pattern without matches is refused."""
     group = training_config_pb2.ParameterGroup(pattern='lora_B', learning_rate=0.016)
     optimizer = training_config_pb2.OptimizerConfig(learning_rate=0.001, groups=[group])
@@ -194,7 +194,7 @@ async def test_step_reports_its_layers_on_request(service):
     assert not (await service.result(adapter_id, 4, step=operation_pb2.Step())).step.layers
 
 
-async def test_undo_brings_the_bits_back(service):
+async def test_undo_restores_the_weights_bitwise(service):
     """Undoing two steps restores the log-probabilities bitwise; going back further is refused."""
     adapter_id = (await service.create()).adapter_id
     before = await logprobs_of(service, adapter_id, 1)
@@ -209,7 +209,7 @@ async def test_undo_brings_the_bits_back(service):
     assert failure.reason == 'UNDO_TOO_FAR'
 
 
-async def test_watch_goes_on_behind_a_number(service):
+async def test_watch_resumes_after_a_number(service):
     """A watch resumes after a number; another tenant receives nothing."""
     adapter_id = (await service.create()).adapter_id
     for number in range(1, 4):
@@ -226,7 +226,7 @@ async def test_watch_goes_on_behind_a_number(service):
     assert foreign.reason == 'ADAPTER_NOT_FOUND'
 
 
-async def test_operation_that_waits_is_told_and_can_be_cancelled(service):
+async def test_waiting_operation_is_reported_and_can_be_cancelled(service):
     """An early operation is queued, and cancelling it frees its number."""
     adapter_id = (await service.create()).adapter_id
     waiting = asyncio.ensure_future(failure_of(service.execute(adapter_id, 2, zero_grad=operation_pb2.ZeroGrad())))
@@ -246,7 +246,7 @@ async def test_operation_that_waits_is_told_and_can_be_cancelled(service):
     assert not (await service.training.CancelOperation(request, metadata=ALICE)).is_cancelled
 
 
-async def test_estimate_makes_nothing(service):
+async def test_estimate_creates_no_adapter(service):
     """An estimate creates no adapter, and more tokens cost more."""
     requests = [
         adapter_service_pb2.EstimateRequest(base_model=service.base_model, batch_size=2, sequence_tokens=tokens)

@@ -23,7 +23,7 @@ async def test_tokens_are_described_in_order(tmp_path: Path) -> None:
     ('base_model', 'token_ids', 'reason'),
     [('tiny', [], 'INVALID_FIELD'), ('tiny', [-1], 'INVALID_FIELD'), ('other', [1], 'BASE_MODEL_NOT_FOUND')],
 )
-async def test_wrong_questions_are_refused(tmp_path: Path, base_model: str, token_ids: list[int], reason: str) -> None:
+async def test_invalid_requests_are_refused(tmp_path: Path, base_model: str, token_ids: list[int], reason: str) -> None:
     """A request without tokens, with an unknown token or for another model is refused with its reason."""
     async with serving_sampler(FakeSamplerEngine(), FakeWeightSource(), tmp_path) as sampler:
         request = wire.DescribeTokensRequest(base_model=base_model, token_ids=ints(token_ids))

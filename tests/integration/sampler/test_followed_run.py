@@ -126,9 +126,7 @@ async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tm
         assert await answer_of(both) == before
 
 
-async def test_running_request_ends_on_the_weights_it_began_with(
-    real_engine, tiny_llama_dir: Path, tmp_path: Path
-) -> None:
+async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A new version is not put in place while a request runs, and a request for it waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
@@ -153,9 +151,7 @@ async def aiter_of(versions, choice: AdapterChoice):
         yield version.key.version
 
 
-async def test_version_that_is_no_whole_model_leaves_the_old_one_serving(
-    torch_engine, tiny_llama_dir: Path, tmp_path: Path
-) -> None:
+async def test_adapter_version_of_a_full_run_is_refused(torch_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A LoRA version of the run is refused with its reason, and the old version serves until the next valid one."""
     async with following(torch_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)

@@ -246,7 +246,7 @@ def failpoints_of(model: Path) -> list[str]:
     return ['replacement.staged=2', 'replacement.begun=2', *middle, 'replacement.done=2', 'replacement.served=2']
 
 
-async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
+async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
     """A mixture of two versions, and the original model, score clearly differently from both versions."""
     oracle, tokens = Oracle(tiny_llama_dir), tuple(range(50, 50 + TOKENS))
     count = len(load_file(tiny_llama_dir / 'model.safetensors'))
@@ -259,7 +259,7 @@ async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_killed_in_a_replacement_it_comes_back_with_a_whole_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_kill_during_a_replacement_leaves_a_complete_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
     oracle = Oracle(tiny_llama_dir)
     async with staged(tmp_path, tiny_llama_dir) as scene:
@@ -279,9 +279,7 @@ async def test_killed_in_a_replacement_it_comes_back_with_a_whole_version(tiny_l
     check_received(scene, oracle, range(1, old + 1))
 
 
-async def test_without_the_checkpoint_service_it_does_not_answer_from_what_it_loaded(
-    tiny_llama_dir: Path, tmp_path: Path
-) -> None:
+async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A restarted sampler refuses requests until it reaches the checkpoint service, then serves the newest version."""
     oracle = Oracle(tiny_llama_dir)
     middle = failpoints_of(tiny_llama_dir)[3]
@@ -301,7 +299,7 @@ async def test_without_the_checkpoint_service_it_does_not_answer_from_what_it_lo
     assert 'UNAVAILABLE' in scene.refusals
 
 
-async def test_what_a_killed_trainer_left_half_sent_is_no_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A version that a killed trainer published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
     async with staged(tmp_path, tiny_llama_dir) as scene:

@@ -81,7 +81,7 @@ class Delivered:
 
 
 @pytest.mark.parametrize('ref', [None, EXACT], ids=['base', 'adapter'])
-async def test_stream_goes_on_elsewhere_to_the_same_end(samplers, ref):
+async def test_stream_continues_on_another_sampler_with_the_same_result(samplers, ref):
     """A stream interrupted after any event is completed by the second sampler with the same result."""
     one, two = samplers
     params = {'max_tokens': 8, 'seed': 5, 'sample_count': 2, 'stop_strings': ['th'], 'presence_penalty': 0.5}
@@ -102,7 +102,7 @@ async def test_stream_goes_on_elsewhere_to_the_same_end(samplers, ref):
         assert parts.ends == whole.ends
 
 
-async def test_only_services_go_on_for_others(samplers):
+async def test_only_services_can_continue_a_sequence(samplers):
     """A client may not continue a sequence."""
     request = sample_request(continued=[wire.SequenceSoFar(token_ids=ints([5]))])
     refused = await failure_of(samplers[0].stub.Sample(request, metadata=CLIENT))
@@ -117,7 +117,7 @@ async def test_weights_are_named_exactly(samplers):
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'adapter.exact')
 
 
-async def test_tokens_that_cannot_be_are_refused(samplers):
+async def test_impossible_continuation_is_refused(samplers):
     """A continuation with more tokens than the request allows is refused."""
     request = sample_request(continued=[wire.SequenceSoFar(token_ids=ints([5] * 7))])
     refused = await failure_of(samplers[0].stub.Sample(request, metadata=INTERNAL))

@@ -103,7 +103,7 @@ async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
     assert sampler.engine.load.running_sequences == 0
 
 
-async def test_leaving_a_batch_frees_everything(sampler):
+async def test_cancelling_a_batch_releases_everything(sampler):
     """Cancelling a batch after one result frees all of its sequences."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([1, 3 + number % 300])) for number in range(PROMPTS)]
     params = sampling_pb2.SamplingParams(max_tokens=3, sample_count=8, top_logprob_count=20, is_eos_ignored=True)

@@ -121,7 +121,7 @@ async def fleet(gateway: RunningGateway) -> Fleet:
     return Fleet(gateway, ADMIN)
 
 
-async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
+async def test_sampler_joins_and_reports_its_versions(gateway, fleet, tmp_path):
     """The fleet shows the address, model, engine, load and resident versions of a sampler."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler):
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
@@ -133,7 +133,7 @@ async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
         assert [(item.adapter_id, item.version) for item in held] == [('ad-1', 1)]
 
 
-async def test_asked_to_leave_it_finishes_and_ends_well(gateway, fleet, tmp_path):
+async def test_drained_sampler_finishes_its_streams_and_leaves(gateway, fleet, tmp_path):
     """A drained sampler finishes its running stream, ends without an error, and leaves the fleet."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler) as task:
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
@@ -155,7 +155,7 @@ async def test_asked_to_leave_it_finishes_and_ends_well(gateway, fleet, tmp_path
         await asyncio.wait([reading])
 
 
-async def test_engine_that_fails_ends_the_service(gateway, tmp_path):
+async def test_failed_engine_ends_the_service(gateway, tmp_path):
     """The process exits with an error when its engine fails."""
     async with member(gateway, tmp_path / 'sampler') as sampler:
         sampler.engine.failed.set()

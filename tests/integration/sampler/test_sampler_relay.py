@@ -115,7 +115,7 @@ def check_weights(item: Node, version: int) -> None:
 
 
 @pytest.mark.parametrize('is_shared', [False, True])
-async def test_versions_go_down_the_chain(checkpoint, tmp_path, is_shared):
+async def test_versions_are_relayed_along_the_chain(checkpoint, tmp_path, is_shared):
     """The last sampler, which cannot reach the checkpoint service, receives every version bitwise unchanged."""
     async with chained(checkpoint.address, NOWHERE, tmp_path, is_shared=is_shared) as chain:
         for version in range(1, VERSIONS + 1):
@@ -124,7 +124,7 @@ async def test_versions_go_down_the_chain(checkpoint, tmp_path, is_shared):
             check_weights(chain[2], version)
 
 
-async def test_losing_the_middle_loses_nothing(chain, checkpoint):
+async def test_relay_failure_loses_no_version(chain, checkpoint):
     """A sampler whose relay ends continues from the checkpoint service without missing a version."""
     await publish(checkpoint, 1)
     assert [await item.sampled(1) for item in chain] == [1, 1, 1]
@@ -137,7 +137,7 @@ async def test_losing_the_middle_loses_nothing(chain, checkpoint):
     assert await chain[0].sampled(11) == 11
 
 
-async def test_relay_that_does_not_answer_is_left(checkpoint, tmp_path):
+async def test_silent_relay_is_abandoned(checkpoint, tmp_path):
     """A silent relay is abandoned after the patience, and its connection is closed."""
     sources = WeightSources(checkpoint.address, patience=timedelta(seconds=0.05))
     with socket.create_server(('127.0.0.1', 0)) as silent:
@@ -159,7 +159,7 @@ def _read_to_end(listener: socket.socket) -> None:
             pass
 
 
-async def test_fleet_moves_a_sampler_to_another_place(chain, checkpoint):
+async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
     """A sampler that is assigned another relay, or none, continues to follow from there."""
     await publish(checkpoint, 1)
     assert await chain[2].sampled(1) == 1
@@ -169,7 +169,7 @@ async def test_fleet_moves_a_sampler_to_another_place(chain, checkpoint):
         assert await chain[2].sampled(version) == version
 
 
-async def test_weights_are_relayed_to_services_alone(chain, checkpoint):
+async def test_weights_are_relayed_only_to_services(chain, checkpoint):
     """A service call for another tenant does not see the weights."""
     await publish(checkpoint, 1)
     await chain[0].sampled(1)

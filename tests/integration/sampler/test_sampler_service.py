@@ -75,7 +75,7 @@ async def test_text_and_chat_are_prompts(sampler):
         assert len(answer.tokens[0]) == 6
 
 
-async def test_cancelling_the_call_empties_the_engine(sampler):
+async def test_cancelled_call_leaves_the_engine(sampler):
     """A cancelled call's sequences leave the engine."""
     call = sampler.stub.Sample(sample_request(params={**LONG, 'sample_count': 2}), metadata=ALICE)
     await anext(aiter(call))
@@ -84,7 +84,7 @@ async def test_cancelling_the_call_empties_the_engine(sampler):
     await sampler.wait_for_load(0)
 
 
-async def test_deadline_empties_the_engine(sampler):
+async def test_expired_call_leaves_the_engine(sampler):
     """A call whose deadline passes fails with DEADLINE_EXCEEDED, and its sequences leave the engine."""
     reading = asyncio.ensure_future(
         read_answer(sampler.stub.Sample(sample_request(params=LONG), metadata=ALICE, timeout=0.5))
@@ -99,7 +99,7 @@ async def test_deadline_empties_the_engine(sampler):
     await sampler.wait_for_load(0)
 
 
-async def test_abort_ends_the_stream_well(sampler):
+async def test_aborted_stream_ends_with_its_stop_reason(sampler):
     """An aborted stream ends with the stop reason ABORT, and its id can be used again."""
     request = sample_request(request_id='mine', params=LONG)
     call = sampler.stub.Sample(request, metadata=ALICE)
@@ -136,7 +136,7 @@ async def test_batch_finishes_every_prompt_once(sampler):
         assert len({sequence.sequence_id for sequence in answer.sequences}) == 2
 
 
-async def test_cancelling_a_batch_empties_the_engine(sampler):
+async def test_cancelled_batch_leaves_the_engine(sampler):
     """All prompts of a cancelled batch leave the engine."""
     request = wire.SampleBatchRequest(
         base_model='tiny',
@@ -184,7 +184,7 @@ async def test_pause_refuses_new_calls_and_keeps_running_ones(sampler):
     assert sum(len(numbers(r.delta.token_ids)) for r in responses if r.HasField('delta')) == 200
 
 
-async def test_pause_may_end_what_runs(sampler):
+async def test_pause_can_abort_running_streams(sampler):
     """A pause with ABORT ends running streams before the engine is paused."""
     call = sampler.stub.Sample(sample_request(params=LONG), metadata=ALICE)
     await anext(aiter(call))
@@ -197,7 +197,7 @@ async def test_pause_may_end_what_runs(sampler):
     assert len((await read_answer(sampler.stub.Sample(sample_request(), metadata=ALICE))).tokens[0]) == 6
 
 
-async def test_full_queue_refuses_one_tenant_alone(sampler):
+async def test_full_queue_of_a_tenant_refuses_only_this_tenant(sampler):
     """A tenant's full queue refuses its next request, while another tenant's request waits."""
     await sampler.engine.pause()
     request = sample_request(params={'max_tokens': 2})
@@ -246,7 +246,7 @@ async def test_full_queue_refuses_one_tenant_alone(sampler):
         ({'request_id': 'x' * 257}, 'INVALID_ARGUMENT', 'INVALID_FIELD', 'request_id'),
     ],
 )
-async def test_bad_requests_name_what_is_wrong(sampler, fields, code, reason, field):
+async def test_invalid_sample_request_is_refused_with_its_field(sampler, fields, code, reason, field):
     """An invalid request is refused with its code, reason and field, and leaves nothing running."""
     failure = await failure_of(sampler.stub.Sample(sample_request(**fields), metadata=ALICE))
     assert (failure.code, failure.reason, failure.field) == (code, reason, field)
@@ -254,7 +254,7 @@ async def test_bad_requests_name_what_is_wrong(sampler, fields, code, reason, fi
     assert load.running_sequence_count == load.waiting_sequence_count == 0
 
 
-async def test_other_verbs_name_what_is_wrong(sampler):
+async def test_invalid_requests_of_other_methods_are_refused_with_their_field(sampler):
     """Invalid requests of the other methods are refused with their field."""
     stub = sampler.stub
     good, bad = sampling_pb2.Prompt(token_ids=ints(PROMPT)), sampling_pb2.Prompt(token_ids=ints([999]))
@@ -295,7 +295,7 @@ async def test_prefix_cache_is_reset_by_operators(sampler):
     assert answer.dropped_token_count == 0
 
 
-async def test_server_info_tells_the_model_and_every_method(sampler):
+async def test_server_info_lists_the_model_and_every_method(sampler):
     """GetServerInfo reports the model and lists every method as supported."""
     info = await sampler.server_info.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ALICE)
     (service,) = info.services
@@ -314,7 +314,7 @@ async def test_structured_output_is_refused_if_unsupported(sampler):
     assert refused.metadata == {'what': 'structured_output', 'engine': 'torch'}
 
 
-async def test_sleep_waits_for_what_runs_and_refuses_what_comes(sampler):
+async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
     """An engine that can sleep does so after running requests; one that cannot refuses. Both serve afterwards."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))

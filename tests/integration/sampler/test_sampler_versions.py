@@ -150,7 +150,7 @@ async def test_request_waits_for_its_version(sampler, checkpoint):
     assert refused.metadata == {'adapterId': 'ad-1', 'version': '3'}
 
 
-async def test_foreign_and_missing_adapters_look_alike(sampler, checkpoint):
+async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoint):
     """Another tenant's resident adapter is reported exactly like a missing one."""
     await publish(checkpoint, 1)
     await sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter()), metadata=ALICE)
@@ -162,7 +162,7 @@ async def test_foreign_and_missing_adapters_look_alike(sampler, checkpoint):
     assert not listed.adapters
 
 
-async def test_least_recently_used_version_leaves_and_comes_back(sampler, checkpoint):
+async def test_evicted_version_is_loaded_again(sampler, checkpoint):
     """Four adapters on three slots each answer with their weights, also after an eviction."""
     answers: dict[str, list[int]] = {}
     for number in (1, 2, 3, 4):
@@ -237,7 +237,7 @@ async def test_scores_name_their_version(sampler, checkpoint, tiny_llama_dir):
     assert numbers(scored.logprobs)[len(PROMPT) :] == pytest.approx(recomputed(model, 1, [9, 10]), abs=1e-4)
 
 
-async def test_publishing_never_disturbs_running_streams(sampler, checkpoint, tiny_llama_dir):
+async def test_publishing_does_not_affect_running_streams(sampler, checkpoint, tiny_llama_dir):
     """Streams that run while versions are published are not aborted, and each has tokens of one version."""
     model = PackedCausalLM.load(tiny_llama_dir)
     await publish(checkpoint, 1)

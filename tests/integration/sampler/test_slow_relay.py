@@ -84,9 +84,7 @@ class Relay:
     ('stops_after', 'expected'),
     [(2 * CHUNKS, [(1, 1), (2, 2)]), (2, [(3, 0)]), (CHUNKS + 2, [(1, 1), (3, 1)])],
 )
-async def test_relay_is_left_when_frames_stop_and_not_because_a_version_is_large(
-    stops_after: int, expected: list[tuple[int, int]]
-) -> None:
+async def test_relay_is_abandoned_only_when_frames_stop(stops_after: int, expected: list[tuple[int, int]]) -> None:
     """A relay is abandoned when it stops sending within a version, but not because a version takes long."""
     relay, checkpoint = Relay(1, 2, stops_after=stops_after), Relay(3)
     seen: list[tuple[int, int]] = []

@@ -80,7 +80,7 @@ async def checkpoints(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Any
     ],
     ids=['plain', 'rslora', 'patterns'],
 )
-async def test_an_uploaded_adapter_says_what_peft_says(
+async def test_uploaded_adapter_gives_the_tokens_of_peft(
     checkpoints: Any, tmp_path: Path, tiny_llama_dir: Path, fields: dict[str, Any]
 ) -> None:
     """Sampling from an uploaded adapter gives PEFT's tokens, and fetching it gives PEFT's tensors."""

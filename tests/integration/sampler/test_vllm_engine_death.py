@@ -28,7 +28,7 @@ def cores_beside(others: set[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path, tiny_llama_dir: Path):
+async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Path, tiny_llama_dir: Path):
     """A core that is stopped in the middle of a request is detected and killed, and its reader gets an error."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 - heavy
@@ -57,7 +57,7 @@ async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path,
     assert not any(process.is_running() for process in cores)
 
 
-async def test_death_in_a_pause_and_an_update_ends_every_call(tmp_path: Path, tiny_llama_dir: Path):
+async def test_death_of_the_core_fails_every_call(tmp_path: Path, tiny_llama_dir: Path):
     """The death of the core fails a request that waits in a pause, an update of the base model, and later calls."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy

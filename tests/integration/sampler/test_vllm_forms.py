@@ -38,7 +38,7 @@ async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -
     return False
 
 
-async def test_costly_forms_are_refused_and_remembered(checker):
+async def test_expensive_form_is_refused_and_the_result_is_cached(checker):
     """The result for one owner is reused for another."""
     compiled_counts: list[int] = []
     for owner in ('one', 'other'):
@@ -60,7 +60,7 @@ async def test_costly_forms_are_refused_and_remembered(checker):
         StructuredOutput(regex='(' * 8000 + 'a' + ')*' * 8000),
     ],
 )
-async def test_forms_that_mean_nothing_are_refused(checker, form):
+async def test_invalid_forms_are_refused(checker, form):
     """A form that vLLM or xgrammar rejects is refused."""
     assert await is_refused(checker, form)
 
@@ -75,12 +75,12 @@ async def test_forms_that_mean_nothing_are_refused(checker, form):
         StructuredOutput(regex=''.join(f'(a{index}|b)' for index in range(200))),
     ],
 )
-async def test_usual_forms_are_taken(checker, form):
+async def test_valid_forms_are_accepted(checker, form):
     """A valid form of each kind is accepted."""
     assert not await is_refused(checker, form)
 
 
-async def test_owners_take_turns(checker):
+async def test_owners_alternate_in_the_form_checker(checker):
     """An owner with many expensive forms delays another owner by at most one of them."""
     ended: list[str] = []
 
@@ -97,7 +97,7 @@ async def test_owners_take_turns(checker):
     await asyncio.gather(*many)
 
 
-async def test_caller_that_leaves_takes_no_answer_with_it(checker):
+async def test_cancelled_check_does_not_affect_the_next_form(checker):
     """The result of a cancelled check is not returned for the next form."""
     leaving = asyncio.create_task(checker.check(StructuredOutput(regex='[ab]{3}')))
     await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def is_form_process(process):
         return False
 
 
-async def test_process_that_was_killed_is_replaced(checker):
+async def test_killed_checker_process_is_replaced(checker):
     """A killed checker process is replaced for the next form."""
     await checker.check(USUAL_FORM)
     [process] = [child for child in psutil.Process().children(recursive=True) if is_form_process(child)]
@@ -126,7 +126,7 @@ async def test_process_that_was_killed_is_replaced(checker):
     assert await is_refused(checker, StructuredOutput(regex='((((('))
 
 
-async def test_tokens_taken_at_once_have_the_allowance_of_as_many_steps() -> None:
+async def test_replayed_tokens_have_the_time_limit_of_as_many_steps() -> None:
     """Replaying many tokens at once may take as long as the same number of steps."""
     need_vllm()
     from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 - heavy

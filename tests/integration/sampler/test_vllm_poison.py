@@ -47,7 +47,7 @@ async def tokens_of(engine, name: str, params: SamplingParams, adapter=None, *, 
     return tokens
 
 
-async def test_weights_that_are_not_finite_stay_with_their_adapter(engine):
+async def test_nan_weights_do_not_affect_other_requests(engine):
     """Key-value blocks that contained NaN values do not affect the next request that uses them."""
     from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 - heavy
 
@@ -64,7 +64,7 @@ async def test_weights_that_are_not_finite_stay_with_their_adapter(engine):
         assert await tokens_of(engine, f'after {attempt}', GREEDY) == expected
 
 
-async def test_form_that_costs_too_much_ends_its_own_sequence(engine):
+async def test_expensive_form_ends_only_its_sequence(engine):
     """A form that becomes too expensive while sampling ends its request, and the engine continues."""
     params = SamplingParams(max_tokens=400, min_tokens=390, seed=1, structured_output=SLOW_FORM)
     with pytest.raises(InvalidSamplingParams) as caught:
@@ -73,14 +73,14 @@ async def test_form_that_costs_too_much_ends_its_own_sequence(engine):
     assert len((await tokens_of(engine, 'next', GREEDY))[0]) == GREEDY.max_tokens
 
 
-async def test_form_that_nothing_has_is_refused(engine):
+async def test_unsatisfiable_form_is_refused(engine):
     """A grammar that no text satisfies is refused as invalid."""
     params = SamplingParams(max_tokens=4, structured_output=StructuredOutput(grammar='root ::= root'))
     with pytest.raises(InvalidSamplingParams):
         await tokens_of(engine, 'nowhere', params)
 
 
-async def test_continued_form_goes_on_where_it_was(engine):
+async def test_continued_form_counts_the_earlier_tokens(engine):
     """A continuation counts the earlier tokens, so that the complete text satisfies the form."""
     from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 - heavy
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
@@ -101,7 +101,7 @@ async def test_continued_form_goes_on_where_it_was(engine):
     assert len(begun) + len(drawn) == len(whole)
 
 
-async def test_forms_that_cost_too_much_to_compile_are_refused_before_the_engine_sees_them(engine):
+async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
     """An expensive form is refused without delaying a running stream or a later usual form."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 

@@ -58,7 +58,7 @@ def check(answer: Answer, oracle: VersionOracle) -> int:
     return version
 
 
-async def test_hundred_versions_disturb_no_stream(real_engine, oracle, tmp_path):
+async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tmp_path):
     """None of 32 streams ends early while 100 versions are published, and all tokens belong to the named version."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=6) as running:
         await running.publish(1)
@@ -87,7 +87,7 @@ async def test_hundred_versions_disturb_no_stream(real_engine, oracle, tmp_path)
     assert check(newest, oracle) == VERSIONS
 
 
-async def test_versions_beyond_every_limit_stay_themselves(real_engine, oracle, tmp_path):
+async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, tmp_path):
     """Nine versions on three slots each answer with their weights, although vLLM computes two at once."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=3) as running:
         for version in range(1, 10):
@@ -97,7 +97,7 @@ async def test_versions_beyond_every_limit_stay_themselves(real_engine, oracle, 
             assert [check(answer, oracle) for answer in answers] == list(order)
 
 
-async def test_base_stays_the_base_in_a_crowd_of_versions(real_engine, oracle, tmp_path):
+async def test_base_requests_use_the_base_model_beside_many_versions(real_engine, oracle, tmp_path):
     """Requests without an adapter are answered by the base model beside more versions than slots."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=4) as running:
         for version in range(1, 5):
@@ -110,7 +110,7 @@ async def test_base_stays_the_base_in_a_crowd_of_versions(real_engine, oracle, t
     assert found == [reference.exact if reference else 0 for reference in references]
 
 
-async def test_prefixes_are_found_again_within_a_version_only(vllm_engine, oracle, tmp_path):
+async def test_prefixes_are_reused_within_a_version_only(vllm_engine, oracle, tmp_path):
     """A cached prompt is reused within its version and not by the next version."""
     async with serving_both(vllm_engine, tmp_path, max_resident_versions=4) as running:
         cached = []

@@ -58,7 +58,7 @@ def test_lookups_are_by_tenant() -> None:
         catalogue.ring(KEY.adapter)
 
 
-def test_an_expired_checkpoint_may_be_written_again() -> None:
+def test_expired_checkpoint_may_be_overwritten() -> None:
     """An expired checkpoint may be overwritten; only the sweep still finds it."""
     catalogue = a_catalogue(a_checkpoint(expire_time=NOW + timedelta(seconds=1)))
     with pytest.raises(CheckpointExists):
@@ -70,7 +70,7 @@ def test_an_expired_checkpoint_may_be_written_again() -> None:
 
 
 @pytest.mark.parametrize('is_overwrite_allowed', [True, False])
-def test_a_repeated_request_finds_what_it_made(*, is_overwrite_allowed: bool) -> None:
+def test_repeated_request_finds_its_checkpoint(*, is_overwrite_allowed: bool) -> None:
     """A repeated request finds its checkpoint; the same state from another request is a new save."""
     catalogue = a_catalogue(replace(a_checkpoint(), request_id='ad-1:5:f'))
 
@@ -88,7 +88,7 @@ def test_a_repeated_request_finds_what_it_made(*, is_overwrite_allowed: bool) ->
                 match(request_id, digest)
 
 
-def test_restore_says_which_versions_no_longer_fit() -> None:
+def test_restore_returns_the_versions_beyond_the_capacity() -> None:
     """Versions beyond a reduced ring capacity are returned by `restore`."""
     versions = [
         AdapterVersion(adapter=KEY.adapter, version=n, digest='d', size_bytes=1, is_pinned=n == 1, create_time=NOW)
@@ -127,7 +127,7 @@ def test_a_follower_ends_with_the_current_state_or_must_restart(
             assert followed == truth
 
 
-def test_a_log_knows_no_future() -> None:
+def test_revision_of_an_earlier_process_is_refused() -> None:
     """A revision from an earlier process is not accepted by a new log."""
     assert not ChangeLog(deletion_limit=3).knows(1)
 
@@ -149,7 +149,7 @@ def test_only_header_chunks_commit_is_a_transfer(kinds: list[FrameKind]) -> None
 
 
 @pytest.mark.parametrize('path', ['twinkle://ad-1/weights/final', 'ad-1/weights/final'])
-def test_paths_and_ids_name_the_same(path: str) -> None:
+def test_path_and_id_give_the_same_key(path: str) -> None:
     """A checkpoint path and its id without the scheme give the same key."""
     assert parse_checkpoint_path('alice', path) == KEY
     assert KEY.path == 'twinkle://ad-1/weights/final'
@@ -162,7 +162,7 @@ def test_parsing_any_path_is_safe(path: str) -> None:
     assert key is None or path in {key.path, key.checkpoint_id}
 
 
-async def test_changes_of_one_adapter_wait_for_each_other_and_others_do_not() -> None:
+async def test_changes_of_one_adapter_do_not_overlap() -> None:
     """Changes of different adapters overlap, and changes of one adapter never do."""
     exclusive, running, most = Exclusive(), dict[str, int](), dict[str, int]()
     overlap: set[frozenset[str]] = set()
@@ -200,7 +200,7 @@ async def test_a_change_is_finished_when_its_caller_is_cancelled() -> None:
     assert done.is_set()
 
 
-async def test_announcements_reach_those_who_watch_the_topic() -> None:
+async def test_announcements_reach_the_watchers_of_their_topic() -> None:
     """An announcement sets the events of all watchers of its topic and of no others."""
     announcements = Announcements()
     with announcements.watch('a') as first, announcements.watch('a') as second, announcements.watch('b') as other:

@@ -51,7 +51,7 @@ async def put(store: MemoryStore, number: int) -> AdapterVersion:
     return record
 
 
-async def test_one_that_cannot_be_deleted_holds_up_no_other(threads: Threads) -> None:
+async def test_failed_deletion_does_not_block_others(threads: Threads) -> None:
     """A failed deletion does not affect the others, and `add` waits for none of them."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]

@@ -47,7 +47,7 @@ async def host(tmp_path: Path, threads: Threads) -> Host:
     return Host(tmp_path, threads, GatedStore(threads))
 
 
-async def test_versions_are_answered_from_memory_before_they_are_durable(host: Host) -> None:
+async def test_versions_are_served_from_memory_before_they_are_durable(host: Host) -> None:
     """A version can be opened, with its segment, before it is in the durable store."""
     tier = host.tier()
     await put(tier, 1)
@@ -59,7 +59,7 @@ async def test_versions_are_answered_from_memory_before_they_are_durable(host: H
     await source.close()
 
 
-async def test_pinned_versions_are_durable_before_they_are_answered(host: Host) -> None:
+async def test_pinned_versions_are_durable_when_the_call_returns(host: Host) -> None:
     """A version that is published pinned, or pinned later, is in the durable store when the call returns."""
     tier = host.tier()
     records = [await put(tier, 1, is_pinned=True), replace(await put(tier, 2), is_pinned=True)]
@@ -67,7 +67,7 @@ async def test_pinned_versions_are_durable_before_they_are_answered(host: Host) 
     assert await host.durable.load() == records
 
 
-async def test_what_was_answered_outlives_its_process(host: Host) -> None:
+async def test_published_version_survives_its_process(host: Host) -> None:
     """The next process finds a published version in shared memory and spills it."""
     record = await put(first := host.tier(), 1)
     writer = first.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
@@ -97,7 +97,7 @@ async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) 
     assert mapped_count(host) == 1
 
 
-async def test_versions_wait_for_a_quiet_moment(host: Host) -> None:
+async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
     """Versions are not spilled while others are read, unless they are pinned."""
     tier = host.tier(quiet_seconds=1000, patience_seconds=1000)
     record = await put(tier, 1)
@@ -110,7 +110,7 @@ async def test_versions_wait_for_a_quiet_moment(host: Host) -> None:
 
 
 @pytest.mark.parametrize('hurry', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
-async def test_the_wait_for_quiet_has_an_end(host: Host, hurry: dict[str, Any]) -> None:
+async def test_wait_for_a_quiet_period_is_limited(host: Host, hurry: dict[str, Any]) -> None:
     """A version is spilled after its patience, when memory is short, or at once when the tier is quiet."""
     tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | hurry))
     async with spilling(tier):
@@ -118,7 +118,7 @@ async def test_the_wait_for_quiet_has_an_end(host: Host, hurry: dict[str, Any]) 
         await until_durable(host, 1)
 
 
-async def test_a_change_behind_a_deletion_finds_nothing(host: Host) -> None:
+async def test_update_after_a_deletion_fails(host: Host) -> None:
     """An update that waits for a deletion fails and does not restore the record."""
     tier = host.tier()
     record = await put(tier, 1)
@@ -134,7 +134,7 @@ async def test_a_change_behind_a_deletion_finds_nothing(host: Host) -> None:
     await source.close()
 
 
-async def test_memory_is_bounded_and_the_longest_unused_goes_first(host: Host) -> None:
+async def test_least_recently_used_version_is_removed_from_memory(host: Host) -> None:
     """The least recently used version is removed from memory and read from the durable store."""
     tier = host.tier(count=3)
     async with spilling(tier):
@@ -149,7 +149,7 @@ async def test_memory_is_bounded_and_the_longest_unused_goes_first(host: Host) -
     assert [await read(tier, number) == make_state(number).data for number in (1, 2, 3, 4)] == [True] * 4
 
 
-async def test_a_slow_disk_holds_publishers_up_and_loses_nothing(host: Host) -> None:
+async def test_slow_disk_delays_publishers_and_loses_nothing(host: Host) -> None:
     """Publishing waits for the disk, and loses nothing, while the memory is full of unspilled versions."""
     host.durable.gate.clear()
     tier = host.tier(count=2)
@@ -165,7 +165,7 @@ async def test_a_slow_disk_holds_publishers_up_and_loses_nothing(host: Host) -> 
     assert [await read(tier, number) == make_state(number).data for number in (1, 2, 3)] == [True] * 3
 
 
-async def test_a_disk_that_fails_is_asked_again(host: Host) -> None:
+async def test_failed_spill_is_retried(host: Host) -> None:
     """A version whose spill failed is served from memory, and the spill is retried."""
     host.durable.refusals = 1
     tier = host.tier()
@@ -219,7 +219,7 @@ async def test_a_publishers_segment_is_adopted(host: Host) -> None:
     assert len(host.segments()) == 1
 
 
-async def test_a_segment_is_copied_where_memory_is_full(host: Host) -> None:
+async def test_segment_is_copied_if_memory_is_full(host: Host) -> None:
     """An adopted segment is copied to the durable store if memory is full; an invalid reference is refused."""
     tier, publisher = host.tier(count=0), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
@@ -240,7 +240,7 @@ async def test_a_segment_is_copied_where_memory_is_full(host: Host) -> None:
 
 
 @pytest.mark.parametrize('is_adopted', [False, True])
-async def test_a_publisher_that_is_gone_at_once_leaves_nothing(host: Host, *, is_adopted: bool) -> None:
+async def test_cancelled_publish_leaves_no_segment(host: Host, *, is_adopted: bool) -> None:
     """A publish that is cancelled while its segment is opened leaves no segment and no reservation."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
@@ -256,7 +256,7 @@ async def test_a_publisher_that_is_gone_at_once_leaves_nothing(host: Host, *, is
     assert tier.used_bytes == 0
 
 
-async def test_an_orderly_end_leaves_nothing_in_memory(host: Host) -> None:
+async def test_flush_leaves_no_segment_in_memory(host: Host) -> None:
     """All versions are durable and no segment is left after `flush`."""
     tier = host.tier()
     records = [await put(tier, number) for number in (1, 2)]
@@ -267,7 +267,7 @@ async def test_an_orderly_end_leaves_nothing_in_memory(host: Host) -> None:
     assert [path.name for path in (host.folder / 'memory').glob('checkpoint.*')] == []
 
 
-async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: Path) -> None:
+async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Path) -> None:
     """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one stay."""
     gone, resting = tmp_path / 'gone', tmp_path / 'resting'
     segments = Segments(host.folder / 'memory')
@@ -283,7 +283,7 @@ async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: 
     assert len((SegmentCache(segments, store_url=str(resting), home=resting)).load()) == 1
 
 
-async def test_one_process_at_a_time_has_the_memory_of_a_store(host: Host) -> None:
+async def test_memory_of_a_store_is_used_by_one_process(host: Host) -> None:
     """A second process cannot open the shared memory of a store that is in use."""
     tier = host.tier()
     with pytest.raises(InUse):

@@ -73,7 +73,7 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
     pinned.add(number) if changed.is_pinned else pinned.discard(number)
 
 
-def test_get_finds_by_number_and_the_newest() -> None:
+def test_get_returns_a_version_by_number_or_the_newest() -> None:
     """A version is found by number, and 0 stands for the newest; a missing one is named in the error."""
     ring = a_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
@@ -91,7 +91,7 @@ def test_versions_count_up(number: int, digest: str) -> None:
 
 
 @pytest.mark.parametrize('number', [3, 5])
-def test_the_same_version_again_is_found(number: int) -> None:
+def test_equal_version_is_returned_and_not_added_again(number: int) -> None:
     """A version with equal number and digest is returned instead of being added again."""
     found = a_ring(3, 5).match(number, 'd', is_pinned=False)
     assert found is not None

@@ -49,7 +49,7 @@ async def test_room_is_reserved_for_small_requests() -> None:
     assert gate.held_bytes <= 60 * MIB + 3 * 64 * KIB
 
 
-async def test_few_tenants_cannot_take_everything() -> None:
+async def test_tenants_leave_capacity_for_others() -> None:
     """Each tenant takes at most as much as it leaves free, so the next one finds room."""
     gate = ByteGate(tenant_bytes=64 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     counts = [await filled(gate, tenant_id) for tenant_id in ('a', 'b', 'c')]
@@ -110,7 +110,7 @@ async def test_request_over_the_limit_runs_alone() -> None:
     assert gate.held_bytes == 0
 
 
-async def test_hold_that_is_released_while_it_waits_keeps_nothing() -> None:
+async def test_released_hold_keeps_no_bytes() -> None:
     """Bytes that are admitted after the release of their hold are released at once."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=None)
     await gate.take('alice', 15 * MIB)

@@ -14,7 +14,7 @@ def _request(adapter_id: str, *, number: int = 3) -> training_service_pb2.Execut
     return training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
 
 
-def test_text_is_read_beside_and_inside_other_fields() -> None:
+def test_text_is_found_in_nested_messages() -> None:
     """A text is found in nested messages and after fields of other types."""
     assert peek_text(_request('ad-1').SerializeToString(), 1, 1) == 'ad-1'
     create = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model='tiny', is_optimizer_included=True)

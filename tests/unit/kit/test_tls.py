@@ -186,7 +186,7 @@ def test_files_rewritten_with_equal_bytes_keep_the_object(tmp_path: Path) -> Non
     assert files.current() is first
 
 
-def test_users_that_come_during_a_renewal_get_the_previous_files(tmp_path: Path) -> None:
+def test_new_users_during_a_renewal_get_the_previous_files(tmp_path: Path) -> None:
     """All users in a process share the last valid contents of the files."""
     make_authority(tmp_path, services=('data',))
     first = shared_files(tls_of(tmp_path, 'data')).current()

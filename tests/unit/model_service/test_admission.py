@@ -59,7 +59,7 @@ async def test_a_full_queue_refuses_its_tenant_only() -> None:
     await harness.hold()
 
 
-async def test_bytes_are_bounded_too() -> None:
+async def test_queued_bytes_are_bounded() -> None:
     """A few large requests fill the queue like many small ones; a single request may have any size."""
     harness = Harness(operation_count=100)
     first = await harness.hold(size_bytes=900)

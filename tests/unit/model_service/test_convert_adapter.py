@@ -57,7 +57,7 @@ def test_data_stored_with_an_adapter_is_bounded(fields, field):
     assert refusal.value.field == field
 
 
-def test_the_session_is_kept_and_no_longer_than_may_be():
+def test_session_id_is_stored_and_has_a_length_limit():
     """An adapter stores its session id, which has a length limit."""
     assert create_request_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
     with pytest.raises(InvalidField) as refusal:
@@ -73,7 +73,7 @@ def test_a_malformed_save_prefix_is_refused(prefix):
     assert save_prefix_from_proto('session-expired') == 'session-expired'
 
 
-def test_how_many_adapters_there_are_is_no_part_of_what_is_asked_for():
+def test_adapter_limit_is_not_part_of_the_fingerprint():
     """The gateway's adapter limit is not part of the request's fingerprint."""
     plain, full = create_request_from_proto(request()), create_request_from_proto(request(adapters_limit=0))
     assert (plain.adapters_limit, full.adapters_limit) == (None, 0)

@@ -54,7 +54,7 @@ def test_an_impossible_plan_is_refused(fields, field):
 
 
 @pytest.mark.parametrize('available', [99, 100])
-def test_cost_travels(available):
+def test_estimated_cost_is_converted(available):
     """All figures are converted, and a plan fits if its peak memory does."""
     cost = PlanCost(
         parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available

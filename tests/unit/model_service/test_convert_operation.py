@@ -48,7 +48,7 @@ def trained(**extra):
     return wire.ForwardBackward(batch=batch)
 
 
-def test_limits_of_the_gradient_arrive():
+def test_gradient_limits_are_converted():
     """Gradient limits are converted; unset ones have the domain's defaults."""
     verb = converted(clip_grad_norm=wire.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf))
     assert verb == domain.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf)
@@ -58,7 +58,7 @@ def test_limits_of_the_gradient_arrive():
     assert converted(step=wire.Step(is_health_returned=True)) == domain.Step(is_health_returned=True)
 
 
-def test_a_step_brings_options_of_its_own():
+def test_options_of_a_step_are_converted():
     """Step and ClipGradAndStep convert the learning rate and options, and accept an infinite maximum norm."""
     options = {'betas': [0.9, 0.95], 'eps': 1e-12, 'weight_decay': 0}
     fields = {'learning_rate': 1e-4, 'optimizer_options': struct_of(options)}
@@ -83,7 +83,7 @@ def test_a_malformed_option_of_a_step_is_named(verb, fields, field):
     assert refused_field(**{verb: kinds[verb](**fields)}) == f'operation.{verb}.{field}'
 
 
-def test_a_batch_brings_its_loss():
+def test_loss_of_a_batch_is_converted():
     """Both verbs that compute a loss accept a loss for the batch; unset means the adapter's."""
     loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
     chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
@@ -104,20 +104,20 @@ def test_an_invalid_limit_is_refused(name, value):
 
 
 @pytest.mark.parametrize('count', [0, -3])
-def test_undo_goes_back(count):
+def test_undo_needs_at_least_one_step(count):
     """An undo of fewer than one step is refused."""
     assert refused_field(undo=wire.Undo(step_count=count)) == 'operation.undo.step_count'
     assert converted(undo=wire.Undo(step_count=2)) == domain.Undo(step_count=2)
 
 
 @pytest.mark.parametrize('name', ['', '../up', 'a/b', 'x' * 129])
-def test_export_has_a_name_that_is_no_path(name):
+def test_export_name_must_not_be_a_path(name):
     """A name that could leave the folder of exports is refused."""
     assert refused_field(export_merged=wire.ExportMerged(name=name)) == 'operation.export_merged.name'
     assert converted(export_merged=wire.ExportMerged(name='merged-1')) == domain.ExportMerged(name='merged-1')
 
 
-def test_extra_streams_arrive_by_name():
+def test_extra_streams_are_converted_by_name():
     """Extra tensors of numbers and ids are converted to the form that their stream declares."""
     ids = np.arange(8, dtype=np.int64).reshape(4, 2)
     logps = -np.ones((4, 2), np.float32)
@@ -154,7 +154,7 @@ def test_hostile_extra_tensor_is_named(case):
 
 
 @given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
-def test_no_bytes_break_the_conversion(data, shape, name):
+def test_arbitrary_bytes_are_refused_without_a_crash(data, shape, name):
     """Arbitrary bytes and shapes of a stream are refused with its path and never cause a crash."""
     verb = trained()
     tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
@@ -167,7 +167,7 @@ def test_no_bytes_break_the_conversion(data, shape, name):
     assert all(name in field for field in refusals)
 
 
-def test_payload_makes_the_operation_again():
+def test_payload_converts_to_the_same_operation():
     """A payload from the journal converts to the same operation with the same fingerprint."""
     message = wire.Operation(adapter_id='a', sequence_number=3, undo=wire.Undo(step_count=1))
     operation = operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
@@ -175,7 +175,7 @@ def test_payload_makes_the_operation_again():
     assert again == operation
 
 
-def test_parameter_groups_survive_the_trip():
+def test_parameter_groups_round_trip():
     """Patterns, learning rates and options of parameter groups survive a round trip."""
     groups = [{'pattern': 'lora_B', 'lr': 0.0}, {'pattern': 'layers.0', 'weight_decay': 0.1, 'betas': [0.9, 0.95]}]
     config = TrainingConfig(
@@ -203,13 +203,13 @@ def test_malformed_group_is_named(group, field):
     assert refused_field(configure=verb) == f'operation.configure.training_config.optimizer.groups[1].{field}'
 
 
-def test_groups_are_no_option():
+def test_groups_inside_the_options_are_refused():
     """Groups inside the options are refused, because they would bypass validation."""
     config = {'optimizer': {'options': {'groups': []}}}
     assert refused_field(configure=wire.Configure(training_config=config)).endswith('optimizer.options.groups')
 
 
-def test_health_and_receipt_travel():
+def test_health_and_receipt_are_converted():
     """All figures of a step and of its receipt are converted."""
     layer = LayerHealth(
         path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
@@ -226,7 +226,7 @@ def test_health_and_receipt_travel():
     assert list(message.warnings) == ['w']
 
 
-def test_a_data_cursor_goes_with_the_optimizer():
+def test_data_cursor_needs_the_optimizer():
     """A data cursor is converted, including zero; a negative one, or one without the optimizer, is refused."""
     for consumed in (0, 2**62):
         saved = converted(save=wire.Save(name='a', is_optimizer_included=True, consumed_train_samples=consumed))
@@ -237,7 +237,7 @@ def test_a_data_cursor_goes_with_the_optimizer():
         assert refused_field(save=wire.Save(name='a', **fields)) == 'operation.save.consumed_train_samples'
 
 
-def test_metrics_of_training_and_of_evaluation_are_told_apart():
+def test_training_and_evaluation_metrics_are_separate():
     """Training and evaluation metrics survive a round trip in separate lists; one without a name is refused."""
     message = training_config_pb2.TrainingConfig(
         metrics=[{'name': 'LossMetric'}], evaluation_metrics=[{'name': 'Accuracy'}]

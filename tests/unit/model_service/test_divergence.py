@@ -55,7 +55,7 @@ def test_a_difference_in_the_last_bit_is_located(change, path):
     assert first_difference(recorded, found).startswith(f'{path}: recorded ')
 
 
-def test_errors_and_results_are_never_the_same():
+def test_errors_and_results_are_never_equal():
     """A result never equals an error, and errors of different kinds are not equal."""
     assert 'LOSS_NOT_FINITE' in first_difference(LossNotFinite('ad-1'), STEP)
     assert first_difference(STEP, AdapterNotReady('ad-1', 'x')) is not None

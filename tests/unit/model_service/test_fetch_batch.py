@@ -106,7 +106,7 @@ async def test_refusal_leaves_the_number_free(failure):
     assert (result.sequence_number, result.is_replayed) == (1, False)
 
 
-async def test_end_of_the_loader_uses_up_the_number_for_good():
+async def test_end_of_the_loader_uses_the_number():
     """A fetch at the end of the loader is recorded as an error, and the next operation follows without a gap."""
     harness = Harness()
     adapter_id = await harness.create()
@@ -225,7 +225,7 @@ async def test_deletion_does_not_wait_for_a_batch():
         await task
 
 
-async def test_end_of_the_service_does_not_wait_for_a_batch():
+async def test_shutdown_does_not_wait_for_a_batch():
     """A shutdown ends fetches with a retryable error, and refuses new ones."""
     harness = SlowHarness()
     adapter_id = await harness.create()
@@ -237,7 +237,7 @@ async def test_end_of_the_service_does_not_wait_for_a_batch():
         await harness.execute(by_handle(adapter_id, 1))
 
 
-async def test_caller_that_goes_away_leaves_the_operation_to_its_end():
+async def test_operation_completes_after_its_caller_disconnects():
     """An operation completes after its caller disconnects during the fetch, and a repeat gets the result."""
     harness = SlowHarness()
     adapter_id = await harness.create()
@@ -283,7 +283,7 @@ async def test_adapter_with_the_lease_ignores_the_memory_limit():
             await waiting
 
 
-async def test_number_is_used_up_on_the_adapter_as_it_is_by_then():
+async def test_number_is_used_on_the_current_adapter_state():
     """The number is used up on the adapter's current state, which may have changed during the fetch."""
     harness = SlowHarness()
     adapter_id = await harness.create()
@@ -328,7 +328,7 @@ async def test_pipelined_handles_of_two_adapters_are_answered_in_order():
         ]
 
 
-async def test_pipelined_handles_behind_a_missing_loader_are_not_carried_out():
+async def test_pipelined_operations_after_an_unknown_loader_are_not_applied():
     """Pipelined operations after one with an unknown loader are not applied."""
     harness = Harness()
     adapter_id = await harness.create()

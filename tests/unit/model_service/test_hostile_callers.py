@@ -9,7 +9,7 @@ from services.kit.errors import AdapterNotFound, Draining
 from services.model.domain.operation import Step
 
 
-async def test_a_deletion_goes_on_without_its_caller() -> None:
+async def test_deletion_completes_after_its_caller_disconnects() -> None:
     """A deletion completes after its caller disconnects: the journal has no adapter and the lease is free."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -30,7 +30,7 @@ async def test_a_deletion_goes_on_without_its_caller() -> None:
     await verbs.close()
 
 
-async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() -> None:
+async def test_shutdown_waits_for_a_running_deletion() -> None:
     """A shutdown waits for a deletion whose caller disconnected, before the journal closes."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -65,7 +65,7 @@ async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
     await verbs.close()
 
 
-async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
+async def test_lease_does_not_delay_a_shutdown() -> None:
     """A shutdown refuses operations that wait for a lease, and their numbers stay free."""
     verbs = FakePorts().verbs()
     adapter = await verbs.create_adapter(ALICE, create_request())
@@ -80,7 +80,7 @@ async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
 
 
 @pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
-async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(full_parameters) -> None:
+async def test_creation_completes_after_its_caller_disconnects(full_parameters) -> None:
     """A creation completes after its caller disconnects, and repeating the request returns the adapter."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -104,7 +104,7 @@ async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(ful
     await verbs.close()
 
 
-async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
+async def test_slow_checkpoint_delays_only_its_creation() -> None:
     """A slow checkpoint delays only its own creation, and a repeated request creates no second adapter."""
     ports = FakePorts()
     verbs = ports.verbs()

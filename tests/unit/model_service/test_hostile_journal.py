@@ -67,7 +67,7 @@ async def test_unreadable_data_damages_its_adapter_only(tmp_path: Path, column: 
     await journal.close()
 
 
-async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_starting(tmp_path: Path):
+async def test_unreadable_record_does_not_hide_other_adapters(tmp_path: Path):
     """An unreadable record does not hide the other adapters."""
     await _two_adapters(tmp_path)
     _destroy(tmp_path, 'record', 'adapters')
@@ -77,7 +77,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_starting(tmp_
 
 
 @pytest.mark.parametrize('harm', ['lose', 'empty'])
-async def test_a_lost_database_takes_no_files_with_it(tmp_path: Path, harm: str):
+async def test_missing_database_with_snapshot_files_is_refused(tmp_path: Path, harm: str):
     """A missing or empty database is refused while snapshot files exist, so that they are not deleted."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())

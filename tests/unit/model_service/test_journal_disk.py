@@ -31,7 +31,7 @@ class Disk:
         os.fsync(descriptor)
 
 
-async def test_an_operation_whose_payload_cannot_be_synced_is_not_accepted(tmp_path: Path):
+async def test_operation_with_an_unsynced_payload_is_refused(tmp_path: Path):
     """If a payload cannot be synced, the operation is refused and leaves no file; a later one succeeds."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
@@ -49,7 +49,7 @@ async def test_an_operation_whose_payload_cannot_be_synced_is_not_accepted(tmp_p
     await journal.close()
 
 
-async def test_a_snapshot_that_cannot_be_synced_is_none(tmp_path: Path):
+async def test_unsynced_snapshot_is_not_used(tmp_path: Path):
     """If a snapshot cannot be synced, the earlier one remains and no partial file is left."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
@@ -62,7 +62,7 @@ async def test_a_snapshot_that_cannot_be_synced_is_none(tmp_path: Path):
     await journal.close()
 
 
-async def test_a_full_disk_refuses_an_operation_and_keeps_every_note(tmp_path: Path):
+async def test_full_disk_refuses_an_operation_and_keeps_outcomes(tmp_path: Path):
     """A full disk refuses an operation; recorded outcomes are written once there is space."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
@@ -76,7 +76,7 @@ async def test_a_full_disk_refuses_an_operation_and_keeps_every_note(tmp_path: P
     await journal.close()
 
 
-async def test_the_same_payload_is_kept_once_and_while_anything_needs_it(tmp_path: Path):
+async def test_equal_payloads_share_a_file(tmp_path: Path):
     """Operations with equal payloads share a file, which is deleted with the last of them."""
     journal = await open_journal(tmp_path)
     for name in ('ad-1', 'ad-2'):
@@ -93,7 +93,7 @@ async def test_the_same_payload_is_kept_once_and_while_anything_needs_it(tmp_pat
     await journal.close()
 
 
-async def test_files_go_with_the_operations_and_snapshots_that_needed_them(tmp_path: Path):
+async def test_unneeded_snapshots_and_payloads_are_deleted(tmp_path: Path):
     """Old snapshots and payloads are deleted: two snapshots and the payloads after the older one remain."""
     journal = await open_journal(tmp_path, undo_steps=0)
     adapter = await add(journal, make_adapter())
@@ -118,7 +118,7 @@ async def test_partial_files_are_deleted_at_the_next_start(tmp_path: Path, folde
     assert _files(tmp_path / folder) == []
 
 
-async def test_a_damaged_snapshot_costs_a_longer_replay(tmp_path: Path):
+async def test_damaged_snapshot_is_replaced_by_the_previous_one(tmp_path: Path):
     """A damaged snapshot is detected, and the restore starts from the previous one."""
     journal = await open_journal(tmp_path)
     await _with_snapshots(journal, 2, 4)
@@ -129,7 +129,7 @@ async def test_a_damaged_snapshot_costs_a_longer_replay(tmp_path: Path):
     await journal.close()
 
 
-async def test_an_adapter_whose_snapshots_are_all_damaged_is_damaged_alone(tmp_path: Path):
+async def test_adapter_without_an_intact_snapshot_does_not_affect_others(tmp_path: Path):
     """An adapter without any intact snapshot is reported as damaged; other adapters are restored."""
     journal = await open_journal(tmp_path, undo_steps=0)
     await _with_snapshots(journal, 1, 2, 3)
@@ -144,7 +144,7 @@ async def test_an_adapter_whose_snapshots_are_all_damaged_is_damaged_alone(tmp_p
 
 
 @pytest.mark.parametrize('harm', ['flip', 'tear', 'lose'])
-async def test_a_damaged_payload_is_seen(tmp_path: Path, harm: str):
+async def test_damaged_payload_is_detected(tmp_path: Path, harm: str):
     """A damaged payload is detected and never replayed."""
     journal = await open_journal(tmp_path)
     await add(journal, make_adapter())
@@ -185,7 +185,7 @@ async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path)
         await open_journal(tmp_path, engine='two')
 
 
-async def test_a_journal_of_the_first_version_is_brought_up(tmp_path: Path):
+async def test_journal_of_the_first_version_is_upgraded(tmp_path: Path):
     """A journal of version 1 is upgraded with its adapters, and its recorded ids count as used."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
@@ -202,7 +202,7 @@ async def test_a_journal_of_the_first_version_is_brought_up(tmp_path: Path):
     await journal.close()
 
 
-async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
+async def test_file_that_is_not_a_database_is_refused(tmp_path: Path):
     """A file that is not a database is refused and not overwritten."""
     (tmp_path / 'journal.sqlite').write_bytes(b'something else' * 100)
     with pytest.raises(JournalRefused):
@@ -210,7 +210,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     assert (tmp_path / 'journal.sqlite').read_bytes() == b'something else' * 100
 
 
-async def test_many_operations_at_once_share_their_writes(tmp_path: Path):
+async def test_concurrent_operations_share_transactions(tmp_path: Path):
     """Concurrent operations are durable once they return, in fewer transactions than operations."""
     journal = await open_journal(tmp_path)
     names = [f'ad-{index}' for index in range(40)]

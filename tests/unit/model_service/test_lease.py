@@ -59,7 +59,7 @@ async def _execute(verbs: ModelService, caller: Caller, adapter_id: str, number:
     await verbs.execute_operation(caller, operation, is_waiting_allowed=True)
 
 
-async def test_others_leave_and_wait_until_the_lease_ends(ports: Ports) -> None:
+async def test_other_adapters_wait_until_the_lease_ends(ports: Ports) -> None:
     """A lease evicts other adapters, whose operations wait and continue when the lease ends."""
     verbs = make_service(ports, LIMITS)
     lora = await verbs.create_adapter(ALICE, LORA)
@@ -75,7 +75,7 @@ async def test_others_leave_and_wait_until_the_lease_ends(ports: Ports) -> None:
     await verbs.close()
 
 
-async def test_no_adapter_is_made_beside_a_lease(ports: Ports) -> None:
+async def test_no_adapter_is_created_during_a_lease(ports: Ports) -> None:
     """No other adapter can be created while the replica is leased."""
     verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)

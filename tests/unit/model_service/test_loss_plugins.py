@@ -10,19 +10,19 @@ from twinkle.component import UnknownComponent
 from twinkle.plugin import PluginRefused, allowed_plugins, keep_plugins_out
 
 
-def test_no_plugin_is_allowed_unless_it_is_named():
+def test_no_plugin_is_allowed_by_default():
     """No plugin is allowed by default."""
     assert ModelConfig.model_fields['loss_plugins'].default == ()
     assert LoadOptions(base_model='any').loss_plugins == ()
 
 
-def test_a_plugin_that_nobody_offers_stops_the_service_from_starting():
+def test_missing_plugin_stops_the_start():
     """A configured plugin that is not installed stops the service before the model is loaded."""
     with pytest.raises(UnknownComponent):
         load_engine(LoadOptions(base_model='none/such', loss_plugins=('no-package-offers-this',)))
 
 
-def test_a_plugin_whose_code_is_another_stops_the_service_before_it_runs(tmp_path: Path):
+def test_plugin_with_another_digest_stops_the_start(tmp_path: Path):
     """A plugin whose digest differs from the configured one stops the service."""
     ran = tmp_path / 'ran'
     (tmp_path / 'loss').mkdir()

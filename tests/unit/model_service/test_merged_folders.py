@@ -8,7 +8,7 @@ from services.model.domain.errors import ExportUnavailable
 from twinkle.data_format import LoraConfig
 
 
-async def test_a_disk_that_refuses_is_told_as_what_may_pass(tiny_llama_dir, tmp_path):
+async def test_disk_error_of_an_export_is_retryable(tiny_llama_dir, tmp_path):
     """A failing disk raises ExportUnavailable, so the same export can be retried."""
     (tmp_path / 'exports').write_bytes(b'a file where a folder should be')
     folders = MergedFolders(tmp_path / 'exports', base_model=str(tiny_llama_dir))

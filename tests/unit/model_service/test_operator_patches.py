@@ -40,7 +40,7 @@ async def test_trainer_and_sampler_serve_the_longer_context(folder):
         await engine.close()
 
 
-async def test_trainer_and_sampler_tell_their_patches(folder):
+async def test_trainer_and_sampler_report_their_patches(folder):
     """Trainer and sampler report the names, options and order of their patches."""
     options = LoadOptions(base_model=folder, patches=PATCHES)
     trained = facts_of(options, load_engine(options).model)

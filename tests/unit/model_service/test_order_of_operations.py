@@ -59,7 +59,7 @@ class Harness(FakePorts):
         return [type(verb).__name__ for _, verb in self.trainer.ran]
 
 
-async def test_operations_that_come_out_of_order_run_in_order() -> None:
+async def test_operations_received_out_of_order_run_in_order() -> None:
     """Ten operations sent in random order run in the order of their numbers."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -81,7 +81,7 @@ async def test_repeat_is_answered_from_the_record() -> None:
     assert (first.is_replayed, again.is_replayed) == (False, True)
 
 
-async def test_repeat_while_running_waits_for_the_one_run() -> None:
+async def test_repeat_waits_for_the_running_operation() -> None:
     """Two concurrent copies of one request run once."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -125,7 +125,7 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
     assert harness.verbs_run() == ['ZeroGrad']
 
 
-async def test_failed_operation_uses_its_number_up() -> None:
+async def test_failed_operation_uses_its_number() -> None:
     """A repeated failed operation fails the same way without running again, and the next number runs."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -151,7 +151,7 @@ async def test_failed_operation_uses_its_number_up() -> None:
         (DeadlinePassed(), Disposition.FAILED),
     ],
 )
-async def test_failed_operation_says_whether_its_number_is_used(error: DomainError, disposition: Disposition) -> None:
+async def test_disposition_states_whether_the_number_is_used(error: DomainError, disposition: Disposition) -> None:
     """The disposition of a failed operation states whether its number is used, for any kind of error."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -225,7 +225,7 @@ async def test_publish_counts_versions_and_retries_with_the_same_one() -> None:
     assert harness.directory.get(ALICE, adapter.adapter_id).version == 2
 
 
-async def test_adapter_begins_from_a_checkpoint_with_its_steps() -> None:
+async def test_adapter_from_a_checkpoint_continues_its_step_count() -> None:
     """An adapter created from a checkpoint with its optimizer continues its step count."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -246,7 +246,7 @@ async def test_create_is_idempotent_by_request_id() -> None:
         await harness.create(ALICE, create_request('r1', fingerprint='other'))
 
 
-async def test_a_repeat_finds_its_adapter_though_the_tenant_may_have_no_other_one() -> None:
+async def test_repeat_returns_its_adapter_at_the_limit() -> None:
     """New requests are refused at the gateway's adapter limit, but repeated ones still return their adapter."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -258,7 +258,7 @@ async def test_a_repeat_finds_its_adapter_though_the_tenant_may_have_no_other_on
     assert (await harness.create(ALICE, create_request('r2'))).adapter_id != adapter.adapter_id
 
 
-async def test_create_refuses_before_anything_is_made() -> None:
+async def test_create_refuses_before_the_engine_is_called() -> None:
     """An unknown model, an excessive rank or too many adapters are refused before the engine is called."""
     harness = Harness(adapters=AdapterLimits(tenant=10, total=0))
     with pytest.raises(BaseModelNotFound):
@@ -268,7 +268,7 @@ async def test_create_refuses_before_anything_is_made() -> None:
     assert not harness.trainer.adapters
 
 
-async def test_a_tenant_at_its_own_limit_leaves_the_others_theirs() -> None:
+async def test_limit_of_a_tenant_does_not_affect_others() -> None:
     """A tenant at its limit cannot create adapters until it deletes one; other tenants can."""
     harness = Harness(adapters=AdapterLimits(tenant=1, total=10))
     adapter = await harness.adapter()
@@ -280,7 +280,7 @@ async def test_a_tenant_at_its_own_limit_leaves_the_others_theirs() -> None:
     await harness.create(ALICE, create_request('r2'))
 
 
-async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
+async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
     """Operations that wait behind a running one raise AdapterNotFound after the adapter is deleted."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -298,7 +298,7 @@ async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
             await orphan
 
 
-async def test_deleted_adapter_is_gone_for_what_waits_for_the_engine() -> None:
+async def test_deletion_ends_operations_that_wait_for_the_engine() -> None:
     """Deleting an adapter ends an operation that waits for the engine, and leaves nothing in the journal."""
     harness = Harness()
     busy, adapter = await harness.adapter(), await harness.adapter(request_id='r2')
@@ -318,7 +318,7 @@ async def test_deleted_adapter_is_gone_for_what_waits_for_the_engine() -> None:
     assert [ran_id for ran_id, _ in harness.trainer.ran] == [busy.adapter_id]
 
 
-async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
+async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     """A watcher that resumes with its token gets every event exactly once."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -336,7 +336,7 @@ async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
     await resumed.aclose()
 
 
-async def test_watcher_that_fell_behind_gets_a_new_snapshot() -> None:
+async def test_slow_watcher_gets_a_new_snapshot() -> None:
     """A watcher with a token older than the stored events gets a new snapshot."""
     harness = Harness()
     adapter = await harness.adapter()
@@ -368,7 +368,7 @@ async def test_watch_is_for_services_and_ends_with_the_service() -> None:
         await waiting
 
 
-async def test_a_key_without_the_scope_trains_nothing() -> None:
+async def test_training_needs_its_scope() -> None:
     """The service itself checks the key's scope."""
     harness = Harness()
     adapter = await harness.adapter()

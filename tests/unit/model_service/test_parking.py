@@ -57,7 +57,7 @@ def _park(service, adapter_id, prefix=PREFIX):
     return service.verbs.park_adapter(ALICE, adapter_id, save_prefix=prefix)
 
 
-async def test_unsaved_steps_are_saved_and_the_memory_is_free(journal, store):
+async def test_parking_saves_unsaved_steps_and_frees_the_memory(journal, store):
     """Parking saves a checkpoint with the optimizer and step count, and frees the engine's memory."""
     service = await start(journal, store)
     adapter_id = await _trained(service, steps=2)
@@ -74,7 +74,7 @@ async def test_unsaved_steps_are_saved_and_the_memory_is_free(journal, store):
     assert service.trainer.adapters[adapter_id].weights.tobytes() == weights
 
 
-async def test_it_trains_on_as_one_that_was_never_parked(journal, store):
+async def test_parked_adapter_continues_bitwise(journal, store):
     """A parked adapter continues bitwise, even with a pending gradient or a pending Forward."""
     service, twin = await start(journal, store), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
@@ -120,7 +120,7 @@ async def test_a_saved_adapter_is_not_saved_again(journal, store):
     [wire.Save(name='weights'), wire.Save(name='brief', is_optimizer_included=True, ttl={'seconds': 60})],
     ids=['without optimizer', 'for a while'],
 )
-async def test_a_save_that_is_not_all_or_not_for_good_does_not_count(journal, store, save):
+async def test_incomplete_or_expiring_save_does_not_count(journal, store, save):
     """A checkpoint without the optimizer, or with an expiry time, does not count as saved."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
@@ -128,7 +128,7 @@ async def test_a_save_that_is_not_all_or_not_for_good_does_not_count(journal, st
     assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-1')
 
 
-async def test_another_state_of_the_same_step_has_a_name_of_its_own(journal, store):
+async def test_another_state_of_the_same_step_has_another_name(journal, store):
     """Another state at the same step, reached after an undo, is saved under another name."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
@@ -141,7 +141,7 @@ async def test_another_state_of_the_same_step_has_a_name_of_its_own(journal, sto
     assert store.checkpoints[first] == before
 
 
-async def test_it_stays_while_an_operation_of_it_runs(journal, store):
+async def test_adapter_with_a_running_operation_is_not_parked(journal, store):
     """An adapter with a running operation is not parked; the next attempt parks it."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
@@ -158,7 +158,7 @@ async def test_it_stays_while_an_operation_of_it_runs(journal, store):
     assert len(store.checkpoints) == 1
 
 
-async def test_an_operation_that_comes_while_it_is_saved_goes_on_and_nothing_of_it_is_lost(journal, store):
+async def test_operation_during_a_save_stays_unsaved(journal, store):
     """If an operation arrives during the save, its step still counts as unsaved."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
@@ -199,7 +199,7 @@ async def test_a_saved_adapter_is_not_saved_again_after_a_restart(journal, store
     assert list(store.checkpoints) == [path]
 
 
-async def test_two_that_park_at_once_save_once(journal, store):
+async def test_concurrent_parking_saves_once(journal, store):
     """Two concurrent calls save the adapter once."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
@@ -243,7 +243,7 @@ async def test_an_evicted_adapter_is_saved(journal, store):
     assert {second, third} >= set(service.trainer.adapters)
 
 
-async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(journal, store):
+async def test_full_parameter_adapter_is_not_parked(journal, store):
     """A full-parameter adapter is not parked, and others wait for its lease only if they must be saved."""
     service = await start(journal, store)
     trained, fresh = await _trained(service), await create(service, 'r2')
@@ -258,7 +258,7 @@ async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(j
     assert service.verbs.is_resident(leaseholder.adapter_id)
 
 
-async def test_only_services_park_and_only_what_is_the_tenants(journal, store):
+async def test_only_services_can_park_adapters(journal, store):
     """A client cannot park adapters, and another tenant's adapter is not found."""
     service = await start(journal, store)
     adapter_id = await _trained(service)

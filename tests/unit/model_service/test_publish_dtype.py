@@ -37,14 +37,14 @@ def test_other_types_are_refused(dtype: tensor_pb2.Dtype.ValueType) -> None:
     assert caught.value.field == 'operation.publish_version.dtype'
 
 
-async def test_narrower_weights_are_rounded_to_even_and_warned_of() -> None:
+async def test_narrower_weights_are_rounded_to_even_with_a_warning() -> None:
     """Weights are rounded to nearest even with a warning; the configuration is unchanged."""
     state, warnings = await as_published(STATE, 'bfloat16')
     assert bytes(state.adapter['w'].data) == b'\x80\x3f\x80\x3f\x82\x3f'
     assert (state.adapter['w'].dtype, state.lora_config, len(warnings)) == ('bfloat16', STATE.lora_config, 1)
 
 
-async def test_as_trained_there_is_nothing_to_warn_of() -> None:
+async def test_dtype_of_the_trainer_gives_no_warning() -> None:
     """There is no warning for an unset dtype or for the trainer's own."""
     assert await as_published(STATE, None) == (STATE, ())
     assert (await as_published(STATE, 'float32'))[1] == ()

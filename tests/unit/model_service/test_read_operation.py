@@ -75,7 +75,7 @@ async def test_other_tenant_s_upload_is_not_found():
         ({'loader': {'loader_id': 'ld', 'loaded': {}}}, 'batch.loader.loaded'),
     ],
 )
-async def test_batch_of_no_use_is_named(source, field):
+async def test_invalid_uploaded_batch_is_named(source, field):
     """An uploaded batch is validated like an inline one."""
     uploads = UploadedBatches(garbage=b'\xff' * 9, hostile=features(token=VOCABULARY).SerializeToString())
     with pytest.raises(InvalidField) as refusal:

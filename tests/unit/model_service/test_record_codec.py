@@ -37,7 +37,7 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize('outcome', OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_an_outcome_comes_back(outcome):
+def test_outcome_round_trip(outcome):
     """An outcome is bitwise unchanged after a round trip, including receipt and warnings."""
     receipt = Receipt(
         token_count=7,
@@ -58,14 +58,14 @@ def test_an_outcome_comes_back(outcome):
 
 
 @pytest.mark.parametrize('error', [UndoTooFar('ad-1', 5, 2), InvalidField('a.b', 'is wrong'), Internal('')])
-def test_an_error_says_the_same_again(error):
+def test_error_round_trip(error):
     """An error has the same code, reason, metadata, fields and message after a round trip."""
     back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(error))
     assert (back.code, back.reason, str(back)) == (error.code, error.reason, str(error))
     assert (dict(back.metadata()), back.violations) == (dict(error.metadata()), error.violations)
 
 
-def test_an_adapter_comes_back():
+def test_adapter_round_trip():
     """An adapter has the same tenant, configuration, counters, labels and times after a round trip."""
     config = TrainingConfig(
         optimizer=Component(name='AdamW', options={'lr': 1e-4, 'betas': [0.9, 0.95]}),
@@ -89,7 +89,7 @@ def test_an_adapter_comes_back():
     assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(requested)).training_config == TrainingConfig()
 
 
-def test_an_operation_comes_back_with_its_fingerprint():
+def test_operation_round_trip_keeps_its_fingerprint():
     """An operation has the same fingerprint after a round trip, so repeats are recognized after a restart."""
     for made in (batch_operation(3, length=40), operation(4, undo={'step_count': 2})):
         back = CODEC.operation_from_bytes(made.payload)

@@ -12,7 +12,7 @@ def test_changes_are_returned_once(tmp_path: Path) -> None:
     assert changed_environment(tmp_path, {'pass_tokens': 512, 'device': 'cpu'}) == {}
 
 
-def test_a_damaged_file_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_damaged_environment_file_is_ignored(tmp_path: Path) -> None:
     """A damaged environment file is ignored."""
     (tmp_path / 'circumstances.json').write_text('{')
     assert changed_environment(tmp_path, {'device': 'cpu'}) == {}

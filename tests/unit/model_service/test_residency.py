@@ -43,7 +43,7 @@ async def test_the_least_recently_used_adapter_is_evicted(journal):
     assert set(service.trainer.adapters) == {first, third}
 
 
-async def test_one_in_the_middle_of_something_leaves_last_and_loses_nothing(journal):
+async def test_adapter_with_a_pending_forward_is_evicted_last(journal):
     """An adapter with a pending Forward is evicted last, and its Forward is run again."""
     service = await start(journal, StrictStore(), resident_adapters=2)
     first, second = [await create(service, f'r{index}') for index in range(2)]
@@ -99,7 +99,7 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
     assert not service.trainer.adapters
 
 
-async def test_an_operation_that_cannot_be_made_durable_leaves_no_trace(journal):
+async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
     """If an operation cannot be made durable, its effect is dropped; sent again, it is applied once."""
     service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
@@ -138,7 +138,7 @@ async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(jou
 
 
 @pytest.mark.parametrize('error', [RuntimeError('a defect'), AdapterDamaged('ad-1', 'bytes that changed')])
-async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, error):
+async def test_failed_load_of_an_adapter_leaves_no_gap(journal, error):
     """If an adapter cannot be loaded, the operation's number is used up in the journal too."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
@@ -160,7 +160,7 @@ async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, err
     assert result.outcome.step_count == 2
 
 
-async def test_an_operation_that_meets_a_defect_again_does_not_keep_its_adapter_away(journal):
+async def test_operation_with_a_repeated_defect_is_skipped(journal):
     """An operation that hits a defect again during the restore is skipped, and later ones are applied."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
@@ -179,7 +179,7 @@ async def test_an_operation_that_meets_a_defect_again_does_not_keep_its_adapter_
     assert result.outcome.step_count == 2
 
 
-async def test_memory_that_runs_out_in_the_middle_of_a_step_tears_nothing(journal):
+async def test_step_without_enough_memory_is_dropped(journal):
     """If memory runs out during a step, its effect is dropped; sent again, the step is applied once."""
     service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
@@ -224,7 +224,7 @@ async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):
     assert _weights(service, adapter_id) == before
 
 
-async def test_a_divergence_is_counted_and_training_goes_on(journal):
+async def test_divergence_is_counted_and_training_continues(journal):
     """A replay that differs from the record is counted, and training continues."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)

@@ -264,7 +264,7 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
     assert ahead.token_count == sum(item.token_count for item in heavy)
 
 
-def test_idle_tenants_are_forgotten() -> None:
+def test_idle_tenants_are_removed() -> None:
     """Idle tenants are forgotten while another tenant always has work."""
     crowd = Crowd(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 400, 600)}, adapters={'many': 8})
     before = len(pickle.dumps(crowd.scheduler))

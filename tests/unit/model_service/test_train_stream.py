@@ -106,7 +106,7 @@ async def test_operations_after_a_refusal_fail_at_once() -> None:
     assert [verb for _, verb in ports.trainer.ran] == [Step()] * 3
 
 
-async def test_other_adapters_of_the_stream_go_on() -> None:
+async def test_refusal_does_not_affect_other_adapters_of_the_stream() -> None:
     """A refusal does not affect other adapters of the stream."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
@@ -119,7 +119,7 @@ async def test_other_adapters_of_the_stream_go_on() -> None:
     assert all(result.adapter_id == broken.adapter_id for result in results if isinstance(result, OperationFailure))
 
 
-async def test_a_malformed_operation_is_told_in_its_turn() -> None:
+async def test_malformed_operation_is_reported_in_order() -> None:
     """The failure of a malformed operation is returned in the order of the numbers."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -134,7 +134,7 @@ async def test_a_malformed_operation_is_told_in_its_turn() -> None:
     assert numbers_of(await reading, adapter) == [1, 2, 3]
 
 
-async def test_a_failure_that_uses_its_number_up_holds_up_nothing() -> None:
+async def test_failure_that_uses_its_number_does_not_block_others() -> None:
     """Operations after a failed one run if it used up its number."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -176,7 +176,7 @@ async def test_a_number_sent_by_another_call_closes_the_gap() -> None:
     assert not isinstance(result, OperationFailure)
 
 
-async def test_a_full_queue_slows_the_stream_down() -> None:
+async def test_full_queue_blocks_the_stream() -> None:
     """One operation beyond the tenant's slots is read, and the stream then waits without refusing any."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
@@ -192,7 +192,7 @@ async def test_a_full_queue_slows_the_stream_down() -> None:
     assert (numbers_of(results, adapter), _errors(results)) == (list(range(1, 31)), {})
 
 
-async def test_bytes_slow_the_stream_down_too() -> None:
+async def test_byte_limit_blocks_the_stream() -> None:
     """Large requests are read one at a time if two exceed the byte limit."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
@@ -208,7 +208,7 @@ async def test_bytes_slow_the_stream_down_too() -> None:
     assert numbers_of(await reading, adapter) == list(range(1, 11))
 
 
-async def test_a_slow_reader_slows_the_stream_down() -> None:
+async def test_slow_reader_blocks_the_stream() -> None:
     """The window and its queue limit the number of pending results of a slow reader."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=1000, request_bytes=1 << 20))

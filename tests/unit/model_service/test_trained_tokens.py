@@ -48,7 +48,7 @@ def script() -> list[Any]:
 TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb, 'features', ()))
 
 
-async def test_every_token_is_counted_once_whenever_the_service_dies(tmp_path: Path):
+async def test_every_token_is_counted_once_across_crashes(tmp_path: Path):
     """Every token is counted once across an undo, repeats and a crash at any moment."""
     moment, deaths = 1, 0
     while True:
@@ -72,7 +72,7 @@ async def test_every_token_is_counted_once_whenever_the_service_dies(tmp_path: P
     assert counted(service) == TOTAL > sum(LENGTHS)
 
 
-async def test_a_refused_operation_counts_for_nothing():
+async def test_refused_operation_is_not_counted():
     """Refused and failed operations do not count."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
@@ -85,7 +85,7 @@ async def test_a_refused_operation_counts_for_nothing():
     assert counted(service) == before > 0
 
 
-async def test_a_save_beyond_the_quota_is_refused_and_leaves_its_number():
+async def test_save_beyond_the_quota_is_refused_with_its_number_free():
     """A save beyond the quota is refused with its number free; a recorded save is answered from the record."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)

@@ -39,7 +39,7 @@ async def _state(verbs: ModelService, adapter: Adapter, number: int) -> Operatio
 # Looking up
 
 
-async def test_queued_running_done_and_failed_are_told_apart() -> None:
+async def test_queued_running_done_and_failed_are_distinguished() -> None:
     """An operation is queued in the scheduler, behind its adapter's operations, and behind a gap."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -65,7 +65,7 @@ async def test_queued_running_done_and_failed_are_told_apart() -> None:
     calls[2].cancel()
 
 
-async def test_the_place_in_the_queue_counts_what_is_before() -> None:
+async def test_queue_position_counts_earlier_operations() -> None:
     """The position counts operations of the same adapter and of others, and the wait follows from earlier durations."""
     ports = FakePorts()
     verbs = ports.verbs(pass_tokens=64)
@@ -208,7 +208,7 @@ async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
     return [await anext(watch) for _ in range(count)]
 
 
-async def test_watch_tells_the_record_and_then_what_comes() -> None:
+async def test_watch_sends_recorded_and_later_outcomes() -> None:
     """A watch returns each outcome after a number once, including failures but not refusals."""
     ports = FakePorts()
     verbs = ports.verbs()
@@ -267,7 +267,7 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
 # Gaps
 
 
-async def test_each_waits_its_own_time_for_a_gap() -> None:
+async def test_each_operation_has_a_separate_gap_timeout() -> None:
     """Each operation has its own timeout for a gap, and none is refused once the missing one arrived."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.05)
@@ -282,7 +282,7 @@ async def test_each_waits_its_own_time_for_a_gap() -> None:
     await waiting
 
 
-async def test_a_long_run_is_no_gap() -> None:
+async def test_long_running_operation_is_not_a_gap() -> None:
     """Operations behind a running one wait without a limit."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.01)
@@ -308,7 +308,7 @@ def _result(number: int, size_bytes: int = 0) -> OperationResult:
     return OperationResult(adapter_id='a', sequence_number=number, outcome=outcome, receipt=Receipt())
 
 
-def test_a_restored_sequence_goes_on_where_it_was() -> None:
+def test_restored_sequence_continues_with_the_next_number() -> None:
     """A restored sequence answers repeats, refuses changed ones and continues with the next number."""
     entries = [
         RecordEntry(sequence_number=7, fingerprint='f7', outcome=_result(7)),

@@ -47,7 +47,7 @@ async def begin(thread: EngineThread, name: str, prompt: list[int], params: Samp
     return mailbox
 
 
-async def test_broken_step_ends_its_requests_and_the_engine_goes_on(model):
+async def test_failed_step_ends_its_requests_only(model):
     """A failed step ends its requests and frees their memory; the engine then serves the next request."""
     thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
     try:
@@ -78,7 +78,7 @@ async def test_request_without_a_reader_is_ended(model):
         thread.close()
 
 
-async def test_engine_whose_steps_all_fail_is_given_up(model):
+async def test_engine_ends_after_consecutive_failed_steps(model):
     """The thread ends after several consecutive failed steps, and later calls are refused."""
     thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
     failing = asyncio.ensure_future(thread.wait_until_failed())

@@ -96,7 +96,7 @@ async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[Fo
     await made.close()
 
 
-async def test_slow_replacement_runs_once_and_holds_requests_back(run, engine, source):
+async def test_slow_replacement_runs_once_and_delays_requests(run, engine, source):
     """No request is served and no second replacement starts during a slow replacement."""
     assert await version_of(run) == 1
     engine.gate.clear()
@@ -139,7 +139,7 @@ async def test_refused_replacement_is_retried(run, engine, source):
     assert engine.begun == [1, 2, 2, 2, 2]
 
 
-async def test_version_after_one_that_cannot_be_served_is_waited_for(run, source):
+async def test_request_waits_for_the_version_after_an_unusable_one(run, source):
     """A request for an unusable version gets its error; a request for a later version waits for it."""
     assert await version_of(run) == 1
     source.publish('alice', lora_weights(3, adapter_id='full'))

@@ -46,7 +46,7 @@ def test_each_tenant_gets_every_third_turn_while_it_waits(arrivals):
         queue.pop()
 
 
-def test_discarded_item_takes_no_turn():
+def test_discarded_item_is_not_popped():
     """A discarded item is not popped, and discarding it again returns False."""
     queue = FairQueue[int]()
     queue.push('a', 1)
@@ -56,7 +56,7 @@ def test_discarded_item_takes_no_turn():
     assert (queue.pop(), len(queue)) == (2, 0)
 
 
-def test_least_recently_used_version_leaves_first():
+def test_least_recently_used_version_is_evicted_first():
     """The least recently used version is evicted first, and only one is evicted to make space for one."""
     residency = Residency(2)
     for name in ('a', 'b'):
@@ -69,7 +69,7 @@ def test_least_recently_used_version_leaves_first():
     assert residency.evict_for() == [key('a')]
 
 
-def test_versions_in_use_never_leave():
+def test_versions_in_use_are_not_evicted():
     """A version in use is not evicted; with all versions in use nothing is evicted."""
     residency = Residency(1)
     version = held(key('a'))
@@ -81,7 +81,7 @@ def test_versions_in_use_never_leave():
     assert residency.evict_for() == [key('a')]
 
 
-def test_publishing_alone_keeps_nothing_in_memory():
+def test_publishing_does_not_count_as_use():
     """A new version of an adapter does not count as a use of the adapter."""
     residency = Residency(3)
     residency.add(held(key('idle', 1)))
@@ -109,7 +109,7 @@ def test_replaced_checkpoint_is_another_key():
     assert first.version_key('alice').version == 1
 
 
-def test_requests_are_found_by_their_tenant_alone():
+def test_requests_are_found_only_by_their_tenant():
     """A request id is unique per tenant while the request runs, and only its tenant finds it."""
     requests = RunningRequests()
     request = requests.begin('alice', 'r')
@@ -135,7 +135,7 @@ def test_requests_are_found_by_their_tenant_alone():
         (5, {'max_tokens': 2, 'min_tokens': 3}, InvalidField),
     ],
 )
-def test_what_does_not_fit_is_refused(prompt_tokens, params, error):
+def test_prompt_beyond_the_context_is_refused(prompt_tokens, params, error):
     """A prompt is refused if it exceeds the context together with its new tokens."""
     if error is None:
         check_fits(prompt_tokens, SamplingParams(**params), FACTS)

@@ -73,7 +73,7 @@ def test_features_are_the_same_from_both(sampler, prompt):
         check_same(mine, its)
 
 
-def test_second_turn_keeps_what_the_first_was_sampled_with(sampler):
+def test_second_turn_keeps_the_first_turn_s_feature(sampler):
     """A feature that is sampled from again keeps the first turn's tokens, labels and log-probabilities."""
     first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
     (response,) = sampler.sample([first.new_input_feature], PARAMS)
@@ -87,7 +87,7 @@ def test_second_turn_keeps_what_the_first_was_sampled_with(sampler):
     np.testing.assert_allclose(np.asarray(feature['old_logps'])[labeled], drawn, rtol=1e-6)
 
 
-def test_features_and_logprobs_go_back_to_the_trainer(sampler):
+def test_logprobs_can_be_passed_to_the_trainer(sampler):
     """Passing `logprobs` as `old_logps` gives the same message as the feature's log-probabilities."""
     (response,) = sampler.sample([CHAT], PARAMS)
     (sequence,) = through_a_service(response, CHAT).sequences

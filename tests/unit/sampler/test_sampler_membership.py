@@ -123,7 +123,7 @@ async def test_unforeseen_error_does_not_end_the_membership(gateway):
     await sampler.membership.close()
 
 
-async def test_lost_lease_is_taken_again(gateway):
+async def test_lost_lease_is_renewed(gateway):
     """The replica registers again after an unreachable gateway and after a broken stream."""
     gateway.is_unreachable = True
     sampler = Sampler(gateway)
@@ -139,7 +139,7 @@ async def test_lost_lease_is_taken_again(gateway):
     await sampler.membership.close()
 
 
-async def test_asked_to_leave_it_finishes_first(gateway):
+async def test_drained_sampler_finishes_before_it_leaves(gateway):
     """A sampler that is asked to leave reports that it drains, waits for running requests, and then stops."""
     sampler, stopping = Sampler(gateway), asyncio.Event()
     async with sampler.membership.serving(stopping, sampler.wait_idle):
@@ -153,7 +153,7 @@ async def test_asked_to_leave_it_finishes_first(gateway):
     await sampler.membership.close()
 
 
-async def test_gateways_know_before_it_stops(gateway):
+async def test_gateways_are_notified_before_the_stop(gateway):
     """Every reachable gateway receives a draining report before the block ends; unreachable ones are not waited for."""
     unreachable = FakeGateway()
     unreachable.is_unreachable = True

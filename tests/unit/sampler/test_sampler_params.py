@@ -44,7 +44,7 @@ def bound(least: float, most: float) -> st.SearchStrategy[float]:
         structured_output=st.none() | st.sampled_from(FORMS),
     )
 )
-def test_parameters_arrive_as_they_were_given(params):
+def test_parameters_are_converted_unchanged(params):
     """Every field arrives with the client's value, and unset fields with their defaults."""
     arrived = params_from_proto(convert.sampling_params(params))
     assert arrived == SamplingParams(**{**vars(params), 'logprobs': 0, 'stop': ()})
@@ -109,7 +109,7 @@ def request(*entries: sampler_service_pb2.SequenceSoFar) -> sampler_service_pb2.
     )
 
 
-def test_sequences_so_far_come_in_order():
+def test_delivered_sequences_are_in_order():
     """A continuation has one entry per sequence, in order; an entry may have no tokens."""
     token = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[1], data=(7).to_bytes(4, 'little'))
     first = sampler_service_pb2.SequenceSoFar(token_ids=token)

@@ -90,7 +90,7 @@ def test_stop_token_id_ends_without_text():
     assert feed(watch(stop=[stop]), 'abxcd') == (['a', 'b', ''], StopReason.STOP, 3)
 
 
-def test_stop_string_across_tokens_is_cut():
+def test_stop_string_across_tokens_is_removed():
     """A stop string that spans several tokens is removed, and no part of it is reported."""
     assert feed(watch(stop='END'), 'go ENENDx') == (['g', 'o', ' ', '', '', 'EN', '', ''], StopReason.STOP, 8)
 

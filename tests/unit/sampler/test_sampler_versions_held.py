@@ -48,7 +48,7 @@ async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) ->
         return version.key.version
 
 
-async def test_latest_is_the_newest_that_came(store, source):
+async def test_latest_is_the_newest_published_version(store, source):
     """The newest version is served as soon as it is loaded, over a single stream."""
     source.publish('alice', lora_weights(1))
     assert await version_of(store) == 1
@@ -66,7 +66,7 @@ async def test_many_leases_load_a_version_once(store, source, engine):
     assert source.fetches == 0
 
 
-async def test_version_that_left_is_fetched_again(store, source, engine):
+async def test_evicted_version_is_fetched_again(store, source, engine):
     """A skipped or evicted version is fetched again; one that the source has lost is not found."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
@@ -79,7 +79,7 @@ async def test_version_that_left_is_fetched_again(store, source, engine):
         await version_of(store, exact=3)
 
 
-async def test_latest_is_never_an_older_one_that_stayed(store, source):
+async def test_latest_is_never_an_older_resident_version(store, source):
     """If the newest version was evicted while an older one is in use, the newest is fetched again."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
@@ -102,7 +102,7 @@ async def test_full_store_waits_for_a_lease_to_end(store, source):
         assert await waiting == 1
 
 
-async def test_dropped_adapter_is_followed_no_more(store, source):
+async def test_dropped_adapter_is_no_longer_followed(store, source):
     """Only adapters with resident versions are followed."""
     for name in ('a', 'b', 'c'):
         source.publish('alice', lora_weights(1, adapter_id=name))
@@ -118,7 +118,7 @@ async def test_unknown_adapter_may_be_published_later(store, source):
     assert await version_of(store) == 1
 
 
-async def test_adapter_that_does_not_fit_is_refused(store, source):
+async def test_incompatible_adapter_is_refused(store, source):
     """An adapter of another base model or of another shape is refused at every request."""
     source.publish('alice', lora_weights(1, base_model='other'))
     source.publish('alice', lora_weights(1, adapter_id='odd', tensors={'x': TensorData('bool', (1,), b'\0')}))
@@ -129,7 +129,7 @@ async def test_adapter_that_does_not_fit_is_refused(store, source):
             await version_of(store, 'odd')
 
 
-async def test_unload_keeps_what_is_in_use(store, source, engine):
+async def test_unload_keeps_versions_in_use(store, source, engine):
     """A version in use stays loaded after `unload`, and is unloaded once it is idle."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')) as version:
@@ -216,7 +216,7 @@ async def test_few_adapters_are_followed_at_once(source, engine):
     await store.close()
 
 
-async def test_fetch_without_a_waiter_is_ended(source, engine):
+async def test_fetch_without_a_waiter_is_dropped(source, engine):
     """A fetched version without capacity is dropped once no request waits for it."""
     store = VersionStore(engine, source, Retention(max_versions=1))
     for version in (1, 2):
@@ -233,7 +233,7 @@ async def test_fetch_without_a_waiter_is_ended(source, engine):
     await store.close()
 
 
-async def test_weights_of_a_whole_model_are_no_adapter(store, source):
+async def test_full_parameter_weights_are_refused_as_an_adapter(store, source):
     """Full-parameter weights are refused instead of being applied as an adapter."""
     source.publish('alice', replace(lora_weights(1), lora_config=None))
     with pytest.raises(AdapterMisfit):
@@ -253,7 +253,7 @@ async def test_changes_of_resident_versions_reach_listeners(store, source):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('order', [(1, 1, 2, 2, 3), (2, 1, 2, 1, 3), (3, 1, 1, 1, 2, 2, 3)])
-async def test_versions_that_push_each_other_out_are_all_served(source, engine, order):
+async def test_versions_that_evict_each_other_are_all_served(source, engine, order):
     """Requests whose versions evict each other are all served without a busy loop."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))

@@ -104,7 +104,7 @@ async def version_in_some_tries(store: VersionStore, **choice) -> int:
     raise AssertionError('the version is never ready')
 
 
-async def test_who_does_not_wait_finds_an_evicted_version_on_a_later_try(store, source):
+async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, source):
     """A fetch started by a call that does not wait continues, and a later call finds the version."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
@@ -114,7 +114,7 @@ async def test_who_does_not_wait_finds_an_evicted_version_on_a_later_try(store, 
     assert source.fetches == 1
 
 
-async def test_who_does_not_wait_finds_a_checkpoint_on_a_later_try(store, source):
+async def test_call_that_does_not_wait_finds_a_checkpoint_later(store, source):
     """A call that does not wait still looks up the checkpoint, and a later call finds it."""
     path = 'twinkle://run/weights/step-1'
     facts = CheckpointFacts(path=path, digest='d', step_count=7)
@@ -122,7 +122,7 @@ async def test_who_does_not_wait_finds_a_checkpoint_on_a_later_try(store, source
     assert await version_in_some_tries(store, adapter_id='', checkpoint_path=path) == 7
 
 
-async def test_who_does_not_wait_gets_the_error_on_a_later_try(store, source):
+async def test_call_that_does_not_wait_gets_the_error_later(store, source):
     """A later call gets the error of a fetch that failed while no call waited for it."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))

@@ -27,7 +27,7 @@ def test_entry_is_the_same_for_merged_outputs(own, rank, is_joined):
 
 
 @pytest.mark.parametrize('is_joined', [False, True])
-def test_token_alone_stays_alone(is_joined):
+def test_entry_without_top_tokens_has_only_the_sampled_token(is_joined):
     """An entry without requested top tokens has only the sampled token."""
     entry = FlatLogprobs()
     append_logprobs_for_next_position(entry, [8], [-1.0], [None], 2, 0)

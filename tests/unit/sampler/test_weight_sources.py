@@ -9,7 +9,7 @@ from services.kit.tls import TlsConfig
 from services.sampler.backends.weight_sources import WeightSources
 
 
-async def test_relay_without_a_channel_tells_the_cause(tmp_path: Path) -> None:
+async def test_relay_without_a_channel_raises_the_cause(tmp_path: Path) -> None:
     """The error that prevents a channel from opening is raised at every attempt."""
     sources = WeightSources(tls=TlsConfig(ca=tmp_path / 'nowhere.crt'))
     sources.use_relay('127.0.0.1:1')
