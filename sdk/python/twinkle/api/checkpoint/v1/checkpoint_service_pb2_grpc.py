@@ -120,7 +120,8 @@ class CheckpointServiceServicer:
 
     def SetCheckpointVisibility(self, request, context):
         """Makes a checkpoint readable for every tenant, or only for its owner. Errors: PERMISSION_DENIED if the caller is not
-        a service; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with the same path.
+        a service of this deployment; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with
+        the same path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,10 +145,11 @@ class CheckpointServiceServicer:
 
     def UploadCheckpoint(self, request_iterator, context):
         """Uploads a PEFT folder as a tar archive and creates a checkpoint from it. The archive is validated completely before
-        the checkpoint becomes visible. If the stream ends before the last byte, the call fails with ABORTED
-        (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume. Errors:
-        INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the base
-        model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
+        the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
+        that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
+        ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
+        Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
+        base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
         RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -29,7 +29,8 @@ class CheckpointServiceStub:
     """Sets the remaining lifetime of a checkpoint."""
     SetCheckpointVisibility: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointVisibilityRequest, _checkpoint_service_pb2.SetCheckpointVisibilityResponse]
     """Makes a checkpoint readable for every tenant, or only for its owner. Errors: PERMISSION_DENIED if the caller is not
-    a service; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with the same path.
+    a service of this deployment; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with
+    the same path.
     """
     CopyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CopyCheckpointRequest, _checkpoint_service_pb2.CopyCheckpointResponse]
     """Copies a checkpoint to a run of the caller. Errors: PERMISSION_DENIED if the caller is not a service of this
@@ -40,10 +41,11 @@ class CheckpointServiceStub:
     """Streams a checkpoint as a tar archive of its PEFT folder."""
     UploadCheckpoint: _aio.StreamUnaryMultiCallable[_checkpoint_service_pb2.UploadCheckpointRequest, _checkpoint_service_pb2.UploadCheckpointResponse]
     """Uploads a PEFT folder as a tar archive and creates a checkpoint from it. The archive is validated completely before
-    the checkpoint becomes visible. If the stream ends before the last byte, the call fails with ABORTED
-    (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume. Errors:
-    INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the base
-    model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
+    the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
+    that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
+    ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
+    Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
+    base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
     RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
     """
     WatchCheckpoints: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchCheckpointsRequest, _checkpoint_service_pb2.WatchCheckpointsResponse]
@@ -97,7 +99,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_checkpoint_service_pb2.SetCheckpointVisibilityRequest, _abc.Awaitable[_checkpoint_service_pb2.SetCheckpointVisibilityResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.SetCheckpointVisibilityResponse]:
         """Makes a checkpoint readable for every tenant, or only for its owner. Errors: PERMISSION_DENIED if the caller is not
-        a service; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with the same path.
+        a service of this deployment; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if another tenant has a public checkpoint with
+        the same path.
         """
 
     @_abc_1.abstractmethod
@@ -126,10 +129,11 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_checkpoint_service_pb2.UploadCheckpointRequest], _abc.Awaitable[_checkpoint_service_pb2.UploadCheckpointResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.UploadCheckpointResponse]:
         """Uploads a PEFT folder as a tar archive and creates a checkpoint from it. The archive is validated completely before
-        the checkpoint becomes visible. If the stream ends before the last byte, the call fails with ABORTED
-        (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume. Errors:
-        INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the base
-        model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
+        the checkpoint becomes visible. The checkpoint belongs to a new run, whose id is derived from the upload id, so
+        that a repeated upload returns the same checkpoint. If the stream ends before the last byte, the call fails with
+        ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER), and the error's metadata contains the offset at which to resume.
+        Errors: INVALID_ARGUMENT if the archive is not a PEFT folder of safetensors, or if a tensor does not belong to the
+        base model, has another shape, or has values that are not finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND);
         RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many unfinished uploads.
         """
 

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class CatalogueServiceStub:
     """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant.
+    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def __init__(self, channel):
@@ -70,7 +71,8 @@ class CatalogueServiceStub:
 
 class CatalogueServiceServicer:
     """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant.
+    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def GetRun(self, request, context):
@@ -160,7 +162,8 @@ def add_CatalogueServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CatalogueService:
     """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant.
+    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     @staticmethod

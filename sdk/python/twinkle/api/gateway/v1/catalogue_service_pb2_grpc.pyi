@@ -14,7 +14,8 @@ GRPC_VERSION: str
 
 class CatalogueServiceStub:
     """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant.
+    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -37,7 +38,8 @@ class CatalogueServiceStub:
 
 class CatalogueServiceServicer(metaclass=_abc_1.ABCMeta):
     """Lists runs and checkpoints, publishes checkpoints, and reports usage. All methods return NOT_FOUND for a run or
-    checkpoint of another tenant.
+    checkpoint of another tenant. Publishing and unpublishing require SCOPE_TRAIN; the other methods accept any valid API
+    key.
     """
 
     @_abc_1.abstractmethod

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
-    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
+    """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     def __init__(self, channel):
@@ -64,8 +64,8 @@ class SessionServiceStub:
 
 
 class SessionServiceServicer:
-    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
-    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
+    """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     def CreateSession(self, request, context):
@@ -142,8 +142,8 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
-    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
+    """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     @staticmethod

@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionServiceStub:
-    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
-    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
+    """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -34,8 +34,8 @@ class SessionServiceStub:
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages sessions. A session belongs to the tenant that created it. All methods return NOT_FOUND
-    (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
+    """Manages sessions. Clients may use any valid API key. A session belongs to the tenant that created it. All methods
+    return NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND) for a session of another tenant.
     """
 
     @_abc_1.abstractmethod
