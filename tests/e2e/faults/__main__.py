@@ -1,7 +1,7 @@
-"""`./run faults [N] [--seed S] [--transfers | --gateway]`: N seeds of faults, and a count of violations.
+"""Fault injection with N seeds and a count of violations: `./run faults [N] [--seed S] [--transfers | --gateway]`.
 
-Against the model service, or with `--transfers` against weights on their way to samplers, or with `--gateway`
-against the gateway under a program of the Tinker SDK.
+The faults affect the model service by default, weight transfers to samplers with `--transfers`, and the gateway during
+a program of the Tinker SDK with `--gateway`.
 """
 
 import argparse
@@ -14,23 +14,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from e2e.faults.gateway import run_seeds
-from e2e.faults.rounds import Oracle, RoundReport, run_round, serving, setting_in
-from e2e.faults.schedule import covered, kills_of, round_of, seeds_of
-from e2e.faults.transfers import Stand
+from e2e.faults.rounds import Oracle, RoundReport, open_environment, run_round, running_harness
+from e2e.faults.schedule import count_kills, kills_of, round_of, seeds_of
+from e2e.faults.transfers import TransferHarness
 from fixtures.tiny_model import build_tiny_model
 
 _LINES_SHOWN = 6
-_AT_ONCE = min(2, os.cpu_count() or 1)
+_PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return 1 where there was a violation."""
+    """Run the command; return 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog='./run faults', description=__doc__)
-    parser.add_argument('count', nargs='?', type=int, default=100, help='seeds; 100 by default')
-    parser.add_argument('--seed', type=int, help='run the round of this seed alone')
-    parser.add_argument('--at-once', type=int, default=_AT_ONCE, help='rounds at the same time; one for each core')
-    parser.add_argument('--transfers', action='store_true', help='kill what weights pass through on their way instead')
-    parser.add_argument('--gateway', action='store_true', help='kill the gateway under a Tinker program instead')
+    parser.add_argument('count', nargs='?', type=int, default=100, help='number of seeds (default: 100)')
+    parser.add_argument('--seed', type=int, help='run only the round of this seed')
+    parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, one per core')
+    parser.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
+    parser.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
     options = parser.parse_args(arguments)
     only = options.seed
     seeds = range(options.count) if only is None else range(only, only + 1)
@@ -48,30 +48,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(rounds: Sequence[range], *, at_once: int) -> int:
     begin = time.monotonic()
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)
         model_dir = build_tiny_model(folder / 'tiny')
-        async with setting_in(folder, model_dir) as setting, serving(setting.model('undisturbed')) as undisturbed:
+        async with (
+            open_environment(folder, model_dir) as environment,
+            running_harness(environment.model('undisturbed')) as undisturbed,
+        ):
             oracle = Oracle(undisturbed)
 
             async def run_one(seeds: range) -> RoundReport:
-                async with places:
-                    report = await run_round(setting, oracle, seeds, kills_of(round_of(seeds[0])))
-                _say(_progress(seeds, report, time.monotonic() - begin))
+                async with slots:
+                    report = await run_round(environment, oracle, seeds, kills_of(round_of(seeds[0])))
+                _print(_progress(seeds, report, time.monotonic() - begin))
                 return report
 
             reports = await asyncio.gather(*map(run_one, rounds))
-    return _conclude(rounds, reports)
+    return _print_summary(rounds, reports)
 
 
 async def _run_transfers(seeds: range) -> int:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
-        report = await Stand(Path(folder)).run(seeds)
+        report = await TransferHarness(Path(folder)).run(seeds)
     for seed, lines in report.violations.items():
-        _say('\n'.join([f'VIOLATION, reproduce with ./run faults --transfers --seed {seed}:', *lines]))
-    _say(f'violations: {report}; {len(seeds)} seeds, {time.monotonic() - begin:.0f} s')
+        _print('\n'.join([f'VIOLATION, reproduce with ./run faults --transfers --seed {seed}:', *lines]))
+    _print(f'violations: {report}; {len(seeds)} seeds, {time.monotonic() - begin:.0f} s')
     return 1 if report.violations else 0
 
 
@@ -80,8 +83,8 @@ def _run_gateway(seeds: range) -> int:
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
         report = run_seeds(Path(folder), seeds)
     for seed, line in report.violations.items():
-        _say(f'VIOLATION, reproduce with ./run faults --gateway --seed {seed}:\n    {line}')
-    _say(f'violations: {report}; {time.monotonic() - begin:.0f} s')
+        _print(f'VIOLATION, reproduce with ./run faults --gateway --seed {seed}:\n    {line}')
+    _print(f'violations: {report}; {time.monotonic() - begin:.0f} s')
     return 1 if report.violations else 0
 
 
@@ -100,21 +103,21 @@ def _progress(seeds: range, report: RoundReport, seconds: float) -> str:
     return '\n'.join(lines)
 
 
-def _conclude(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
+def _print_summary(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
     bad = sum(len(report.violations) for report in reports)
     deaths = [kill for report in reports for kill in report.deaths]
-    places = covered(deaths)
-    reached = sum(1 for count in places.values() if count)
-    _say(
+    counts = count_kills(deaths)
+    reached = sum(1 for count in counts.values() if count)
+    _print(
         f'violations: {bad} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
         f'{sum(report.checkpoint_deaths for report in reports)} of the checkpoint service, '
-        f'failpoints covered: {reached} of {len(places)} '
-        f'({", ".join(f"{name} {count}" for name, count in places.items())})'
+        f'failpoints covered: {reached} of {len(counts)} '
+        f'({", ".join(f"{name} {count}" for name, count in counts.items())})'
     )
     return 1 if bad else 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + '\n')
     sys.stdout.flush()
 

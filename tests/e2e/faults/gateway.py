@@ -1,4 +1,4 @@
-"""A program of the real Tinker SDK, and a gateway that is killed under it at moments that seeds choose."""
+"""A program of the Tinker SDK whose gateway is killed at seeded times."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from fixtures.tiny_model import build_tiny_model
 from twinkle_client.stack import StackState, revive_stack
 
 _LIMIT_SECONDS = 240
-"""A program that takes longer hangs: the SDK itself gives up sooner."""
+"""Limit for a program; the SDK gives up sooner, so a longer program hangs."""
 _EXAMPLES = [tokens_of(seed) for seed in range(3)]
 _PROMPT = tinker.ModelInput.from_ints(tokens_of(9, 8))
 _PARAMS = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
@@ -27,65 +27,69 @@ _PARAMS = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program came to."""
+    """Results of a program."""
 
     losses: tuple[float, ...]
     logprobs: tuple[float, ...]
-    """What the final weights give to the examples."""
+    """Log-probabilities of the examples with the final weights."""
     saved: tuple[float, ...]
-    """The same of what was saved last, loaded by another session."""
-    drawn: tuple[tuple[int, ...], ...]
-    """Tokens sampled on the way and at the end."""
+    """The same log-probabilities with the final checkpoint, loaded in another session."""
+    sampled: tuple[tuple[int, ...], ...]
+    """Tokens sampled in the middle of the training and at the end."""
 
 
 @dataclass
 class KillReport:
-    """What came of some seeds."""
+    """Results of all seeds."""
 
     violations: dict[int, str] = field(default_factory=dict[int, str])
-    moments: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
-    """When the gateway was killed, in seconds from the program's beginning."""
+    """Violations by seed."""
+    kill_times: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
+    """Planned times of the kills by seed, in seconds after the start of the program."""
 
     def __str__(self) -> str:
-        kills = sum(map(len, self.moments.values()))
-        return f'{len(self.violations)} of {len(self.moments)} programs, {kills} kills of the gateway'
+        kills = sum(map(len, self.kill_times.values()))
+        return f'{len(self.violations)} of {len(self.kill_times)} programs, {kills} kills of the gateway'
 
 
 class GatewayKills:
-    """Runs the program undisturbed, and again with the gateway killed under it."""
+    """Runs the program once without faults, and once per seed with kills of the gateway.
+
+    Args:
+        stack: Running stack, whose gateway is restarted after each kill.
+    """
 
     def __init__(self, stack: StackState) -> None:
-        """Use a running stack, whose gateway is started again after each kill."""
         self._stack = stack
         begin = time.monotonic()
         self.expected = run_session(stack)
         self._seconds = time.monotonic() - begin
 
     def run(self, seeds: Iterable[int]) -> KillReport:
-        """Return what differs from the undisturbed program."""
+        """Run the program for each seed, and report the differences from the run without faults."""
         report = KillReport()
         for seed in seeds:
-            moments = self._moments(seed)
-            report.moments[seed] = moments
+            kill_times = self._kill_times(seed)
+            report.kill_times[seed] = kill_times
             try:
-                seen = self._disturbed(moments)
-            except Exception as error:  # noqa: BLE001 (whatever a program ends with is a violation)
+                outcome = self._run_with_kills(kill_times)
+            except Exception as error:  # noqa: BLE001 (every exception of the program is a violation)
                 report.violations[seed] = f'{type(error).__name__}: {error}'
                 continue
-            if differences := _differences(seen, self.expected):
+            if differences := _differences(outcome, self.expected):
                 report.violations[seed] = differences
         return report
 
-    def _moments(self, seed: int) -> tuple[float, ...]:
-        chance = random.Random(seed)
-        return tuple(sorted(chance.uniform(0, self._seconds) for _ in range(chance.randint(1, 2))))
+    def _kill_times(self, seed: int) -> tuple[float, ...]:
+        rng = random.Random(seed)
+        return tuple(sorted(rng.uniform(0, self._seconds) for _ in range(rng.randint(1, 2))))
 
-    def _disturbed(self, moments: tuple[float, ...]) -> Outcome:
+    def _run_with_kills(self, kill_times: tuple[float, ...]) -> Outcome:
         with ThreadPoolExecutor(1) as threads:
             begin = time.monotonic()
             program = threads.submit(run_session, self._stack)
-            for moment in moments:
-                if _is_done(program, begin + moment - time.monotonic()):
+            for kill_time in kill_times:
+                if _is_done(program, begin + kill_time - time.monotonic()):
                     break
                 self._kill()
             return program.result(_LIMIT_SECONDS)
@@ -101,42 +105,42 @@ class GatewayKills:
 
 
 def run_session(stack: StackState) -> Outcome:
-    """Train in a session, save, go on from there, and sample, as any program of the SDK."""
+    """Train in a session, save, continue from the checkpoint, and sample."""
     with service_client(stack) as client:
         model = new_model(client, stack)
         losses = train(model, *_EXAMPLES, steps=3)
-        early = _draw(model.save_weights_and_get_sampling_client().result())
+        early = _sample(model.save_weights_and_get_sampling_client().result())
         path = model.save_state('half').result().path
-        heir = client.create_training_client_from_state_with_optimizer(path).result()
-        losses += train(heir, *_EXAMPLES, steps=3)
-        late = _draw(heir.save_weights_and_get_sampling_client().result())
-        final = scores(heir, *_EXAMPLES)
-        last = heir.save_state('last').result().path
+        resumed = client.create_training_client_from_state_with_optimizer(path).result()
+        losses += train(resumed, *_EXAMPLES, steps=3)
+        late = _sample(resumed.save_weights_and_get_sampling_client().result())
+        final = scores(resumed, *_EXAMPLES)
+        last = resumed.save_state('last').result().path
     with service_client(stack) as client:
         saved = scores(client.create_training_client_from_state(last).result(), *_EXAMPLES)
     return Outcome(tuple(losses), tuple(final.tolist()), tuple(saved.tolist()), (early, late))
 
 
 def run_seeds(folder: Path, seeds: Iterable[int]) -> KillReport:
-    """Return what came of the seeds on a stack of their own."""
-    # A lost connection is what these rounds are about; the SDK tells of each.
+    """Start a stack, and run all seeds on it."""
+    # The SDK logs every lost connection, which is expected here.
     logging.getLogger('tinker').setLevel(logging.CRITICAL)
     model = build_tiny_model(folder / 'model', family='qwen3')
     with running_stack(folder / 'stack', model) as stack:
         return GatewayKills(stack).run(seeds)
 
 
-def _draw(sampler: tinker.SamplingClient) -> tuple[int, ...]:
+def _sample(sampler: tinker.SamplingClient) -> tuple[int, ...]:
     return tuple(sampler.sample(_PROMPT, 1, _PARAMS).result().sequences[0].tokens)
 
 
 def _is_done(program: Future[Any], seconds: float) -> bool:
-    """Wait so long; return whether the program was done before."""
+    """Wait up to `seconds`; return whether the program has ended."""
     return bool(wait([program], timeout=max(seconds, 0.0)).done)
 
 
-def _differences(seen: Outcome, expected: Outcome) -> str:
-    if seen == expected:
+def _differences(actual: Outcome, expected: Outcome) -> str:
+    if actual == expected:
         return ''
-    distance = np.abs(np.subtract(seen.logprobs, expected.logprobs)).max()
-    return f'final log-probabilities differ by {distance:.3g}; {seen} instead of {expected}'
+    distance = np.abs(np.subtract(actual.logprobs, expected.logprobs)).max()
+    return f'final log-probabilities differ by {distance:.3g}; {actual} instead of {expected}'

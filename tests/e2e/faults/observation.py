@@ -1,4 +1,4 @@
-"""What a run is seen to do: every answer and every final state, reduced to what must be the same in each run."""
+"""Observations of a run that must be equal in every run: the responses and the final state."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,41 +13,41 @@ from twinkle.api.model.v1 import adapter_pb2, operation_result_pb2
 from twinkle_client import Error
 
 CLOCKS = ('elapsed_seconds', 'tokens_per_second', 'steps_per_second')
-"""Metrics that tell of time, which no two runs share."""
+"""Metrics that measure time and therefore differ between runs."""
 
 
 @dataclass
 class Observation:
-    """One adapter's life as its client saw it."""
+    """Responses and final state of one adapter, as its client observed them."""
 
-    answers: list[str] = field(default_factory=list[str])
-    """Of each operation in its order: the result, or how it failed."""
+    responses: list[str] = field(default_factory=list[str])
+    """The result or the error of each operation, in order."""
     final: dict[str, str] = field(default_factory=dict[str, str])
-    """What is left at the end, by name: the adapter's facts and each saved tensor."""
+    """Final state by name: the properties of the adapter and each saved tensor."""
 
     def differences(self, expected: 'Observation') -> list[str]:
-        """Return what is not as in the undisturbed run, one line each."""
-        found: list[str] = []
-        for number, (was, should) in enumerate(zip(self.answers, expected.answers, strict=False), start=1):
+        """Return the differences from the undisturbed run, one line each."""
+        lines: list[str] = []
+        for number, (was, should) in enumerate(zip(self.responses, expected.responses, strict=False), start=1):
             if was != should:
-                found.append(f'operation {number}: got {was}, undisturbed {should}')
-        if len(self.answers) != len(expected.answers):
-            found.append(f'{len(self.answers)} answers, undisturbed {len(expected.answers)}')
+                lines.append(f'operation {number}: {was}, undisturbed {should}')
+        if len(self.responses) != len(expected.responses):
+            lines.append(f'{len(self.responses)} responses, undisturbed {len(expected.responses)}')
         for name in sorted(self.final.keys() | expected.final.keys()):
-            was, should = self.final.get(name, 'nothing'), expected.final.get(name, 'nothing')
+            was, should = self.final.get(name, 'missing'), expected.final.get(name, 'missing')
             if was != should:
-                found.append(f'{name}: {was}, undisturbed {should}')
-        return found
+                lines.append(f'{name}: {was}, undisturbed {should}')
+        return lines
 
 
 def describe_result(name: str, result: operation_result_pb2.OperationResult) -> str:
-    """Return a result as text in which floats keep every bit."""
+    """Return a result as text that is equal only for bitwise equal results."""
     outcome = operation_result_pb2.OperationResult()
     outcome.CopyFrom(result)
     for transient in ('adapter_id', 'receipt', 'is_replayed'):
         outcome.ClearField(transient)
     if outcome.HasField('save'):
-        # The run's id is in the path; the size counts it too, through the folder's own description.
+        # The path contains the id of the run. The size depends on it too, because files in the folder contain it.
         outcome.save.Clear()
     if outcome.HasField('metric'):
         for clock in CLOCKS:
@@ -57,15 +57,15 @@ def describe_result(name: str, result: operation_result_pb2.OperationResult) -> 
 
 
 def describe_error(name: str, error: Error) -> str:
-    """Return how an operation failed."""
+    """Return the error of an operation as text."""
     return f'{name} {error.code.name} {error.reason}'
 
 
 def describe_adapter(adapter: adapter_pb2.Adapter) -> dict[str, str]:
-    """Return the facts of an adapter that every run shares."""
+    """Return the properties of an adapter that are equal in every run."""
     facts = adapter_pb2.Adapter()
     facts.CopyFrom(adapter)
-    # What is in memory differs after a restart, and is nobody's to see.
+    # `is_parked` depends on the adapters in memory, which differ after a restart.
     for transient in ('adapter_id', 'create_time', 'update_time', 'is_parked'):
         facts.ClearField(transient)
     facts.checkpoint_path = adapter.checkpoint_path.replace(adapter.adapter_id, 'run')
@@ -78,14 +78,14 @@ def describe_adapter(adapter: adapter_pb2.Adapter) -> dict[str, str]:
 
 
 def describe_folder(folder: Path) -> dict[str, str]:
-    """Return a digest of every tensor of a saved checkpoint, optimizer's included."""
-    found: dict[str, str] = {}
+    """Return a digest of every tensor of a checkpoint, including those of the optimizer."""
+    digests: dict[str, str] = {}
     for path in sorted(folder.rglob('*.safetensors')):
         tensors: Mapping[str, Any] = load_file(path)
         for name, values in tensors.items():
             digest = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
-            found[f'{path.name}:{name}'] = f'{values.dtype}{list(values.shape)} {digest}'
-    return found
+            digests[f'{path.name}:{name}'] = f'{values.dtype}{list(values.shape)} {digest}'
+    return digests
 
 
 def _short(result: operation_result_pb2.OperationResult) -> str:

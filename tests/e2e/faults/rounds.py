@@ -1,4 +1,4 @@
-"""A round: the same plans, once undisturbed and once with kills and a rough proxy, and what differs."""
+"""Rounds: the same plans run once without faults and once with kills and a faulty proxy, and are compared."""
 
 import asyncio
 import random
@@ -11,219 +11,238 @@ from e2e.faults.observation import Observation, describe_result
 from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
-from fixtures.fault_proxy import ROUGH, UNDISTURBED, AnsweredTwice, FaultProxy, FaultRates
+from fixtures.fault_proxy import MANY_FAULTS, NO_FAULTS, FaultProxy, FaultRates, RepeatedRequest
 from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, ServiceFailed, free_port
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 600
-"""A round that takes longer hangs."""
+"""Limit for a round; a longer round hangs."""
 
 BUSY = {'max_resident_adapters': 6, 'snapshot_operations': 6, 'idle_seconds': 0.5}
-"""Adapters are snapshotted and paged all the time."""
+"""Settings with which the service constantly snapshots adapters and pages them out."""
 
 Key = tuple[int, int]
 """A seed, and the index of one of its adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where rounds take place."""
+class Environment:
+    """Folder, base model and checkpoint service of the rounds."""
 
     folder: Path
     model_dir: Path
     checkpoint_address: str
 
     def model(self, name: str, kills: Sequence[Kill] = (), **settings: object) -> FaultyModel:
-        """Return a model service with a state folder of its own; `settings` are of its configuration."""
+        """Return a model service with a new state folder; `settings` are fields of its configuration."""
         state_dir = self.folder / name
         state_dir.mkdir(parents=True)
-        always = {
+        defaults = {
             'base_model': self.model_dir,
             'checkpoint_address': self.checkpoint_address,
             'thread_count': 1,
             'drain_seconds': 0,
-            # Small, so that batches are split and passes shared; how a batch is split is part of its result.
+            # The limit is small, so that batches are split and share passes. The split of a batch affects its result.
             'pass_tokens': 128,
         }
-        return FaultyModel(state_dir, {**always, **settings}, kills)
+        return FaultyModel(state_dir, {**defaults, **settings}, kills)
 
 
 @dataclass
 class RoundReport:
-    """What came of a round."""
+    """Results of a round."""
 
     violations: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    """By seed; those that belong to no seed alone are under each."""
+    """Violations by seed; violations of the whole round are listed for every seed."""
     deaths: Sequence[Kill] = ()
+    """Kills of the model service that happened."""
     checkpoint_deaths: int = 0
+    """Number of kills of the checkpoint service."""
     planned_kills: Sequence[Kill] = ()
     fault_count: int = 0
     operation_count: int = 0
 
 
 @asynccontextmanager
-async def setting_in(folder: Path, model_dir: Path) -> AsyncIterator[Setting]:
-    """Yield a setting with a checkpoint service as a process of its own."""
+async def open_environment(folder: Path, model_dir: Path) -> AsyncIterator[Environment]:
+    """Start a checkpoint service, and yield the environment with its address."""
     (folder / 'checkpoint').mkdir()
     checkpoints = await ServiceProcess.start(folder / 'checkpoint', f'listen=127.0.0.1:{free_port()}')
     try:
-        yield Setting(folder=folder, model_dir=model_dir, checkpoint_address=checkpoints.address)
+        yield Environment(folder=folder, model_dir=model_dir, checkpoint_address=checkpoints.address)
     finally:
         await checkpoints.kill()
 
 
 async def run_round(
-    setting: Setting, oracle: 'Oracle', seeds: Sequence[int], kills: Sequence[Kill], **settings: object
+    environment: Environment, oracle: 'Oracle', seeds: Sequence[int], kills: Sequence[Kill], **settings: object
 ) -> RoundReport:
-    """Carry out the plans of some seeds with these kills, and compare with the undisturbed run.
+    """Run the plans of some seeds with kills, and compare the observations with the undisturbed run.
 
     Args:
-        setting: where.
-        oracle: the undisturbed run.
-        seeds: of the plans; the first is the proxy's.
-        kills: of the processes of the service, in their order.
-        settings: fields of the service's configuration, other than `BUSY`.
+        environment: Environment of the round.
+        oracle: The undisturbed run.
+        seeds: Seeds of the plans; the first one is also the seed of the proxy.
+        kills: Kills of the model service, in order.
+        settings: Fields of the service's configuration, in addition to `BUSY`.
     """
-    plans = plans_of(seeds, setting)
-    checkpoints = FaultyCheckpoint(setting.folder / f'checkpoint-{seeds[0]}', count=_checkpoint_answers(seeds[0]))
+    plans = plans_of(seeds, environment)
+    checkpoints = FaultyCheckpoint(
+        environment.folder / f'checkpoint-{seeds[0]}', count=_checkpoint_kill_count(seeds[0])
+    )
     address = await checkpoints.start()
-    model = setting.model(f'round-{seeds[0]}', kills, **{**BUSY, 'checkpoint_address': address, **settings})
+    model = environment.model(f'round-{seeds[0]}', kills, **{**BUSY, 'checkpoint_address': address, **settings})
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
-    expecting = asyncio.create_task(oracle.observe(plans))
+    undisturbed = asyncio.create_task(oracle.observe(plans))
     try:
-        async with asyncio.timeout(_ROUND_LIMIT_SECONDS), serving(model, seed=seeds[0], rates=ROUGH) as stand:
-            stand.proxy.on_answer.append(checkpoints.note_response)
-            observed = await stand.carry_out(plans)
-            _note_everywhere(report, seeds, await stand.lasting_faults())
-        _compare(report, observed, await expecting)
+        async with (
+            asyncio.timeout(_ROUND_LIMIT_SECONDS),
+            running_harness(model, seed=seeds[0], rates=MANY_FAULTS) as harness,
+        ):
+            harness.proxy.on_response.append(checkpoints.count_response)
+            observed = await harness.run_plans(plans)
+            _add_to_all(report, seeds, await harness.check_adapters())
+        _compare(report, observed, await undisturbed)
     except TimeoutError:
-        _note_everywhere(report, seeds, [f'hangs:\n{model.log_tail()}'])
+        _add_to_all(report, seeds, [f'the round hangs:\n{model.log_tail()}'])
     except ServiceFailed as error:
-        _note_everywhere(report, seeds, [str(error)])
+        _add_to_all(report, seeds, [str(error)])
     finally:
-        expecting.cancel()
+        undisturbed.cancel()
         await checkpoints.stop()
     report.deaths, report.checkpoint_deaths = model.deaths, checkpoints.death_count
-    report.fault_count = stand.proxy.fault_count
+    report.fault_count = harness.proxy.fault_count
     return report
 
 
-def _checkpoint_answers(seed: int) -> int:
-    """Return after how many answers of a round its checkpoint service is killed."""
+def _checkpoint_kill_count(seed: int) -> int:
+    """Return the number of responses after which the checkpoint service is killed."""
     return random.Random(seed).randint(20, 120)
 
 
 def _compare(report: RoundReport, observed: Mapping[Key, Observation], expected: Mapping[Key, Observation]) -> None:
-    for (seed, index), seen in observed.items():
-        lines = seen.differences(expected[seed, index])
+    for (seed, index), observation in observed.items():
+        lines = observation.differences(expected[seed, index])
         if lines:
             report.violations.setdefault(seed, []).extend(f'adapter {index}: {line}' for line in lines)
 
 
-def plans_of(seeds: Sequence[int], setting: Setting) -> dict[Key, AdapterPlan]:
-    """Return the plans of some seeds."""
+def plans_of(seeds: Sequence[int], environment: Environment) -> dict[Key, AdapterPlan]:
+    """Return the plans of all adapters of some seeds."""
     return {
-        (seed, index): plan for seed in seeds for index, plan in enumerate(plan_adapters(seed, str(setting.model_dir)))
+        (seed, index): plan
+        for seed in seeds
+        for index, plan in enumerate(plan_adapters(seed, str(environment.model_dir)))
     }
 
 
 class Oracle:
-    """The undisturbed run, of one service that nobody kills; what it saw is kept by seed."""
+    """The undisturbed run on a service without faults; observations are cached.
 
-    def __init__(self, stand: 'Stand') -> None:
-        """Use a stand of its own."""
-        self._stand = stand
-        self._seen: dict[Key, Observation] = {}
-        self._alone = asyncio.Lock()
+    Args:
+        harness: Harness without faults.
+    """
+
+    def __init__(self, harness: 'Harness') -> None:
+        self._harness = harness
+        self._observations: dict[Key, Observation] = {}
+        self._lock = asyncio.Lock()
 
     async def observe(self, plans: Mapping[Key, AdapterPlan]) -> dict[Key, Observation]:
-        """Carry out the plans, one adapter after the other, each alone."""
-        async with self._alone:
+        """Run the plans one after the other, and return their observations."""
+        async with self._lock:
             for key, plan in plans.items():
-                if key not in self._seen:
-                    self._seen.update(await self._stand.carry_out({key: plan}))
-            await self._stand.delete_all()
-        return {key: self._seen[key] for key in plans}
+                if key not in self._observations:
+                    self._observations.update(await self._harness.run_plans({key: plan}))
+            await self._harness.delete_all()
+        return {key: self._observations[key] for key in plans}
 
 
-class Stand:
-    """A model service behind a proxy, and its tenants."""
+class Harness:
+    """A model service behind a proxy, and its tenants.
 
-    def __init__(self, proxy: FaultProxy, tenants: Mapping[str, Tenant], running: asyncio.Task[None]) -> None:
-        """Put the parts together; `running` ends only by a failure of the service."""
+    Args:
+        proxy: Proxy in front of the service.
+        tenants: Tenants by name.
+        service: Task that runs the service; it ends early only if the service fails.
+    """
+
+    def __init__(self, proxy: FaultProxy, tenants: Mapping[str, Tenant], service: asyncio.Task[None]) -> None:
         self.proxy = proxy
         self._tenants = tenants
-        self._running = running
-        self._made: dict[str, list[str]] = {name: [] for name in tenants}
+        self._service = service
+        self._created: dict[str, list[str]] = {name: [] for name in tenants}
 
-    async def carry_out(self, plans: Mapping[Key, AdapterPlan]) -> dict[Key, Observation]:
-        """Carry out the plans, all at once.
+    async def run_plans(self, plans: Mapping[Key, AdapterPlan]) -> dict[Key, Observation]:
+        """Run all plans at the same time, and return their observations.
 
         Raises:
-            ServiceFailed: the service ended by itself.
+            ServiceFailed: The service ended for another reason than a planned kill.
         """
-        lives = [self._tenants[plan.tenant].carry_out(plan) for plan in plans.values()]
-        work = asyncio.ensure_future(asyncio.gather(*lives))
-        await asyncio.wait([work, self._running], return_when=asyncio.FIRST_COMPLETED)
+        runs = [self._tenants[plan.tenant].run_plan(plan) for plan in plans.values()]
+        work = asyncio.ensure_future(asyncio.gather(*runs))
+        await asyncio.wait([work, self._service], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            await self._running
+            await self._service
         for plan, (adapter_id, _) in zip(plans.values(), work.result(), strict=True):
-            self._made[plan.tenant] += filter(None, [adapter_id])
-        return {key: seen for key, (_, seen) in zip(plans, work.result(), strict=True)}
+            self._created[plan.tenant] += filter(None, [adapter_id])
+        return {key: observation for key, (_, observation) in zip(plans, work.result(), strict=True)}
 
-    async def lasting_faults(self) -> list[str]:
-        """Return what is wrong beyond a single adapter: adapters made twice, requests answered in two ways."""
-        found = [line for line in map(_contradiction, self.proxy.answered_twice) if line]
+    async def check_adapters(self) -> list[str]:
+        """Return violations that concern several adapters: different responses to a request, unexpected adapters."""
+        lines = [line for line in map(_contradiction, self.proxy.repeated_requests) if line]
         for name, tenant in self._tenants.items():
-            if await tenant.adapter_ids() != sorted(self._made[name]):
-                found.append(f'{name} has other adapters than were created')
+            if await tenant.adapter_ids() != sorted(self._created[name]):
+                lines.append(f'{name} has other adapters than it created')
         await self.delete_all()
         for name, tenant in self._tenants.items():
             if await tenant.adapter_ids():
-                found.append(f'{name} has adapters left after deleting all')
-        return found
+                lines.append(f'{name} still has adapters after deleting all of them')
+        return lines
 
     async def delete_all(self) -> None:
-        """Delete every adapter that was made."""
+        """Delete all adapters that the tenants created."""
         for name, tenant in self._tenants.items():
-            for adapter_id in self._made[name]:
+            for adapter_id in self._created[name]:
                 await tenant.delete(adapter_id)
-            self._made[name].clear()
+            self._created[name].clear()
 
 
 @asynccontextmanager
-async def serving(model: FaultyModel, *, seed: int = 0, rates: FaultRates = UNDISTURBED) -> AsyncIterator[Stand]:
-    """Yield a stand around a model service; everything is ended at the end."""
+async def running_harness(
+    model: FaultyModel, *, seed: int = 0, rates: FaultRates = NO_FAULTS
+) -> AsyncIterator[Harness]:
+    """Run a model service, and yield its harness; the service, the proxy and the tenants are stopped at the end."""
     proxy = FaultProxy(model.address, seed=seed, rates=rates)
-    proxy.on_answer.append(model.note_response)
+    proxy.on_response.append(model.count_response)
     address = await proxy.start()
-    running = asyncio.create_task(model.run())
+    service = asyncio.create_task(model.run())
     tenants = {name: Tenant(name, address) for name in TENANTS}
     try:
-        yield Stand(proxy, tenants, running)
+        yield Harness(proxy, tenants, service)
     finally:
         for tenant in tenants.values():
             await asyncio.to_thread(tenant.close)
         await proxy.stop()
         await model.stop()
-        await asyncio.wait([running])
+        await asyncio.wait([service])
 
 
-def _contradiction(twice: AnsweredTwice) -> str:
-    """Return what two answers to the same request disagree in; empty where they agree."""
-    if not twice.method.endswith('/Execute'):
+def _contradiction(repeated: RepeatedRequest) -> str:
+    """Return the difference between the two responses to a repeated request; empty if they are equal."""
+    if not repeated.method.endswith('/Execute'):
         return ''
-    operation = training_service_pb2.ExecuteRequest.FromString(twice.request).operation
+    operation = training_service_pb2.ExecuteRequest.FromString(repeated.request).operation
     name = operation.WhichOneof('verb') or ''
     first, second = (
-        describe_result(name, training_service_pb2.ExecuteResponse.FromString(answer).result)
-        for answer in (twice.first, twice.second)
+        describe_result(name, training_service_pb2.ExecuteResponse.FromString(response).result)
+        for response in (repeated.first, repeated.second)
     )
-    return '' if first == second else f'operation {operation.sequence_number} answered {first}, then {second}'
+    return '' if first == second else f'operation {operation.sequence_number} returned {first}, then {second}'
 
 
-def _note_everywhere(report: RoundReport, seeds: Sequence[int], lines: Sequence[str]) -> None:
+def _add_to_all(report: RoundReport, seeds: Sequence[int], lines: Sequence[str]) -> None:
     for seed in seeds if lines else ():
         report.violations.setdefault(seed, []).extend(lines)

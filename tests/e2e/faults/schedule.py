@@ -1,7 +1,7 @@
-"""From a seed to how a round is disturbed: which kills, in which order, after how many passes of their place.
+"""Schedules of kills, as functions of the seed.
 
-Seeds go in rounds of a few, which share one service: starting a process costs more than many operations, and
-adapters of other seeds are the neighbours that a pass is shared with.
+Several seeds form a round and share one service, because starting a process takes longer than many operations, and
+because passes are then shared by adapters of different seeds.
 """
 
 import random
@@ -24,12 +24,12 @@ _LATEST = {
     'restore.replaying': 6,
     'page_out.recorded': 4,
 }
-"""The largest count of a failpoint, so that a round of a few seeds comes to it beside the others."""
+"""Largest count of a failpoint that a round reaches in addition to its other kills."""
 _LATEST_OPERATION = 30
-"""The same of the other failpoints, which every operation comes to, and of answers before a signal."""
+"""Largest count of the other failpoints, which every operation reaches, and of responses before a signal."""
 _SIGNAL = ''
-PLACES = (*FAILPOINTS, _SIGNAL)
-"""The last is a signal from outside, at no place in particular."""
+KILL_POINTS = (*FAILPOINTS, _SIGNAL)
+"""Names of the failpoints, and an empty name for a signal from outside."""
 
 
 def round_of(seed: int) -> int:
@@ -43,19 +43,19 @@ def seeds_of(round_number: int) -> range:
 
 
 def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
-    """Return the kills of a round; consecutive rounds go through all places in turn."""
+    """Return the kills of a round; consecutive rounds cycle through all kill points."""
     rng = random.Random(round_number)
-    places = [PLACES[(round_number * count + index) % len(PLACES)] for index in range(count)]
-    return [draw_kill(place, rng) for place in places]
+    points = [KILL_POINTS[(round_number * count + index) % len(KILL_POINTS)] for index in range(count)]
+    return [choose_kill(point, rng) for point in points]
 
 
-def draw_kill(place: str, rng: random.Random) -> Kill:
-    """Return a kill at a place, at a time that a round comes to."""
-    return Kill(failpoint=place, count=rng.randint(1, _LATEST.get(place, _LATEST_OPERATION)))
+def choose_kill(point: str, rng: random.Random) -> Kill:
+    """Return a kill at `point` with a random count that a round reaches."""
+    return Kill(failpoint=point, count=rng.randint(1, _LATEST.get(point, _LATEST_OPERATION)))
 
 
-def covered(kills: Sequence[Kill]) -> dict[str, int]:
-    """Return how often each place was died at."""
+def count_kills(kills: Sequence[Kill]) -> dict[str, int]:
+    """Return the number of kills at each failpoint and by signals."""
     counts = dict.fromkeys((*FAILPOINTS, 'signal'), 0)
     for kill in kills:
         counts[kill.failpoint or 'signal'] += 1

@@ -1,4 +1,4 @@
-"""A tenant's client: it carries out plans through the SDK's own numbering, streams and retries."""
+"""A tenant that runs plans with the SDK's sequence numbers, streams and retries."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -16,31 +16,35 @@ from twinkle_client.model.senders import StreamSender, UnarySender
 from twinkle_client.rpc import Connection
 from twinkle_client.rpc.address import Address
 
-_PATIENCE = timedelta(seconds=120)
-"""Far longer than a start of the service takes: an error after it is a violation."""
+_RETRY_TIMEOUT = timedelta(seconds=120)
+"""Retry timeout, far longer than a start of the service; an error after it is a violation."""
 
 
 class Tenant:
-    """Calls the service as one tenant."""
+    """Client of one tenant.
+
+    Args:
+        name: Name of the tenant, used as its API key.
+        address: Address of the proxy.
+    """
 
     def __init__(self, name: str, address: str) -> None:
-        """Connect through `address`."""
         self.name = name
-        self._connection = Connection(Address.parse(address), api_key=name, retry_timeout=_PATIENCE)
+        self._connection = Connection(Address.parse(address), api_key=name, retry_timeout=_RETRY_TIMEOUT)
         self._stub = AdapterServiceStub(self._connection.channel)
 
-    async def carry_out(self, plan: AdapterPlan) -> tuple[str, Observation]:
-        """Carry a plan out; return the adapter's id and what was seen."""
-        return await self._on_loop(_Life(self._connection, self._stub, plan).run())
+    async def run_plan(self, plan: AdapterPlan) -> tuple[str, Observation]:
+        """Run a plan; return the id of its adapter and the observation."""
+        return await self._on_loop(_AdapterRun(self._connection, self._stub, plan).run())
 
     async def adapter_ids(self) -> list[str]:
-        """Return the ids of every adapter it has."""
+        """Return the sorted ids of the tenant's adapters."""
         request = adapter_service_pb2.ListAdaptersRequest(page_size=1000)
         response = await self._on_loop(self._connection.unary(self._stub.ListAdapters, request))
         return sorted(adapter.adapter_id for adapter in response.adapters)
 
     async def delete(self, adapter_id: str) -> None:
-        """Delete an adapter; an answer may have been lost, so one that is gone already will do."""
+        """Delete an adapter. It may be deleted already, if the response to an earlier attempt was lost."""
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
         try:
             await self._on_loop(self._connection.unary(self._stub.DeleteAdapter, request))
@@ -48,7 +52,7 @@ class Tenant:
             return
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     async def _on_loop(self, coroutine: Any) -> Any:
@@ -56,8 +60,8 @@ class Tenant:
 
 
 @dataclass
-class _Life:
-    """One adapter's life; on the connection's loop."""
+class _AdapterRun:
+    """Execution of one plan, on the event loop of the connection."""
 
     connection: Connection
     stub: AdapterServiceStub
@@ -66,21 +70,21 @@ class _Life:
     _folders: dict[str, Path] = field(default_factory=dict[str, Path])
 
     async def run(self) -> tuple[str, Observation]:
-        adapter_id, seen = '', Observation()
+        adapter_id, observation = '', Observation()
         try:
             adapter_id = (await self._create()).adapter_id
             self._log = OperationLog(self.connection, adapter_id, last_number=0)
             for segment in self.plan.segments:
-                seen.answers += await self._carry_out(segment)
-            seen.final = self._last_facts(adapter_id, await self._create())
+                observation.responses += await self._run_segment(segment)
+            observation.final = self._final_state(adapter_id, await self._create())
         except Error as error:
-            seen.answers.append(describe_error('create_adapter', error))
-        return adapter_id, seen
+            observation.responses.append(describe_error('create_adapter', error))
+        return adapter_id, observation
 
-    def _last_facts(self, adapter_id: str, again: adapter_pb2.Adapter) -> dict[str, str]:
+    def _final_state(self, adapter_id: str, again: adapter_pb2.Adapter) -> dict[str, str]:
         folder = self._folders.get(FINAL_SAVE)
         return {
-            'created again': 'the same adapter' if again.adapter_id == adapter_id else 'another adapter',
+            'repeated creation': 'the same adapter' if again.adapter_id == adapter_id else 'another adapter',
             **describe_adapter(again),
             **(describe_folder(folder) if folder is not None else {}),
         }
@@ -88,18 +92,18 @@ class _Life:
     async def _create(self) -> adapter_pb2.Adapter:
         return (await self.connection.unary(self.stub.CreateAdapter, self.plan.creation)).adapter
 
-    async def _carry_out(self, segment: Segment) -> list[str]:
+    async def _run_segment(self, segment: Segment) -> list[str]:
         if not segment.is_streamed:
-            return [await self._one(verb) for verb in segment.verbs]
+            return [await self._run_verb(verb) for verb in segment.verbs]
         stream = StreamSender(self.connection)
         self._log.sender = stream
         try:
-            return await asyncio.gather(*(self._one(verb) for verb in segment.verbs))
+            return await asyncio.gather(*(self._run_verb(verb) for verb in segment.verbs))
         finally:
             self._log.sender = UnarySender(self.connection)
             await stream.close()
 
-    async def _one(self, planned: PlannedVerb) -> str:
+    async def _run_verb(self, planned: PlannedVerb) -> str:
         message = planned.message
         if planned.loads:
             message = type(message)()
@@ -110,9 +114,9 @@ class _Life:
         except Error as error:
             return describe_error(planned.name, error)
         if planned.name == 'save':
-            self._note_save(planned.message.name, result)
+            self._record_save(planned.message.name, result)
         return describe_result(planned.name, result)
 
-    def _note_save(self, name: str, result: operation_result_pb2.OperationResult) -> None:
+    def _record_save(self, name: str, result: operation_result_pb2.OperationResult) -> None:
         self._paths[name] = result.save.checkpoint_path
         self._folders[name] = Path(result.save.folder)

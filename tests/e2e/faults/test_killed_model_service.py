@@ -1,4 +1,4 @@
-"""The whole stack with its model service killed in the middle of a training loop of the real client."""
+"""The model service of a complete stack is killed in the middle of a client's training loop."""
 
 import os
 import signal
@@ -39,13 +39,13 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
         stop_stack(state.state_dir, report=lambda *_: None)
 
 
-def test_training_loop_sees_a_pause_where_the_model_service_is_killed(stack: StackState) -> None:
-    """Killed with a batch under way and started again, it trains on to the very bits of a loop without the kill."""
+def test_training_loop_continues_after_the_model_service_is_killed(stack: StackState) -> None:
+    """A loop whose service is killed during a batch and restarted has bitwise the results of a loop without a kill."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
-        undisturbed = _train(model, 'undisturbed', at_half=lambda: None)
+        undisturbed = _train(model, 'undisturbed', at_midpoint=lambda: None)
         with _restarting(stack) as kill_and_restart:
-            disturbed = _train(model, 'killed', at_half=kill_and_restart)
+            disturbed = _train(model, 'killed', at_midpoint=kill_and_restart)
             assert model.get_adapter(adapter_name='killed').step_count == STEPS
             version = model.publish_version(adapter_name='killed')
     assert disturbed['losses'] == undisturbed['losses']
@@ -53,14 +53,14 @@ def test_training_loop_sees_a_pause_where_the_model_service_is_killed(stack: Sta
     assert version == 1
 
 
-def _train(model: MultiLoraTransformersModel, name: str, *, at_half: Callable[[], None]) -> dict[str, Any]:
+def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:
     model.add_adapter_to_model(name, LoraConfig(r=4, lora_dropout=0.1, seed=3))
     model.set_optimizer('AdamW', lr=1e-2, adapter_name=name)
     losses: list[float] = []
     for step in range(STEPS):
         batch = model.forward_backward.submit(FEATURES, adapter_name=name)
         if step == STEPS // 2:
-            at_half()
+            at_midpoint()
         losses.append(batch.result()['loss'])
         model.clip_grad_and_step(adapter_name=name)
     return {'losses': losses, 'logps': np.concatenate(model.forward_only(FEATURES, adapter_name=name)['logps'])}
@@ -68,7 +68,7 @@ def _train(model: MultiLoraTransformersModel, name: str, *, at_half: Callable[[]
 
 @contextmanager
 def _restarting(stack: StackState) -> Iterator[Callable[[], None]]:
-    """Yield what kills the model service and starts it again at its address; what was started ends with the block."""
+    """Yield a function that kills the model service and restarts it at its address; the block's end stops it."""
     service = next(service for service in stack.services if service.name == 'model')
     started: list[subprocess.Popen[bytes]] = []
 

@@ -1,7 +1,8 @@
-"""Weights on their way from a trainer to a sampler, while the trainer, the service and the sampler are killed.
+"""Weight transfers from a trainer to a sampler with faults: killed processes and cut connections.
 
-A seed publishes one version. While it is on its way one of the three processes dies by SIGKILL, at a byte of
-the transfer or at a failpoint of the service, or a connection is cut at a byte. Then the version has to arrive.
+Each seed publishes one version. During its transfer, the trainer, the checkpoint service or the sampler is killed with
+SIGKILL after a number of bytes or at a failpoint of the service, or a connection is cut after a number of bytes. The
+version must arrive nevertheless.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from fixtures.byte_proxy import ByteProxy
 from fixtures.checkpoint_service import ALICE
 from fixtures.faulty_service import free_port
 from fixtures.faulty_weights import FaultyWeights, Peer
-from fixtures.weight_peers import ADAPTER_ID, Arrival, Order, weights_of
+from fixtures.weight_peers import ADAPTER_ID, Arrival, PublishRequest, weights_of
 from services.kit.errors import DomainError
 from services.kit.failpoints import TRANSFER_FAILPOINTS
 from services.kit.rpc.channel import open_channel
@@ -26,36 +27,38 @@ from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import state_digest
 
 _SEED_LIMIT_SECONDS = 120
-"""A seed that takes longer hangs."""
+"""Limit for a seed; a longer transfer hangs."""
 _SIZES = (64 << 10, 1 << 20, 6 << 20)
 _CUT_SIZE_BYTES = 32 << 20
-_SENT_AGAIN_BYTES = 12 << 20
-"""Most that one break may cost: the chunk on its way, and what nobody has read yet: the buffers of two sockets and
-the window of HTTP/2, which grow to some MiB where a busy machine holds a reader up (8.3 were seen)."""
+_MAX_RESENT_BYTES = 12 << 20
+"""Maximum number of bytes that are sent again after a cut: the current chunk and all data that was not read yet. The
+buffers of two sockets and the HTTP/2 window grow to some MiB if a busy machine delays the reader (8.3 were seen)."""
 _SHARED_BYTES = 1000
-"""About what goes over the wire when a state does not."""
+"""Approximate number of bytes on the wire for a state in shared memory."""
 _RING_CAPACITY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What happens to the version of one seed."""
+    """The version and the fault of one seed."""
 
     seed: int
     size_bytes: int
     fault: str
-    """What dies or breaks: `service`, `trainer`, `sampler`, `publish cut`, `subscribe cut`, or a failpoint."""
+    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), or the
+    failpoint."""
     at: float
-    """Where in the transfer, as a part of its bytes; of a failpoint `count` says it."""
+    """Position of the fault, as a fraction of the bytes of the transfer. A failpoint uses `count` instead."""
     count: int
+    """The service dies when it reaches the failpoint for this time."""
     is_sharing: bool
     """Whether trainer and sampler share memory with the service."""
     is_pinned: bool
 
     @property
-    def order(self) -> Order:
-        """The version, which the seed numbers."""
-        return Order(self.seed + 1, self.size_bytes, self.is_pinned)
+    def request(self) -> PublishRequest:
+        """Request that publishes the version; its number is the seed plus 1."""
+        return PublishRequest(self.seed + 1, self.size_bytes, self.is_pinned)
 
 
 _BY_BYTES = (
@@ -67,16 +70,16 @@ _BY_MEMORY = (
     ('trainer', 'sampler', 'weights.received', 'weights.verified', 'weights.announced', 'spill.done'),
 )
 SEEDS_PER_CYCLE = 12
-"""A dozen seeds go through all faults, half of them with bytes sent and half with memory shared."""
+"""Number of seeds with different faults; half of them use the network and half shared memory."""
 
 
 def plan_of(seed: int) -> Plan:
-    """Return what happens to the version of a seed."""
+    """Return the plan of a seed."""
     rng = random.Random(seed)
     cycle, index = divmod(seed, SEEDS_PER_CYCLE)
     faults = (*_BY_BYTES[cycle % 2], *_BY_MEMORY[cycle % 2])
     is_sharing = index >= len(_BY_BYTES[0])
-    # A cut that is to cost something needs more bytes than buffers hold.
+    # A transfer with a cut must be larger than all buffers; otherwise no bytes are sent again.
     size_bytes = _CUT_SIZE_BYTES if faults[index].endswith('cut') else rng.choice(_SIZES)
     return Plan(
         seed=seed,
@@ -91,19 +94,21 @@ def plan_of(seed: int) -> Plan:
 
 @dataclass
 class TransferReport:
-    """What came of some seeds."""
+    """Results of all seeds."""
 
     violations: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """Violations by seed."""
     deaths: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of faults by name."""
     arrivals: dict[str, int] = field(default_factory=dict[str, int])
-    """By encoding."""
+    """Number of received versions by encoding."""
     cut_at_bytes: int = 0
-    """Where samplers were cut off, summed up: what beginning again would send again."""
-    sent_again_bytes: int = 0
-    """What was sent again instead, with all that is around the bytes of states."""
+    """Sum of the positions of all cuts: the number of bytes that complete restarts would send again."""
+    resent_bytes: int = 0
+    """Number of bytes that were sent again after cuts, including overhead."""
 
-    def note(self, seed: int, line: str) -> None:
-        """Note a violation."""
+    def add(self, seed: int, line: str) -> None:
+        """Add a violation."""
         self.violations.setdefault(seed, []).append(line)
 
     def __str__(self) -> str:
@@ -111,15 +116,18 @@ class TransferReport:
         arrivals = ', '.join(f'{count} {name}' for name, count in sorted(self.arrivals.items()))
         return (
             f'{len(self.violations)} seeds with violations; faults: {deaths}; arrivals: {arrivals}; '
-            f'samplers cut off at {self.cut_at_bytes} bytes in all, {self.sent_again_bytes} sent again'
+            f'samplers cut off at {self.cut_at_bytes} bytes in all, {self.resent_bytes} sent again'
         )
 
 
-class Stand:
-    """The service, a trainer and a sampler, with a proxy before each of the two."""
+class TransferHarness:
+    """The checkpoint service, and a trainer and a sampler, each behind a proxy.
+
+    Args:
+        folder: Folder for all files, including the segments of shared memory.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Keep everything in `folder`, the segments of shared memory too."""
         port = free_port()
         self.memory = folder / 'service' / 'memory'
         self.service = FaultyWeights(folder / 'service', port)
@@ -127,11 +135,11 @@ class Stand:
         self.subscribing = ByteProxy(port, is_counting_responses=True)
         self.report = TransferReport()
         self._expected: dict[int, str] = {}
-        self._answered: list[Order] = []
+        self._published: list[PublishRequest] = []
         self._arrived = 0
 
     async def run(self, seeds: range) -> TransferReport:
-        """Go through the seeds, then see what is left."""
+        """Run the seeds one after the other, and check the stored versions and the shared memory at the end."""
         self.trainer = Peer('publish', await self.publishing.start(), self.memory)
         self.sampler = Peer('follow', await self.subscribing.start(), self.memory)
         seed = seeds[0]
@@ -139,22 +147,22 @@ class Stand:
             for seed in seeds:
                 async with asyncio.timeout(_SEED_LIMIT_SECONDS):
                     await self._run_one(plan_of(seed))
-            await self._check_kept(seed)
+            await self._check_stored(seed)
         except TimeoutError:
-            self.report.note(seed, f'hangs; {plan_of(seed)}')
+            self.report.add(seed, f'the transfer hangs: {plan_of(seed)}')
         finally:
             await self._end(seed)
         return self.report
 
     async def _run_one(self, plan: Plan) -> None:
-        await self.service.ensure(plan.fault if plan.fault in TRANSFER_FAILPOINTS else '', plan.count)
-        await self.trainer.ensure(is_sharing=plan.is_sharing)
+        await self.service.ensure_running(plan.fault if plan.fault in TRANSFER_FAILPOINTS else '', plan.count)
+        await self.trainer.ensure_running(is_sharing=plan.is_sharing)
         if plan.fault == 'subscribe cut':
-            # A newcomer, so that it comes whole.
+            # A new sampler receives the complete state.
             await self.sampler.end()
-        if await self.sampler.ensure(is_sharing=plan.is_sharing):
+        if await self.sampler.ensure_running(is_sharing=plan.is_sharing):
             self._arrived = 0
-        self._expected[plan.order.version] = weights_of(plan.order.version, plan.size_bytes).manifest.digest
+        self._expected[plan.request.version] = weights_of(plan.request.version, plan.size_bytes).manifest.digest
         self._arm(plan)
         passed_bytes = self.subscribing.passed_bytes
         async with asyncio.TaskGroup() as tasks:
@@ -162,97 +170,101 @@ class Stand:
             wanted_bytes = await self._receive(plan)
         self.publishing.disarm()
         self.subscribing.disarm()
-        self._note_sent_again(plan, self.subscribing.passed_bytes - passed_bytes - wanted_bytes)
+        self._check_resent_bytes(plan, self.subscribing.passed_bytes - passed_bytes - wanted_bytes)
         if plan.fault in TRANSFER_FAILPOINTS:
-            await self.service.until_dead()
+            await self.service.wait_for_death()
             self._count(plan.fault)
 
     def _arm(self, plan: Plan) -> None:
-        """Have the fault of a seed happen at its byte."""
-        acts: dict[str, tuple[ByteProxy, Callable[[], object]]] = {
+        """Prepare the fault of a seed, unless it is a failpoint."""
+        actions: dict[str, tuple[ByteProxy, Callable[[], object]]] = {
             'service': (self.publishing, self.service.kill),
             'trainer': (self.publishing, self.trainer.kill),
             'publish cut': (self.publishing, self.publishing.cut),
             'sampler': (self.subscribing, self.sampler.kill),
             'subscribe cut': (self.subscribing, self.subscribing.cut),
         }
-        if plan.fault in acts:
-            proxy, act = acts[plan.fault]
-            # What comes by memory has few bytes.
+        if plan.fault in actions:
+            proxy, action = actions[plan.fault]
+            # With shared memory, only few bytes pass the proxy.
             size_bytes = _SHARED_BYTES if plan.is_sharing else plan.size_bytes
-            proxy.arm(int(plan.at * size_bytes), lambda: (self._count(plan.fault), act()))
+            proxy.arm(int(plan.at * size_bytes), lambda: (self._count(plan.fault), action()))
 
     def _count(self, fault: str) -> None:
         self.report.deaths[fault] = self.report.deaths.get(fault, 0) + 1
 
     async def _publish(self, plan: Plan) -> None:
-        """Order the version until it is answered, whoever dies meanwhile."""
-        answer: dict[str, Any] = {}
-        while 'digest' not in answer:
-            await self.trainer.ensure(is_sharing=plan.is_sharing)
-            self.trainer.send(plan.order)
-            answer = await self.trainer.told() or {}
-        if answer['digest'] != self._expected[plan.order.version]:
-            self.report.note(plan.seed, f'answered with another digest: {answer}')
-        self._answered.append(plan.order)
+        """Request the version until the trainer has published it, restarting the trainer if it dies."""
+        published: dict[str, Any] = {}
+        while 'digest' not in published:
+            await self.trainer.ensure_running(is_sharing=plan.is_sharing)
+            self.trainer.send(plan.request)
+            published = await self.trainer.read_message() or {}
+        if published['digest'] != self._expected[plan.request.version]:
+            self.report.add(plan.seed, f'published with another digest: {published}')
+        self._published.append(plan.request)
 
     async def _receive(self, plan: Plan) -> int:
-        """Take what arrives until the version has, whoever dies meanwhile; return the bytes of what arrived."""
+        """Receive versions until that of the plan arrives, restarting the sampler if it dies.
+
+        Returns the number of bytes of the received versions.
+        """
         wanted_bytes = 0
-        while self._arrived < plan.order.version:
-            told = await self.sampler.told()
-            if told is None:
-                await self.sampler.ensure(is_sharing=plan.is_sharing)
+        while self._arrived < plan.request.version:
+            message = await self.sampler.read_message()
+            if message is None:
+                await self.sampler.ensure_running(is_sharing=plan.is_sharing)
                 self._arrived = 0
                 continue
-            arrival = Arrival(**told)
+            arrival = Arrival(**message)
             wanted_bytes += arrival.wire_size_bytes
             self.report.arrivals[arrival.encoding] = self.report.arrivals.get(arrival.encoding, 0) + 1
             if arrival.digest != self._expected.get(arrival.version):
-                self.report.note(plan.seed, f'a mixed or unknown state arrived: {arrival}')
+                self.report.add(plan.seed, f'a mixed or unknown state arrived: {arrival}')
             if arrival.version <= self._arrived:
-                self.report.note(plan.seed, f'version {arrival.version} came after {self._arrived}')
+                self.report.add(plan.seed, f'version {arrival.version} arrived after {self._arrived}')
             self._arrived = arrival.version
         return wanted_bytes
 
-    def _note_sent_again(self, plan: Plan, extra_bytes: int) -> None:
-        """See what a cut cost: the transfer goes on where it was, not at its beginning."""
+    def _check_resent_bytes(self, plan: Plan, extra_bytes: int) -> None:
+        """Check that a transfer resumed after a cut instead of restarting."""
         if plan.fault == 'subscribe cut':
             self.report.cut_at_bytes += int(plan.at * plan.size_bytes)
-            self.report.sent_again_bytes += max(extra_bytes, 0)
-            if extra_bytes > _SENT_AGAIN_BYTES:
-                self.report.note(plan.seed, f'{extra_bytes} bytes were sent again after one cut')
+            self.report.resent_bytes += max(extra_bytes, 0)
+            if extra_bytes > _MAX_RESENT_BYTES:
+                self.report.add(plan.seed, f'{extra_bytes} bytes were sent again after one cut')
 
-    async def _check_kept(self, seed: int) -> None:
-        """See that the ring and every pinned version are there, bit for bit."""
-        kept = {order for order in self._answered if order.is_pinned} | set(self._answered[-1:])
-        kept |= set([order for order in self._answered if not order.is_pinned][-_RING_CAPACITY:])
+    async def _check_stored(self, seed: int) -> None:
+        """Check that the service stores the pinned versions and the newest ones, bitwise."""
+        stored = {request for request in self._published if request.is_pinned} | set(self._published[-1:])
+        stored |= set([request for request in self._published if not request.is_pinned][-_RING_CAPACITY:])
         async with open_channel(self.service.address) as channel:
             with acting_for(ALICE):
                 client = WeightClient(channel)
-                for order in kept:
-                    await self._check_one(client, seed, order)
+                for request in stored:
+                    await self._check_version(client, seed, request.version)
 
-    async def _check_one(self, client: WeightClient, seed: int, order: Order) -> None:
+    async def _check_version(self, client: WeightClient, seed: int, version: int) -> None:
         try:
-            received = await client.fetch_version(ADAPTER_ID, order.version)
+            received = await client.fetch_version(ADAPTER_ID, version)
         except DomainError as error:
-            self.report.note(seed, f'version {order.version} was answered and is lost: {error}')
+            self.report.add(seed, f'version {version} was published and is lost: {error}')
             return
-        if state_digest(received.state.data) != self._expected[order.version]:
-            self.report.note(seed, f'version {order.version} has another state now')
+        if state_digest(received.state.data) != self._expected[version]:
+            self.report.add(seed, f'version {version} has another state now')
 
     async def _end(self, seed: int) -> None:
-        """End everything; what the killed ones left in shared memory is gone with the next process that looks."""
+        """Stop all processes, and check that no shared memory of killed processes is left."""
         await self.trainer.end()
         await self.sampler.end()
         await self.publishing.stop()
         await self.subscribing.stop()
         await self.service.stop()
-        *killed, asked = self.service.statuses
-        if asked or any(status != -signal.SIGKILL for status in killed):
-            self.report.note(seed, f'the service ended by itself: {self.service.statuses}')
+        *killed, terminated = self.service.statuses
+        if terminated or any(status != -signal.SIGKILL for status in killed):
+            self.report.add(seed, f'the service ended by itself: {self.service.statuses}')
+        # The next process that opens the folder removes the segments of killed processes.
         Segments(self.memory)
         left = sorted(path.name for path in self.memory.iterdir() if path.name != 'host')
         if [name for name in left if not name.startswith('owner-')]:
-            self.report.note(seed, f'left in shared memory: {left}')
+            self.report.add(seed, f'left in shared memory: {left}')

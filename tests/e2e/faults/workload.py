@@ -1,6 +1,6 @@
-"""What the clients of a fault run do: seeded plans of adapters and the operations on them.
+"""Seeded plans for the clients of a fault run: adapters and the operations on them.
 
-A plan says everything before the run, so that the disturbed and the undisturbed run do the very same.
+A plan is complete before the run starts, so that the disturbed and the undisturbed run execute the same operations.
 """
 
 import random
@@ -18,36 +18,36 @@ from twinkle.data_format import IGNORE_INDEX
 
 TENANTS = ('alice', 'bob')
 FINAL_SAVE = 'final'
-_LEAST_OPERATIONS = 15
-_LONGEST_EXAMPLE = 40
+_MIN_OPERATIONS = 15
+_MAX_EXAMPLE_TOKENS = 40
 _TOKEN_IDS = 300
-_LARGE_SHARE = 0.1
-_LARGE = [120] * 13
-"""So many tokens that the journal keeps the batch in a file of its own, beside its database."""
+_LARGE_BATCH_PROBABILITY = 0.1
+_LARGE_BATCH = [120] * 13
+"""Lengths of a batch that is so large that the journal stores it in a separate file instead of its database."""
 
 
 @dataclass(frozen=True)
 class PlannedVerb:
-    """One operation: the verb's name in the contract and its message."""
+    """One operation: the name of the verb in the contract, and its message."""
 
     name: str
     message: Any
     loads: str = ''
-    """Of a load: the name of the checkpoint, whose path is known only once it was saved."""
+    """Name of the checkpoint that a `load` loads; its path is known only after it is saved."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Operations that belong together."""
+    """Operations that are sent together."""
 
     verbs: Sequence[PlannedVerb]
     is_streamed: bool = False
-    """Sent on one stream without waiting for answers, else one after the other."""
+    """Whether they are sent on one stream without waiting for results; otherwise, they are sent one by one."""
 
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """One adapter's life."""
+    """An adapter, its tenant, and the operations on it."""
 
     tenant: str
     creation: adapter_service_pb2.CreateAdapterRequest
@@ -55,21 +55,21 @@ class AdapterPlan:
 
     @property
     def operation_count(self) -> int:
-        """How many operations the segments have."""
+        """Number of operations in all segments."""
         return sum(len(segment.verbs) for segment in self.segments)
 
 
 def plan_adapters(seed: int, base_model: str) -> list[AdapterPlan]:
-    """Return two or three adapters of two tenants; the same for the same seed."""
+    """Return the plans of two or three adapters of two tenants; they depend on the seed alone."""
     rng = random.Random(seed)
     return [_plan_adapter(rng, f'seed-{seed}-{index}', index, base_model) for index in range(rng.choice((2, 2, 3)))]
 
 
 def _plan_adapter(rng: random.Random, name: str, index: int, base_model: str) -> AdapterPlan:
-    writer = _Writer(rng)
-    while writer.count < _LEAST_OPERATIONS:
-        rng.choices(writer.phrases, weights=writer.weights)[0]()
-    writer.save(FINAL_SAVE, is_optimizer_included=True)
+    planner = _Planner(rng)
+    while planner.count < _MIN_OPERATIONS:
+        rng.choices(planner.steps, weights=planner.weights)[0]()
+    planner.save(FINAL_SAVE, is_optimizer_included=True)
     creation = adapter_service_pb2.CreateAdapterRequest(
         request_id=name,
         base_model=base_model,
@@ -77,7 +77,7 @@ def _plan_adapter(rng: random.Random, name: str, index: int, base_model: str) ->
         training_config=_training_config(rng),
         user_metadata={'plan': name},
     )
-    return AdapterPlan(TENANTS[index % len(TENANTS)], creation, writer.segments)
+    return AdapterPlan(TENANTS[index % len(TENANTS)], creation, planner.segments)
 
 
 def _lora_config(rng: random.Random) -> training_config_pb2.LoraConfig:
@@ -121,28 +121,28 @@ def _struct(**values: Any) -> Struct:
 
 
 @dataclass
-class _Writer:
-    """Writes the segments of one adapter, phrase by phrase."""
+class _Planner:
+    """Appends random segments to the plan of one adapter."""
 
     rng: random.Random
     segments: list[Segment] = field(default_factory=list[Segment])
     count: int = 0
-    _steps: int = 0
+    _trained_segments: int = 0
     _saves: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
 
     @property
-    def phrases(self) -> list[Callable[[], None]]:
-        """What it can write."""
+    def steps(self) -> list[Callable[[], None]]:
+        """Methods that append a segment."""
         return [
             self.train,
             self.train_by_parts,
             self.forward_then_backward,
-            self.own_loss,
+            self.custom_loss,
             self.evaluate,
             self.read_metrics,
             self.configure,
-            self.save_some,
-            self.load_back,
+            self.save_checkpoint,
+            self.load_checkpoint,
             self.publish,
             self.undo,
             self.fail,
@@ -150,28 +150,28 @@ class _Writer:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """How often it writes each."""
+        """Relative frequencies of the methods."""
         return (10, 4, 3, 2, 1, 2, 2, 2, 1, 2, 2, 1)
 
     def train(self) -> None:
-        """Several batches with a step after each, at times on a stream."""
+        """Train several batches with a step after each, sometimes on a stream."""
         verbs: list[PlannedVerb] = []
         for _ in range(self.rng.randint(1, 3)):
             verbs += [self._forward_backward(), self._clip_grad_and_step()]
         self._add(*verbs, is_streamed=self.rng.random() < 0.4)
-        self._steps += 1
+        self._trained_segments += 1
 
     def train_by_parts(self) -> None:
-        """A step as its parts, over an accumulated gradient."""
+        """Accumulate gradients, and run the parts of a step as separate operations."""
         batches = [self._forward_backward() for _ in range(self.rng.randint(1, 3))]
         clip = PlannedVerb('clip_grad_norm', operation_pb2.ClipGradNorm(max_grad_norm=0.5))
         step = PlannedVerb('step', operation_pb2.Step())
         rest = [PlannedVerb('zero_grad', operation_pb2.ZeroGrad()), PlannedVerb('lr_step', operation_pb2.LrStep())]
         self._add(*batches, clip, step, *rest, is_streamed=self.rng.random() < 0.3)
-        self._steps += 1
+        self._trained_segments += 1
 
     def forward_then_backward(self) -> None:
-        """Forward, loss and backward as three operations, so that a kill can fall between them."""
+        """Run forward, loss and backward as three operations, so that a kill can happen between them."""
         self._add(
             PlannedVerb('forward', operation_pb2.Forward(batch=_batch_of(self._examples()))),
             PlannedVerb('calculate_loss', operation_pb2.CalculateLoss()),
@@ -179,8 +179,8 @@ class _Writer:
             self._clip_grad_and_step(),
         )
 
-    def own_loss(self) -> None:
-        """The gradient of a loss that the client computed."""
+    def custom_loss(self) -> None:
+        """Send the gradient of a loss that the client computes."""
         examples = self._examples()
         noise = np.random.default_rng(self.rng.randrange(2**31))
         gradients = [tensor_to_proto(noise.standard_normal(len(example)).astype(np.float32)) for example in examples]
@@ -191,30 +191,30 @@ class _Writer:
         )
 
     def evaluate(self) -> None:
-        """Forward only."""
+        """Run a forward pass without gradients."""
         self._add(PlannedVerb('forward_only', operation_pb2.ForwardOnly(batch=_batch_of(self._examples()))))
 
     def read_metrics(self) -> None:
-        """Read what the metrics gathered, which empties them."""
+        """Read the metrics, which resets them."""
         is_training = self.rng.random() < 0.7
         self._add(PlannedVerb('calculate_metric', operation_pb2.CalculateMetric(is_training=is_training)))
 
     def configure(self) -> None:
-        """Another optimizer, or another accumulation."""
+        """Change the optimizer or the number of accumulated batches."""
         if self.rng.random() < 0.5:
             change = training_config_pb2.TrainingConfig(optimizer=_optimizer(self.rng))
         else:
             change = training_config_pb2.TrainingConfig(gradient_accumulation_steps=self.rng.choice((1, 2)))
         self._add(PlannedVerb('configure', operation_pb2.Configure(training_config=change)))
 
-    def save_some(self) -> None:
-        """Save, at times over what was saved before."""
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint, sometimes over an earlier one."""
         is_repeated = bool(self._saves) and self.rng.random() < 0.3
         name = self._saves[-1][0] if is_repeated else f'save-{len(self._saves)}'
         self.save(name, is_optimizer_included=self.rng.random() < 0.5)
 
-    def load_back(self) -> None:
-        """Load what was saved before."""
+    def load_checkpoint(self) -> None:
+        """Load an earlier checkpoint, if there is one."""
         if not self._saves:
             return
         name, is_optimizer_included = self.rng.choice(self._saves)
@@ -222,20 +222,22 @@ class _Writer:
         self._add(PlannedVerb('load', message, loads=name))
 
     def publish(self) -> None:
-        """Publish a version."""
+        """Publish a pinned version."""
         self._add(PlannedVerb('publish_version', operation_pb2.PublishVersion(is_pinned=True)))
 
     def undo(self) -> None:
-        """Go back a step or two; where there were none, it fails alike in every run."""
-        if self._steps:
-            self._add(PlannedVerb('undo', operation_pb2.Undo(step_count=self.rng.randint(1, min(2, self._steps)))))
+        """Undo one or two steps; if too few are left, the operation fails in the same way in every run."""
+        if self._trained_segments:
+            self._add(
+                PlannedVerb('undo', operation_pb2.Undo(step_count=self.rng.randint(1, min(2, self._trained_segments))))
+            )
 
     def fail(self) -> None:
-        """An operation that is accepted and fails, which uses its number up."""
+        """Run an operation that is accepted and fails, and thus uses its sequence number."""
         self._add(PlannedVerb('zero_grad', operation_pb2.ZeroGrad()), PlannedVerb('backward', operation_pb2.Backward()))
 
     def save(self, name: str, *, is_optimizer_included: bool) -> None:
-        """Save under `name`."""
+        """Save a checkpoint named `name`."""
         message = operation_pb2.Save(
             name=name,
             is_optimizer_included=is_optimizer_included,
@@ -258,14 +260,14 @@ class _Writer:
 
     def _examples(self) -> list[np.ndarray]:
         noise = np.random.default_rng(self.rng.randrange(2**31))
-        lengths = [self.rng.randint(4, _LONGEST_EXAMPLE) for _ in range(self.rng.randint(1, 3))]
-        if self.rng.random() < _LARGE_SHARE:
-            lengths = _LARGE
+        lengths = [self.rng.randint(4, _MAX_EXAMPLE_TOKENS) for _ in range(self.rng.randint(1, 3))]
+        if self.rng.random() < _LARGE_BATCH_PROBABILITY:
+            lengths = _LARGE_BATCH
         return [noise.integers(3, _TOKEN_IDS, length) for length in lengths]
 
 
 def _batch_of(examples: Sequence[np.ndarray]) -> operation_pb2.Batch:
-    """Return a batch of these token ids; the first third of each is a prompt."""
+    """Return a batch of examples; the first third of each example is a prompt without labels."""
     return operation_pb2.Batch(features=input_feature_pb2.FeatureBatch(features=map(_feature, examples)))
 
 
