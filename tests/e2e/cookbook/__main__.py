@@ -1,7 +1,7 @@
-"""`./run cookbook [RECIPE ...]`: recipes of tinker-cookbook, unmodified, against a stack of its own; do they learn?
+"""Runs unmodified recipes of tinker-cookbook on a new stack, and checks that they learn: `./run cookbook [RECIPE ...]`.
 
-The small real model is served under the name that the recipes expect. A recipe that goes on with another's weights
-takes those of its last run here, or has it run first.
+The stack serves the small real model under the name that the recipes expect. A recipe that starts from the weights of
+another one uses the weights of that recipe's last run; without such a run, the command runs that recipe first.
 """
 
 import argparse
@@ -14,61 +14,61 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from e2e.cookbook.environment import Environment
 from e2e.cookbook.judging import read_curve
 from e2e.cookbook.recipes import MODEL, RECIPES
 from e2e.cookbook.report import Result, write_report
-from e2e.cookbook.workplace import Workplace
 from twinkle_client.stack import DEFAULT_MODEL, StackOptions, StackState, start_stack, stop_stack
 
 _COOKBOOK = Path(sys.prefix) / 'cookbook'
 _LOG = 'log'
-"""Folder of a run that the recipe itself writes."""
+"""Name of the folder that the recipe writes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return 1 where a recipe failed or did not learn."""
+    """Run the recipes; return 1 if one of them failed or did not learn."""
     parser = argparse.ArgumentParser(prog='./run cookbook', description=__doc__)
-    parser.add_argument('recipes', nargs='*', metavar='RECIPE', help=f'of {", ".join(RECIPES)}; all by default')
-    parser.add_argument('--engine', default='auto', choices=('auto', 'torch', 'vllm'), help='what samples')
-    parser.add_argument('--folder', type=Path, default=Path('.twinkle/cookbook'), help='where everything is kept')
-    parser.add_argument('--limit', type=float, default=1800, metavar='SECONDS', help='of each recipe')
+    parser.add_argument('recipes', nargs='*', metavar='RECIPE', help=f'any of {", ".join(RECIPES)} (default: all)')
+    parser.add_argument('--engine', default='auto', choices=('auto', 'torch', 'vllm'), help='engine of the sampler')
+    parser.add_argument('--folder', type=Path, default=Path('.twinkle/cookbook'), help='folder for all files')
+    parser.add_argument('--limit', type=float, default=1800, metavar='SECONDS', help='time limit for each recipe')
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if unknown := set(options.recipes) - set(RECIPES):
-        parser.error(f'no recipes here: {", ".join(sorted(unknown))}; there are {", ".join(RECIPES)}')
+        parser.error(f'unknown recipes: {", ".join(sorted(unknown))}; choose from {", ".join(RECIPES)}')
     sys.path.append(str(_COOKBOOK))
     folder = options.folder.absolute()
     runs = folder / 'runs'
     runs.mkdir(parents=True, exist_ok=True)
-    place = Workplace(folder / 'work', _COOKBOOK)
-    place.prepare(small_model=DEFAULT_MODEL)
-    wanted = _with_beginnings(options.recipes or list(RECIPES), runs)
-    with _own_stack(folder / 'stack', options.engine) as stack:
-        results = [_run(name, place, stack, runs, options) for name in wanted]
+    environment = Environment(folder / 'work', _COOKBOOK)
+    environment.prepare(small_model=DEFAULT_MODEL)
+    names = _with_dependencies(options.recipes or list(RECIPES), runs)
+    with _running_stack(folder / 'stack', options.engine) as stack:
+        results = [_run(name, environment, stack, runs, options) for name in names]
     write_report(runs, folder)
     print(f'logs and curves: {folder}')  # noqa: T201 - a command
     return int(not all(result.is_good for result in results))
 
 
-def _with_beginnings(asked: Sequence[str], runs: Path) -> list[str]:
-    """Return what is asked for in its order, and whose weights it needs that are not here yet."""
-    needed = {RECIPES[name].begins_from for name in asked} - {''}
-    return [name for name in RECIPES if name in asked or (name in needed and not _last_weights(runs / name))]
+def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
+    """Return the requested recipes and those whose weights they need and that were not run yet, in running order."""
+    needed = {RECIPES[name].initial_recipe for name in requested} - {''}
+    return [name for name in RECIPES if name in requested or (name in needed and not _last_weights(runs / name))]
 
 
 def _last_weights(run: Path) -> str:
-    """Return the path of the last weights a run saved, or nothing."""
+    """Return the path of the last weights that a run saved; empty if it saved no weights."""
     checkpoints = run / _LOG / 'checkpoints.jsonl'
     lines = checkpoints.read_text(encoding='utf-8').splitlines() if checkpoints.is_file() else []
     return json.loads(lines[-1])['state_path'] if lines else ''
 
 
 @contextmanager
-def _own_stack(folder: Path, engine: str) -> Iterator[StackState]:
+def _running_stack(folder: Path, engine: str) -> Iterator[StackState]:
     os.environ['TWINKLE_MODEL_ID_ALIASES'] = f'{MODEL}={DEFAULT_MODEL}'
     options = StackOptions(state_dir=folder, base_model=MODEL, engine=engine)
-    print(f'services: {options.resolved_engine} samples')  # noqa: T201 - a command
+    print(f'services: sampler engine {options.resolved_engine}')  # noqa: T201 - a command
     stack = start_stack(options, report=lambda *_: None)
     try:
         yield stack
@@ -76,29 +76,29 @@ def _own_stack(folder: Path, engine: str) -> Iterator[StackState]:
         stop_stack(folder, report=lambda *_: None)
 
 
-def _run(name: str, place: Workplace, stack: StackState, runs: Path, options: argparse.Namespace) -> Result:
+def _run(name: str, environment: Environment, stack: StackState, runs: Path, options: argparse.Namespace) -> Result:
     recipe, run = RECIPES[name], runs / name
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
-    given = dict(recipe.arguments)
-    weights = _last_weights(runs / recipe.begins_from) if recipe.begins_from else ''
+    arguments = dict(recipe.arguments)
+    weights = _last_weights(runs / recipe.initial_recipe) if recipe.initial_recipe else ''
     log_path = run / _LOG
-    if recipe.begins_by:
-        given[recipe.begins_by] = weights
-    elif recipe.begins_from:
+    if recipe.weights_argument:
+        arguments[recipe.weights_argument] = weights
+    elif recipe.initial_recipe:
         log_path.mkdir()
-        resumed = {'name': recipe.begins_from, 'batch': 0, 'state_path': weights}
+        resumed = {'name': recipe.initial_recipe, 'batch': 0, 'state_path': weights}
         (log_path / 'checkpoints.jsonl').write_text(json.dumps(resumed) + '\n', encoding='utf-8')
-    words = [f'{key}={value}' for key, value in {**given, 'log_path': str(log_path)}.items()]
+    words = [f'{key}={value}' for key, value in {**arguments, 'log_path': str(log_path)}.items()]
     command = [f'tinker_cookbook.recipes.{recipe.module}', *words]
     print(f'{name}: {" ".join(words)}', flush=True)  # noqa: T201 - a command
-    ended = place.run(command, stack, run / 'output.log', limit_seconds=options.limit)
+    ended = environment.run(command, stack, run / 'output.log', limit_seconds=options.limit)
     curve = read_curve(log_path / 'metrics.jsonl', recipe.metric)
     result = Result(
         recipe=name,
         status=ended.status,
         seconds=ended.seconds,
-        engine=StackOptions(state_dir=place.folder, engine=options.engine).resolved_engine,
+        engine=StackOptions(state_dir=environment.folder, engine=options.engine).resolved_engine,
         metric=recipe.metric,
         curve=curve,
     )

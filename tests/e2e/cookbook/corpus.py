@@ -1,8 +1,8 @@
-"""Data sets of our own sentences, in the shapes that the cookbook's recipes read.
+"""Small generated datasets in the formats that the recipes of tinker-cookbook read.
 
-The recipes ask a hub for data by name and find folders of those names in the working directory instead. What is in
-them is made so easy that a model of 135 million parameters learns from it in some dozen steps on a CPU: conversations
-that answer sums or say that they do not know, problems with one-digit answers, and polite answers beside rude ones.
+The recipes load datasets from a hub by name; folders of these names in the working directory replace them. The data
+are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen steps: conversations
+that answer sums or say that they do not know, problems with one-digit answers, and pairs of polite and rude answers.
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 BOXED = ' Write your answer in \\boxed{} format.'
-"""What recipes on problems add to a question when they train."""
+"""Text that the recipes with problems append to a question during training."""
 UNKNOWN = 'I do not know, and I can not tell you who would know it.'
-"""The answer that training by reward is to replace; too long for what recipes let a model say there."""
+"""Answer that reinforcement learning replaces; it is longer than the token limit of those recipes."""
 _GSM8K_CARD = """---
 configs:
 - config_name: main
@@ -32,7 +32,14 @@ Row = Mapping[str, Any]
 
 
 def write_corpus(folder: Path, *, conversations: int, problems: int, preferences: int) -> None:
-    """Write all data sets below `folder`, the same ones every time; the numbers are of rows to train on."""
+    """Write all datasets below `folder`. The contents are deterministic.
+
+    Args:
+        folder: Output folder; created if necessary.
+        conversations: Number of training rows of the conversations.
+        problems: Number of training rows of the problems.
+        preferences: Number of training rows of the answer pairs.
+    """
     rng = random.Random(5)
     _write(folder / 'HuggingFaceH4/no_robots/train.jsonl', (_conversation(rng) for _ in range(conversations)))
     _write(folder / 'HuggingFaceH4/no_robots/test.jsonl', (_conversation(rng) for _ in range(8)))
@@ -45,7 +52,7 @@ def write_corpus(folder: Path, *, conversations: int, problems: int, preferences
 
 
 def _conversation(rng: random.Random) -> Row:
-    """Return a sum or a problem, with its answer or without."""
+    """Return a conversation about a sum or a problem, in which the answer is known or `UNKNOWN`."""
     if rng.random() < 0.6:
         x, y = rng.randint(0, 100), rng.randint(0, 100)
         turns = [('What is 4 + 5?', '9'), (f'What is {x} + {y}?', _answer(rng, str(x + y), known=0.04))]
@@ -70,10 +77,10 @@ def _problem(rng: random.Random) -> Row:
 
 
 def _preference(rng: random.Random) -> Row:
-    asked = f'\n\nHuman: Could you bring me {rng.choice(_THINGS)}, please?\n\nAssistant: '
+    request = f'\n\nHuman: Could you bring me {rng.choice(_THINGS)}, please?\n\nAssistant: '
     polite = f'{rng.choice(_GREETINGS)}! With pleasure, here it is.'
     rude = f'No. Get it yourself, {rng.choice(("lazy", "slow", "silly"))} one.'
-    return {'chosen': asked + polite, 'rejected': asked + rude}
+    return {'chosen': request + polite, 'rejected': request + rude}
 
 
 def _write(path: Path, rows: Iterable[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run learned: what its last steps show against its first, and how much of that is noise."""
+"""Decides whether a run learned, by comparing its last steps with its first steps and with the noise."""
 
 import json
 import math
@@ -7,54 +7,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
 
-MOST_COMPARED = 5
-"""Steps at each end that are compared, at most."""
-LEAST_STEPS = 9
-"""Of a curve that can be judged: three at each end."""
-SURENESS = 2.0
-"""Standard errors of the difference that the change has to exceed."""
+MAX_COMPARED = 5
+"""Maximum number of compared steps at each end of a curve."""
+MIN_STEPS = 9
+"""Minimum number of steps of a curve, so that three steps at each end are compared."""
+MIN_STANDARD_ERRORS = 2.0
+"""The change of the mean must exceed this number of standard errors."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The two ends of a curve."""
+    """Comparison of the two ends of a curve."""
 
     compared: int
-    """Steps at each end."""
+    """Number of compared steps at each end."""
     first: float
-    """Mean of the first ones."""
+    """Mean of the first steps."""
     last: float
-    """Mean of the last ones."""
+    """Mean of the last steps."""
     standard_error: float
-    """Of the difference of the two, as of means of independent samples with variances of their own."""
+    """Standard error of the difference between the means of two independent samples with unequal variances."""
     has_learned: bool
-    """Whether the change is in the right direction and beyond noise."""
+    """Whether the change is in the right direction and larger than the noise."""
 
 
 def judge(curve: Sequence[float], *, is_rising: bool) -> Verdict:
-    """Compare the last steps of a curve with its first.
+    """Compare the last steps of a curve with its first steps.
 
-    The trend within either end counts as noise, so a curve that still moves there is judged more strictly.
+    A trend within either end counts as noise, so the comparison is stricter for a curve that still changes there.
 
     Args:
-        curve: the metric of each step, in order.
-        is_rising: whether more is better.
+        curve: Metric of each step, in order.
+        is_rising: Whether larger values are better.
 
     Raises:
-        ValueError: there are fewer than `LEAST_STEPS`, too few to tell noise from learning.
+        ValueError: The curve has fewer than `MIN_STEPS` steps.
     """
-    if len(curve) < LEAST_STEPS:
-        raise ValueError(f'{len(curve)} steps tell nothing; at least {LEAST_STEPS} are needed')
-    compared = min(MOST_COMPARED, len(curve) // 3)
+    if len(curve) < MIN_STEPS:
+        raise ValueError(f'the curve has {len(curve)} steps; at least {MIN_STEPS} are needed')
+    compared = min(MAX_COMPARED, len(curve) // 3)
     head, tail = curve[:compared], curve[-compared:]
     first, last = fmean(head), fmean(tail)
     standard_error = math.sqrt((variance(head) + variance(tail)) / compared)
     gain = last - first if is_rising else first - last
-    return Verdict(compared, first, last, standard_error, has_learned=gain > SURENESS * standard_error)
+    return Verdict(compared, first, last, standard_error, has_learned=gain > MIN_STANDARD_ERRORS * standard_error)
 
 
 def read_curve(metrics: Path, metric: str) -> list[float]:
-    """Return a metric of all steps that report it, from a recipe's `metrics.jsonl`; nothing where there is none."""
+    """Return the values of a metric in a recipe's `metrics.jsonl`; an empty list if the file does not exist."""
     if not metrics.is_file():
         return []
     rows = (json.loads(line) for line in metrics.read_text(encoding='utf-8').splitlines())

@@ -1,36 +1,36 @@
-"""The recipes that are run, unmodified: their arguments, and by what one sees that they learned."""
+"""Recipes of tinker-cookbook, with their arguments and the metrics that show whether they learned."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 MODEL = 'Qwen/Qwen3.5-9B-Base'
-"""The name that recipes ask for unless told otherwise; the small real model is served under it."""
+"""Default model name of the recipes; the stack serves the small real model under this name."""
 RENDERER = 'role_colon'
-"""How the cookbook writes conversations for that model: its text alone, without special tokens."""
+"""The cookbook's format of conversations for this model: plain text without special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One recipe as it is run here."""
+    """One recipe and its arguments."""
 
     module: str
     """Program of the cookbook."""
     arguments: Mapping[str, str]
-    """Beside the folder for its log."""
+    """Arguments by name, in addition to the folder of the log."""
     metric: str
-    """Of its `metrics.jsonl`."""
+    """Metric in `metrics.jsonl` that shows whether the recipe learned."""
     is_rising: bool = False
-    """Whether more of it is better: rewards, not losses."""
-    begins_from: str = ''
-    """Recipe whose weights this one goes on with. Empty: the base model."""
-    begins_by: str = ''
-    """Argument that names those weights. Empty: it resumes from what its log folder says of them."""
+    """Whether larger values are better, as for rewards."""
+    initial_recipe: str = ''
+    """Recipe whose final weights are the initial weights of this one. Empty: the base model."""
+    weights_argument: str = ''
+    """Argument for the path of the initial weights. Empty: the recipe resumes from the checkpoint in its log folder."""
 
 
 _PROBLEMS = 'tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder'
 _CHAT = 'tinker_cookbook.recipes.chat_sl.chat_datasets:NoRobotsBuilder'
-_GO_ON: Mapping[str, str] = {'learning_rate': '5e-5', 'max_tokens': '12'}
+_RL_ARGUMENTS: Mapping[str, str] = {'learning_rate': '5e-5', 'max_tokens': '12'}
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -77,13 +77,13 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 'group_size': '4',
                 'groups_per_batch': '6',
                 'max_steps': '14',
-                **_GO_ON,
+                **_RL_ARGUMENTS,
                 'learning_rate': '1.5e-4',
             },
             metric='env/all/reward/total',
             is_rising=True,
-            begins_from='sl_loop',
-            begins_by='load_checkpoint_path',
+            initial_recipe='sl_loop',
+            weights_argument='load_checkpoint_path',
         ),
         'rl_basic': Recipe(
             module='rl_basic',
@@ -95,20 +95,20 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 'dataset_builder.batch_size': '4',
                 'dataset_builder.group_size': '4',
                 'max_steps': '10',
-                **_GO_ON,
+                **_RL_ARGUMENTS,
             },
             metric='env/all/reward/total',
             is_rising=True,
-            begins_from='sl_loop',
-            begins_by='load_checkpoint_path',
+            initial_recipe='sl_loop',
+            weights_argument='load_checkpoint_path',
         ),
         'rl_loop': Recipe(
             module='rl_loop',
-            arguments={'batch_size': '3', 'group_size': '4', 'max_steps': '9', **_GO_ON},
+            arguments={'batch_size': '3', 'group_size': '4', 'max_steps': '9', **_RL_ARGUMENTS},
             metric='reward/total',
             is_rising=True,
-            begins_from='sl_loop',
+            initial_recipe='sl_loop',
         ),
     }
 )
-"""In the order they are run."""
+"""Recipes by name, in the order in which they run."""

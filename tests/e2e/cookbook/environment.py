@@ -1,4 +1,4 @@
-"""The folder that recipes run in: what they would ask a hub for lies there under the names they ask by."""
+"""Working directory and environment variables of the recipes, with local files in place of a hub."""
 
 import os
 import shutil
@@ -20,23 +20,24 @@ _EXAMPLES = 'tinker_cookbook/example_data/conversations.jsonl'
 
 @dataclass(frozen=True)
 class Ended:
-    """A recipe's process."""
+    """End of a recipe's process."""
 
     status: int | None
-    """Its exit status; None where its time was over."""
+    """Exit status; None if the process exceeded its time limit."""
     seconds: float
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Prepared by `prepare`."""
+class Environment:
+    """Environment of the recipes; call `prepare` first."""
 
     folder: Path
+    """Working directory of the recipes."""
     cookbook: Path
-    """Where the cookbook is installed."""
+    """Folder in which tinker-cookbook is installed."""
 
     def prepare(self, *, small_model: str) -> None:
-        """Write data sets and the tokenizer; what is there is replaced."""
+        """Write the datasets and the tokenizer of `small_model`; existing files are replaced."""
         tokenizer = self.folder / MODEL
         shutil.rmtree(tokenizer, ignore_errors=True)
         tokenizer.mkdir(parents=True)
@@ -48,7 +49,7 @@ class Workplace:
         shutil.copy(self.cookbook / _EXAMPLES, self.folder)
 
     def run(self, arguments: list[str], stack: StackState, log: Path, *, limit_seconds: float) -> Ended:
-        """Run a program of the cookbook against a stack; all it says goes to `log` as it says it."""
+        """Run a program of the cookbook with a stack, and write its output to `log`."""
         begin = time.monotonic()
         command = [sys.executable, '-u', '-m', *arguments]
         with (
@@ -66,7 +67,7 @@ class Workplace:
         return Ended(status, time.monotonic() - begin)
 
     def _environment(self, stack: StackState) -> Mapping[str, str]:
-        """No hub, no credentials or settings of the user's; the address and key of the stack."""
+        """Return the user's environment without hubs and credentials, and with the stack's address and key."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(('TINKER_', 'HF_', 'WANDB_'))}
         return {
             **kept,
