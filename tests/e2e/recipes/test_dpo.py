@@ -1,4 +1,4 @@
-"""DPO on the small real model, as the recipe runs it."""
+"""The DPO recipe on the small real model."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 
 @pytest.mark.parametrize('seed', SEEDS)
-def test_margins_of_pairs_not_trained_on_rise(seed: int, curves: dict[int, Curve]) -> None:
-    """From 0, where policy and reference are one, to what the recipe states; nearly every pair is told apart."""
+def test_margins_of_held_out_pairs_rise(seed: int, curves: dict[int, Curve]) -> None:
+    """Held-out margins rise from 0 to above 1, and the accuracy reaches 0.9."""
     curve = curves[seed]
     margins, accuracies = column(curve, 'margins'), column(curve, 'accuracies')
     assert (margins[0], accuracies[0]) == (0.0, 0.0)

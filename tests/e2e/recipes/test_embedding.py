@@ -1,4 +1,4 @@
-"""InfoNCE on the small real model, as the recipe runs it."""
+"""The embedding recipe on the small real model."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 
 @pytest.mark.parametrize('seed', SEEDS)
-def test_retrieval_of_pairs_not_trained_on_rises(seed: int, curves: dict[int, Curve]) -> None:
-    """The nearest of 32 titles is the right one as often as the recipe states; positives are nearer than the others."""
+def test_retrieval_of_held_out_pairs_improves(seed: int, curves: dict[int, Curve]) -> None:
+    """The retrieval accuracy among 32 titles rises from at most 0.4 to at least 0.8, and the margin exceeds 0.2."""
     curve = curves[seed]
     accuracy, margin = column(curve, 'accuracy'), column(curve, 'margin')
     assert accuracy[0] <= 0.4

@@ -57,7 +57,7 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
 
 
 @pytest.mark.slow
-def test_every_tenant_has_the_bits_of_its_solo_run(tiny_stack: StackState, tmp_path: Path) -> None:
+def test_tenants_get_the_bits_of_their_solo_runs(tiny_stack: StackState, tmp_path: Path) -> None:
     """Losses, log-probabilities, samples and weights of shared passes are bitwise those of solo runs."""
     run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
@@ -70,7 +70,7 @@ def test_every_tenant_has_the_bits_of_its_solo_run(tiny_stack: StackState, tmp_p
 
 
 @pytest.mark.slow
-def test_a_tenant_alone_learns(tiny_stack: StackState, tmp_path: Path) -> None:
+def test_solo_tenant_learns(tiny_stack: StackState, tmp_path: Path) -> None:
     """A tenant that runs alone (`--solo`) lowers its loss."""
     run(tiny_stack, tmp_path, '--solo', 'B')
     losses = [json.loads(line)['B_loss'] for line in (tmp_path / 'B_alone' / 'curves.jsonl').read_text().splitlines()]
@@ -78,7 +78,7 @@ def test_a_tenant_alone_learns(tiny_stack: StackState, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_an_interrupt_ends_every_tenant_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
+def test_interrupt_stops_all_tenants_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
     """An interrupt in the middle of a run ends it with status 130 and saves the curves."""
     with start(tiny_stack, tmp_path, '--steps', '400') as process:
         assert process.stdout is not None

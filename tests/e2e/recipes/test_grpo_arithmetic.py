@@ -1,4 +1,4 @@
-"""GRPO on sums, as the recipe has it, with the small real model."""
+"""The GRPO recipe on sums, with the small real model and with a tiny one."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '
 
 
 def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None:
-    """By more than 0.1 of 1 on sums that are never trained on, from samples that are never stale."""
+    """The reward on held-out sums, which lies in [0, 1], rises by more than 0.1, and no sample is stale."""
     curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '4', '--held-out', '6', '--eval-every', '4'))
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.1
@@ -21,18 +21,18 @@ def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None
     assert all(0.5 < ratio < 2.0 for ratio in column(curve, 'train/token_ratio_mean'))
 
 
-def test_a_seed_gives_the_same_curve_to_the_bit(tmp_path: Path) -> None:
-    """Two processes that learn write the same bytes; another seed writes others."""
-    places = [(tmp_path / 'first', 5), (tmp_path / 'again', 5), (tmp_path / 'other', 6)]
-    for place, seed in places:
-        curve = run_recipe('grpo_arithmetic', place, seed=seed, options=(*SHORT, '--steps', '1'))
+def test_curves_of_a_seed_are_bitwise_equal(tmp_path: Path) -> None:
+    """Two runs with the same seed write equal bytes, and a run with another seed writes different ones."""
+    runs = [(tmp_path / 'first', 5), (tmp_path / 'again', 5), (tmp_path / 'other', 6)]
+    for folder, seed in runs:
+        curve = run_recipe('grpo_arithmetic', folder, seed=seed, options=(*SHORT, '--steps', '1'))
         assert min(column(curve, 'grad_norm')) > 0.1
-    first, again, other = ((place / 'curves.jsonl').read_bytes() for place, _ in places)
+    first, again, other = ((folder / 'curves.jsonl').read_bytes() for folder, _ in runs)
     assert first == again != other
 
 
-def test_one_update_a_step_is_on_policy_with_either_engine(tmp_path: Path) -> None:
-    """The trainer's probabilities of what was sampled are the sampler's, to 1e-4, after every sync."""
+def test_one_update_per_step_is_on_policy_with_each_engine(tmp_path: Path) -> None:
+    """The probabilities of the trainer and the sampler agree within 1e-4 after every sync."""
     model = str(build_tiny_model(tmp_path / 'model'))
     for engine in ('torch', 'vllm'):
         options = (*SHORT, '--model', model, '--engine', engine, '--updates', '1')

@@ -1,4 +1,4 @@
-"""Every recipe explains itself, and refuses what it cannot do before it begins."""
+"""The command lines of the recipes: `--help`, and the rejection of invalid options."""
 
 import ast
 import subprocess
@@ -25,7 +25,7 @@ for name in sys.argv[1:]:
     except SystemExit as end:
         print('STATUS', end.code)
 """
-"""All in one process: most of the time goes into importing torch."""
+"""Runs all recipes in one process, because importing torch takes most of the time."""
 TRY = """
 try:
     dpo.main()
@@ -35,39 +35,39 @@ except SystemExit as end:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a recipe printed."""
+class Help:
+    """Help text that a recipe printed."""
 
     name: str
     text: str
 
     @property
     def fields(self) -> list[str]:
-        """Names of the fields of its setting."""
+        """Names of the fields of the recipe's `Setting`."""
         tree = ast.parse((ROOT / 'examples' / 'cookbook' / f'{self.name}.py').read_text())
         (setting,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == 'Setting']
         found = [node.target for node in setting.body if isinstance(node, ast.AnnAssign)]
         return [target.id for target in found if isinstance(target, ast.Name)]
 
 
-def test_help_tells_every_option() -> None:
-    """`--help` ends well, begins with what the recipe teaches, and has an option for each field of the setting."""
+def test_help_lists_every_option() -> None:
+    """`--help` exits with status 0 and lists an option for each field of the setting."""
     done = subprocess.run([sys.executable, '-c', SHOW, *NAMES], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     parts = done.stdout.split('RECIPE ')[1:]
-    shown = [Shown(*part.split('\n', 1)) for part in parts]
-    assert [one.name for one in shown] == NAMES
-    for one in shown:
-        assert 'STATUS 0' in one.text
-        assert f'python -m examples.cookbook.{one.name}' in one.text
-        options = {'setting', 'seed', 'out', *(field.replace('_', '-') for field in one.fields)}
-        assert {option for option in options if f'--{option} ' not in one.text} == set()
+    printed = [Help(*part.split('\n', 1)) for part in parts]
+    assert [recipe.name for recipe in printed] == NAMES
+    for recipe in printed:
+        assert 'STATUS 0' in recipe.text
+        assert f'python -m examples.cookbook.{recipe.name}' in recipe.text
+        options = {'setting', 'seed', 'out', *(field.replace('_', '-') for field in recipe.fields)}
+        assert {option for option in options if f'--{option} ' not in recipe.text} == set()
 
 
-def test_wrong_options_are_refused_by_name(tmp_path: Path) -> None:
-    """A number below zero, a choice that is none and a folder that cannot be: each ends the program at once."""
+def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
+    """Negative numbers, NaN, unknown choices and an impossible folder end the program before it loads a model."""
     (tmp_path / 'file').touch()
-    wrong = {
+    invalid = {
         '--steps': '-3',
         '--beta': 'nan',
         '--seed': '-1',
@@ -76,10 +76,10 @@ def test_wrong_options_are_refused_by_name(tmp_path: Path) -> None:
         '--out': str(tmp_path / 'file' / 'out'),
     }
     begin = 'import sys\nfrom examples.cookbook import dpo\n'
-    each = [f'sys.argv = ["dpo", {option!r}, {value!r}]\n{TRY}' for option, value in wrong.items()]
-    command = [sys.executable, '-c', begin + ''.join(each)]
+    calls = [f'sys.argv = ["dpo", {option!r}, {value!r}]\n{TRY}' for option, value in invalid.items()]
+    command = [sys.executable, '-c', begin + ''.join(calls)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ['2'] * len(wrong)
-    for option in wrong:
+    assert done.stdout.split() == ['2'] * len(invalid)
+    for option in invalid:
         assert f'error: argument {option}: ' in done.stderr

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a recipe that runs."""
+"""Output of a running recipe on a terminal."""
 
 import os
 import pty
@@ -14,35 +14,35 @@ from pathlib import Path
 from examples.cookbook.curves import Curves
 with Curves(Path(sys.argv[1]), title='many numbers', total_steps=3, plotted=['reward']) as curves:
     for step in range(3):
-        curves.record(reward=step / 4, **{f'a_number_with_a_long_name_{place}': place for place in range(12)})
+        curves.record(reward=step / 4, **{f'a_number_with_a_long_name_{index}': index for index in range(12)})
 """
-"""Stands for a recipe, since all of them show themselves so."""
+"""Replacement for a recipe; all recipes show their progress with `Curves`."""
 
 
 def read(terminal: int) -> bytes:
-    """Return what was written; nothing where nobody can write any more, which is an error on Linux."""
+    """Return the next output; empty at the end, where Linux raises an error."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:
         return b''
 
 
-def shown_on_a_terminal(command: list[str]) -> str:
-    """Return what a program writes to a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
+def output_on_a_terminal(command: list[str]) -> str:
+    """Return the output of a program on a terminal of 80 columns."""
+    parent, child = pty.openpty()
     environment = {**os.environ, 'TERM': 'xterm', 'COLUMNS': '80', 'LINES': '30'}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b''.join(iter(lambda: read(ours), b''))
-    os.close(ours)
-    assert process.returncode == 0, shown
-    return shown.decode()
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=child, stderr=child) as process:
+        os.close(child)
+        output = b''.join(iter(lambda: read(parent), b''))
+    os.close(parent)
+    assert process.returncode == 0, output
+    return output.decode()
 
 
-def test_a_bar_has_room_beside_many_numbers(tmp_path: Path) -> None:
-    """How many steps are done and what is drawn are seen on a narrow terminal; the files have all numbers."""
-    shown = shown_on_a_terminal([sys.executable, '-c', RUN, str(tmp_path)])
-    assert '3/3' in shown
-    assert '━━━━' in shown
-    assert 'reward 0.5' in shown
+def test_progress_bar_fits_with_many_numbers(tmp_path: Path) -> None:
+    """A narrow terminal shows the bar, the step count and the plotted numbers, and the file has all numbers."""
+    output = output_on_a_terminal([sys.executable, '-c', RUN, str(tmp_path)])
+    assert '3/3' in output
+    assert '━━━━' in output
+    assert 'reward 0.5' in output
     assert (tmp_path / 'curves.jsonl').read_text().count('a_number_with_a_long_name_11') == 3

@@ -1,4 +1,4 @@
-"""A model learns its name: the small real one in process, and a tiny one in both places with the same bits."""
+"""The fine-tuning recipe: the small real model in process, and a tiny one in process and with the services."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.slow
-def test_it_says_its_name_where_it_was_not_asked_before(tmp_path: Path) -> None:
-    """Questions that were not trained on are answered with the name by most of the answers, by none before."""
+def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
+    """No answer to a held-out question contains the name before training, and at least half do afterwards."""
     curve = run_recipe('sft_self_cognition', tmp_path)
     named, losses = column(curve, 'named'), column(curve, 'loss')
     assert named[0] == 0
@@ -20,15 +20,15 @@ def test_it_says_its_name_where_it_was_not_asked_before(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_services_compute_what_the_process_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its parts imported from the client, the same loop has the same losses to the bit."""
+def test_services_give_the_losses_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has bitwise the same losses with the services as in process."""
     for name in ('TWINKLE_SERVER_URL', 'TWINKLE_API_KEY'):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv('TWINKLE_STATE_DIR', str(tmp_path / 'no-stack-is-here'))
+    monkeypatch.setenv('TWINKLE_STATE_DIR', str(tmp_path / 'no-stack'))
     model = build_tiny_model(tmp_path / 'model')
     options = ('--model', str(model), '--epochs', '2', '--learning-rate', '1e-2')
-    here = run_recipe('sft_self_cognition', tmp_path / 'here', seed=4, options=options)
-    there = run_recipe('sft_self_cognition', tmp_path / 'there', seed=4, options=(*options, '--where', 'services'))
-    assert column(there, 'loss') == column(here, 'loss')
-    assert len(column(here, 'loss')) == 8
-    assert column(here, 'loss')[-1] < column(here, 'loss')[0] - 1
+    local = run_recipe('sft_self_cognition', tmp_path / 'local', seed=4, options=options)
+    remote = run_recipe('sft_self_cognition', tmp_path / 'remote', seed=4, options=(*options, '--where', 'services'))
+    assert column(remote, 'loss') == column(local, 'loss')
+    assert len(column(local, 'loss')) == 8
+    assert column(local, 'loss')[-1] < column(local, 'loss')[0] - 1

@@ -1,4 +1,4 @@
-"""The small real model learns to ask a tool, as the recipe runs it."""
+"""The tool-use recipe on the small real model."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from fixtures.recipe_runs import column, run_recipe
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
-def test_right_calls_become_frequent(tmp_path: Path) -> None:
-    """More held-out chats call the tool and pass its answer on, and nothing that the tool said was trained on."""
+def test_correct_calls_become_more_frequent(tmp_path: Path) -> None:
+    """More held-out chats call the tool and end with the product, and training uses only sampled tokens."""
     curve = run_recipe('tool_use', tmp_path, options=('--rounds', '2'))
     called, right = column(curve, 'called'), column(curve, 'right')
     assert right[-1] >= right[0] + 0.3

@@ -1,4 +1,4 @@
-"""Every recipe of the cookbook runs two steps on a tiny model; the slow tests run them until they have learned."""
+"""Every recipe of the cookbook runs two steps on a tiny model; the slow tests check that the recipes learn."""
 
 import json
 import math
@@ -24,14 +24,14 @@ SHORT = {
     'tool_use': ('--rounds', '2', '--prompts', '2', '--samples', '1', '--held-out', '1', '--held-out-samples', '1'),
     'vision_sft': ('--steps', '2', '--pictures', '8', '--held-out', '2', '--batch-size', '2', '--evaluate-every', '2'),
 }
-"""Options that make each recipe take two steps of a few tokens."""
+"""Options with which a recipe runs two short steps."""
 MODEL_OPTIONS = {'gkd': ('--model', '--teacher'), 'vision_sft': ()}
-"""Options that name a model, where that is not `--model` alone. The vision recipe builds its own tiny model."""
+"""Options that name the model, if they are not just `--model`. The vision recipe builds its own tiny model."""
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the output of every recipe, in a folder of its name."""
+    """Folder that contains an output folder for each recipe, with the recipe's name."""
     out = tmp_path_factory.mktemp('out')
     model = str(build_tiny_model(tmp_path_factory.mktemp('model')))
     calls: list[RecipeCall] = []

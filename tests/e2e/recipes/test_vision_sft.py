@@ -1,4 +1,4 @@
-"""Questions about pictures, as the recipe trains them on a tiny model of random weights."""
+"""The vision recipe on a tiny model with random weights."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from fixtures.recipe_runs import column, run_recipe
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
-def test_held_out_pictures_are_understood_by_their_pixels(tmp_path: Path) -> None:
-    """Far more questions are answered right than over an empty ground, which is what the text alone gives away."""
+def test_accuracy_depends_on_the_pictures(tmp_path: Path) -> None:
+    """The accuracy on held-out pictures exceeds 0.8; with empty pictures, it stays below 0.55."""
     curve = run_recipe('vision_sft', tmp_path)
     accuracy, blind = column(curve, 'accuracy')[-1], column(curve, 'blind_accuracy')[-1]
     assert blind < 0.55

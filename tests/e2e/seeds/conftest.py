@@ -1,4 +1,4 @@
-"""The hub that the programs of users load from, a stack that serves its models, and how a program is run."""
+"""A hub for the user programs, a stack that serves its models, and a function that runs a program."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,13 +15,13 @@ from twinkle_client.stack import StackState
 
 @pytest.fixture(scope='session')
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mirror of the hub."""
+    """Folder with a local hub."""
     return build_seed_hub(tmp_path_factory.mktemp('hub'), [name.removeprefix('ms://') for name in MODELS])
 
 
 @pytest.fixture(scope='session')
 def stack(hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A stack that serves the models."""
+    """Running stack that serves the models of the hub."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_HUB_DIR', str(hub))
         with running_stack(tmp_path_factory.mktemp('stack'), *MODELS) as state:
@@ -30,5 +30,5 @@ def stack(hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack
 
 @pytest.fixture
 def run_program(hub: Path, tmp_path: Path) -> RunProgram:
-    """Runs a program in a folder of its own, with the hub's mirror."""
+    """Function that runs a program in a new folder with the local hub."""
     return partial(run, folder=tmp_path, hub=hub)

@@ -1,4 +1,4 @@
-"""The quick start's programs that need no services run as they are written."""
+"""Quick-start programs that need no services run without changes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from fixtures.seed_programs import RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-DIALECTS = ('english', 'chinese')
+LANGUAGES = ('english', 'chinese')
 IN_ONE_PROCESS = {
     'from twinkle.model.megatron import MegatronModel': 'from twinkle.model import TransformersModel',
     'MegatronModel(': 'TransformersModel(',
@@ -24,7 +24,7 @@ IN_ONE_PROCESS = {
     "'max_lora_rank': 32, # save as lora_config": '',
     "'enable_lora': True,": '',
 }
-"""What of the Ray program is for Megatron, vLLM and several devices, and what is said instead."""
+"""Replacements for the parts of the Ray program that need Megatron, vLLM or several devices."""
 SMALL = {
     'MODEL_GPUS': '1',
     'SAMPLER_GPUS': '1',
@@ -34,32 +34,32 @@ SMALL = {
     'MINI_BATCH_SIZE': '4',
     'MAX_NEW_TOKENS': '64',
 }
-"""Numbers that the program lets its environment choose."""
+"""Environment variables that reduce the sizes of the program."""
 
 
-@pytest.mark.parametrize('dialect', DIALECTS)
-def test_packing_program_prints_a_batch(dialect: str, run_program: RunProgram) -> None:
-    """Datasets and loaders are of use without the rest."""
-    run = run_program(f'{dialect}/dataset_only')
+@pytest.mark.parametrize('language', LANGUAGES)
+def test_packing_program_prints_a_batch(language: str, run_program: RunProgram) -> None:
+    """A program that only loads and packs a dataset prints the columns of a batch."""
+    run = run_program(f'{language}/dataset_only')
     assert run.code == 0, run.out
     assert all(repr(column) in run.out for column in ('input_ids', 'position_ids', 'labels'))
 
 
-@pytest.mark.parametrize('dialect', DIALECTS)
-def test_single_device_program_trains_its_adapter(dialect: str, run_program: RunProgram) -> None:
-    """A whole pass is trained, and the adapter is saved where it is said to be."""
-    run = run_program(f'{dialect}/single_device_sft')
+@pytest.mark.parametrize('language', LANGUAGES)
+def test_single_device_program_trains_its_adapter(language: str, run_program: RunProgram) -> None:
+    """The program trains its adapter and saves it to the expected folder."""
+    run = run_program(f'{language}/single_device_sft')
     assert run.code == 0, run.out
     (saved,) = run.folder.rglob('last-checkpoint/adapter_model.safetensors')
     weights = load_file(saved)
-    # These begin as zeros.
+    # The initial values of these weights are zeros.
     learned = [array for name, array in weights.items() if 'lora_B' in name]
     assert learned
     assert all(np.any(array != 0) for array in learned)
 
 
-def test_single_device_program_trains_the_model_itself_without_its_adapter(run_program: RunProgram, hub: Path) -> None:
-    """The line that adds one may be commented, as its comment says; then a whole model is saved."""
+def test_single_device_program_without_adapter_trains_the_model(run_program: RunProgram, hub: Path) -> None:
+    """If the line that adds the adapter is commented out, the program trains and saves the whole model."""
     run = run_program('english/single_device_sft', replaced={'model.add_adapter_to_model(': '# ('})
     assert run.code == 0, run.out
     (saved,) = run.folder.rglob('last-checkpoint/model.safetensors')
@@ -68,10 +68,10 @@ def test_single_device_program_trains_the_model_itself_without_its_adapter(run_p
     assert all(np.any(after[name] != array) for name, array in before.items())
 
 
-@pytest.mark.parametrize('dialect', DIALECTS)
-def test_ray_program_runs_in_one_process(dialect: str, run_program: RunProgram) -> None:
-    """With what is for several devices said otherwise, the loop itself stays as it is."""
-    run = run_program(f'{dialect}/ray_grpo', replaced=IN_ONE_PROCESS, **SMALL)
+@pytest.mark.parametrize('language', LANGUAGES)
+def test_ray_program_runs_in_one_process(language: str, run_program: RunProgram) -> None:
+    """The loop of the Ray program runs unchanged after its parts for several devices are replaced."""
+    run = run_program(f'{language}/ray_grpo', replaced=IN_ONE_PROCESS, **SMALL)
     assert run.code == 0, run.out
     assert 'Training completed. optim_steps=4' in run.out
     assert list(run.folder.rglob('grpo-gsm8k-checkpoint/adapter_model.safetensors'))

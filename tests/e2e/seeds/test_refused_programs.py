@@ -1,4 +1,4 @@
-"""Programs of the quick start for several devices end with a sentence: what they need, and what works instead."""
+"""Quick-start programs for several devices end with an error that states the supported alternative."""
 
 import pytest
 
@@ -20,7 +20,7 @@ _NOT_YET = 'twinkle.infra.runtime.NotSupportedYet: '
     ],
 )
 def test_program_for_several_devices_is_refused(program: str, run_program: RunProgram) -> None:
-    """Its imports and descriptions are understood; where it is to begin, it is refused by name."""
+    """A program for several devices ends with `NotSupportedYet`, and its imports and descriptions succeed."""
     run = run_program(program)
     assert run.code == 1
     assert run.last_line.startswith(_NOT_YET), run.out
@@ -28,7 +28,7 @@ def test_program_for_several_devices_is_refused(program: str, run_program: RunPr
 
 @pytest.mark.parametrize('model', ['TransformersModel', 'MegatronModel'])
 def test_component_in_a_remote_group_is_refused(model: str, run_program: RunProgram) -> None:
-    """So is each component that is given a mesh of several ranks, where nothing was refused before."""
+    """The constructor of a component with a mesh of several ranks raises `NotSupportedYet`."""
     groups = (PROGRAMS / 'english' / 'device_groups.txt').read_text().rpartition('twinkle.initialize(')[0]
     lines = (PROGRAMS / 'english' / 'remote_groups.txt').read_text().splitlines()
     (construct,) = [line for line in lines if line.startswith(f'model = {model}(')]
