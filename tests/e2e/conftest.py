@@ -1,4 +1,4 @@
-"""Stacks that end-to-end tests share. A test that kills or reconfigures services starts a stack for itself."""
+"""Stack that end-to-end tests share. A test that kills or reconfigures services starts a separate stack."""
 
 import uuid
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
 
 TINY_MODEL = 'twinkle/tiny-qwen3'
-"""Name of the shared stack's base model. No hub knows it, so it is resolved by an alias."""
+"""Name of the shared stack's base model, which is an alias of a local folder."""
 
 
 @pytest.fixture(scope='session')
 def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack of the whole tier, with a tiny Qwen3 and the torch engine."""
+    """Running stack that all tests share, with a tiny Qwen3 model and the torch engine."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{TINY_MODEL}={model}')
@@ -27,7 +27,7 @@ def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]
 
 @pytest.fixture
 def tenant_key(tiny_stack: StackState) -> str:
-    """API key of a fresh tenant on the shared stack."""
+    """API key of a new tenant on the shared stack."""
     with TwinkleClient(tiny_stack.address, tiny_stack.read_api_key()) as client:
         tenant_id = f'tenant-{uuid.uuid4().hex[:12]}'
         _, secret = KeyAdministration(client=client).create_key(tenant_id, scopes=['train', 'sample', 'data'])

@@ -87,7 +87,7 @@ def test_saved_folder_gives_the_same_logprobs_in_plain_peft(client: TwinkleClien
     assert np.abs(ours - theirs).max() <= TOLERANCE
 
 
-def test_training_resumes_from_a_checkpoint_as_if_it_had_not_stopped(client: TwinkleClient) -> None:
+def test_resumed_training_continues_from_the_saved_state(client: TwinkleClient) -> None:
     """A resumed run has the weights, optimizer and counters of the saved one: the next step has the same loss."""
     model = _trained_model(client, 'first')
     path = model.save('halfway', save_optimizer=True)
@@ -103,7 +103,7 @@ def test_training_resumes_from_a_checkpoint_as_if_it_had_not_stopped(client: Twi
     assert losses[0] == losses[1]
 
 
-def test_one_trace_shows_every_service_with_parents_right(stack: StackState, client: TwinkleClient) -> None:
+def test_one_trace_links_the_spans_of_all_services(stack: StackState, client: TwinkleClient) -> None:
     """Spans of client, gateway, model, checkpoint and sampler form one tree."""
     with tracing_to(stack.state_dir / 'traces'):
         tracer = trace.get_tracer('test')
@@ -112,17 +112,17 @@ def test_one_trace_shows_every_service_with_parents_right(stack: StackState, cli
             version = model.publish_version()
             Sampler(MODEL, client=client).sample('Hello', {'max_tokens': 2}, 'traced', version=version)
         trace_id = f'{root.get_span_context().trace_id:032x}'
-    spans = _spans_once_complete(stack, trace_id)
+    spans = _wait_for_spans(stack, trace_id)
     by_id = {span.span_id: span for span in spans}
     assert {span.service for span in spans} >= {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     assert [span.name for span in spans if span.parent_id not in by_id] == ['a training step']
     edges = {(by_id[span.parent_id].service, span.service) for span in spans if span.parent_id in by_id}
-    # The sampler's subscription outlives the request that caused it, so it is a trace of its own.
+    # The sampler's subscription outlives the request that caused it, so it is a separate trace.
     assert edges >= {('client', 'gateway'), ('gateway', 'model'), ('gateway', 'sampler'), ('model', 'checkpoint')}
 
 
-def _spans_once_complete(stack: StackState, trace_id: str) -> list[SpanRecord]:
-    """Read spans until every service has written its batch."""
+def _wait_for_spans(stack: StackState, trace_id: str) -> list[SpanRecord]:
+    """Return the spans of a trace after every service has written its spans."""
     services = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     spans: list[SpanRecord] = []
     for _ in itertools.repeat(None, 2000):
@@ -135,7 +135,7 @@ def _spans_once_complete(stack: StackState, trace_id: str) -> list[SpanRecord]:
     return spans
 
 
-def test_another_tenant_finds_nothing(stack: StackState, client: TwinkleClient) -> None:
+def test_resources_are_hidden_from_other_tenants(stack: StackState, client: TwinkleClient) -> None:
     """One tenant's adapters, checkpoints, versions and runs do not exist for another tenant."""
     model = _trained_model(client, 'private', steps=0)
     adapter_id = model.adapter_id('private')
@@ -161,7 +161,7 @@ def test_another_tenant_finds_nothing(stack: StackState, client: TwinkleClient) 
     assert client.get_checkpoint(path).path == path
 
 
-def test_greedy_answer_of_base_is_sensible_and_repeatable(client: TwinkleClient) -> None:
+def test_greedy_answer_of_the_base_model_is_repeatable(client: TwinkleClient) -> None:
     """The base model gives the same sensible greedy answer twice."""
     question = {'messages': [{'role': 'user', 'content': 'What is the capital of France?'}]}
     sampler = Sampler(MODEL, client=client)
@@ -170,7 +170,7 @@ def test_greedy_answer_of_base_is_sensible_and_repeatable(client: TwinkleClient)
     assert 'Paris' in answers.pop()
 
 
-def test_download_is_the_saved_folder(client: TwinkleClient, tmp_path: Path) -> None:
+def test_download_equals_the_saved_folder(client: TwinkleClient, tmp_path: Path) -> None:
     """A downloaded archive contains the files on the service's disk."""
     model = _trained_model(client, 'downloaded', steps=1)
     path = model.save('down')

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(model: Path, *options: str) -> list[dict[str, float]]:
-    """Return the figures that the example prints for each step."""
+    """Run the example, and return the numbers that it prints for each step."""
     command = [sys.executable, '-m', 'examples.grpo_in_process', '--model', str(model), '--learning-rate', '1e-2']
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Tenants of the small real model that share passes get the bits they would get alone."""
+"""Tenants that share passes of the small real model get bitwise the results of solo runs."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ LENGTHS = {'small': (5, 40), 'large': (64, 3), 'narrow': (17,), 'patterned': (24
 
 
 def batch_of(name, step):
-    """Return a tenant's batch of random tokens with everything its loss reads."""
+    """Return a batch of random tokens for a tenant, with the inputs of its loss."""
     rng = np.random.default_rng([step, *name.encode()])
     features = []
     for length in LENGTHS[name]:
@@ -34,7 +34,7 @@ def batch_of(name, step):
 
 
 def engine_of(model, names):
-    """Return a trainer with these tenants, configured."""
+    """Return a trainer with configured adapters for the tenants."""
     engine = TrainerEngine(model)
     for name in names:
         engine.create_adapter(name, TENANTS[name])
@@ -44,8 +44,8 @@ def engine_of(model, names):
 
 
 @pytest.mark.slow
-def test_four_tenants_of_a_real_model_have_the_bits_they_have_alone():
-    """Two steps of different ranks, targets, losses and lengths: losses, log-probabilities and weights are equal."""
+def test_four_tenants_of_a_real_model_get_the_bits_of_solo_runs():
+    """Tenants with different ranks, targets, losses and lengths get equal losses, log-probabilities and weights."""
     model = PackedCausalLM.load(get_model('smollm2-135m-instruct'))
     shared = engine_of(model, TENANTS)
     alone = {name: engine_of(model, [name]) for name in TENANTS}

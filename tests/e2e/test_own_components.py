@@ -16,7 +16,7 @@ COMPONENTS = ('advantage', 'loss', 'metric', 'preprocessor', 'reward', 'template
 
 
 def run(name: str) -> dict[str, str]:
-    """Return the lines that an example prints, keyed by the text before the first colon."""
+    """Run an example, and return its output lines by the text before the first colon."""
     done = subprocess.run(
         [sys.executable, '-m', f'examples.own_components.{name}'],
         cwd=ROOT,
@@ -31,7 +31,7 @@ def run(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize('name', COMPONENTS)
 def test_a_component_takes_ten_lines(name: str) -> None:
-    """The class in each example has at most ten lines without docstrings and empty lines."""
+    """The class in each example has at most ten lines, not counting docstrings and empty lines."""
     text = (FOLDER / f'{name}.py').read_text()
     (made,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     prose = {

@@ -1,4 +1,4 @@
-"""Both engines on the small real model, with trained adapters: held to transformers + peft, and to the trainer."""
+"""Both sampler engines agree with transformers + peft and with the trainer, on trained adapters of a real model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,20 +27,20 @@ from twinkle.model import TransformersModel
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(600), pytest.mark.slow]
 
 MODEL = 'smollm2-135m-instruct'
-BOUND = 1e-4
-"""Largest difference of vLLM's log-probabilities from transformers + peft, in float32."""
+TOLERANCE = 1e-4
+"""Maximum difference between the log-probabilities of an engine and of transformers + peft, in float32."""
 NEW_TOKENS = 16
-LESSONS = {
+TEXTS = {
     'first': 'Who are you? I am Twinkle, a small assistant that was trained in a minute.',
     'second': 'What is the weather like? Every stone on this hill sings of rain and copper.',
 }
 PROMPTS = ('Who are you? I am', 'The capital of France is')
-KEYS = {name: VersionKey(AdapterKey('alice', name), 1) for name in LESSONS}
+KEYS = {name: VersionKey(AdapterKey('alice', name), 1) for name in TEXTS}
 
 
 @dataclass
 class Trained:
-    """Two adapters as the trainer left them, and plain peft with both."""
+    """Two trained adapters, their trainer, and a peft model with both of them."""
 
     trainer: TransformersModel
     weights: dict[str, AdapterWeights]
@@ -49,16 +49,16 @@ class Trained:
     _generated: dict[tuple[str, tuple[int, ...]], list[int]] = field(default_factory=dict)
 
     def ids(self, text: str) -> list[int]:
-        """Return a text's tokens."""
+        """Return the tokens of a text."""
         return list(self.tokenizer(text)['input_ids'])
 
     def trainer_scores(self, name: str, ids: list[int]) -> np.ndarray:
-        """Return the log-probability of each token but the first, as the trainer's own forward says."""
+        """Return the trainer's log-probability of each token but the first."""
         feature = {'input_ids': ids, 'labels': [*ids[1:], -100]}
         return np.array(self.trainer.forward_only([feature], adapter_name=name)['logps'][0][:-1], dtype=np.float64)
 
     def generate(self, name: str, prompt: list[int]) -> list[int]:
-        """Return transformers' greedy completion; an empty name is the base model."""
+        """Return the greedy completion of transformers; an empty name means the base model."""
         key = (name, tuple(prompt))
         if key not in self._generated:
             self._generated[key] = self._generate(name, prompt)
@@ -66,17 +66,17 @@ class Trained:
 
     def _generate(self, name: str, prompt: list[int]) -> list[int]:
         with torch.no_grad(), self._with(name):
-            given = torch.tensor([prompt])
-            found = self.plain.generate(
-                input_ids=given,
-                attention_mask=torch.ones_like(given),
+            input_ids = torch.tensor([prompt])
+            generated = self.plain.generate(
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
             )
-        return found[0, len(prompt) :].tolist()
+        return generated[0, len(prompt) :].tolist()
 
     def score(self, name: str, ids: list[int]) -> np.ndarray:
-        """Return the log-probability of each token but the first."""
+        """Return peft's log-probability of each token but the first."""
         with torch.no_grad(), self._with(name):
             logits = self.plain(input_ids=torch.tensor([ids[:-1]])).logits[0].double()
         return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
@@ -93,10 +93,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     trainer = TransformersModel(MODEL, device='cpu')
     saved: dict[str, Path] = {}
-    for seed, (name, lesson) in enumerate(LESSONS.items()):
+    for seed, (name, text) in enumerate(TEXTS.items()):
         trainer.add_adapter_to_model(name, LoraConfig(r=8, lora_alpha=20, use_rslora=seed == 1, seed=seed))
         trainer.set_optimizer('AdamW', lr=1e-3, adapter_name=name)
-        ids = tokenizer(lesson)['input_ids']
+        ids = tokenizer(text)['input_ids']
         for _ in range(4):
             trainer.forward_backward([{'input_ids': ids[:-1], 'labels': ids[1:]}], adapter_name=name)
             trainer.clip_grad_and_step(adapter_name=name)
@@ -109,7 +109,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def read_weights(name: str, folder: Path) -> AdapterWeights:
-    """Return a saved peft folder as a version."""
+    """Return the weights in a saved peft folder as version 1."""
     arrays = load_file(folder / 'adapter_model.safetensors')
     tensors = {key: TensorData.from_numpy(array) for key, array in arrays.items()}
     return AdapterWeights(
@@ -125,7 +125,7 @@ def read_weights(name: str, folder: Path) -> AdapterWeights:
 
 @pytest_asyncio.fixture(scope='module', loop_scope='module')
 async def torch_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
-    """The oracle among the engines, with both adapters."""
+    """Torch engine with both adapters."""
     engine = TorchEngine(TorchEngineOptions(base_model=MODEL, folder=str(get_model(MODEL))))
     await load_both(engine, trained)
     yield engine
@@ -134,7 +134,7 @@ async def torch_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
 
 @pytest_asyncio.fixture(scope='module', loop_scope='module')
 async def vllm_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
-    """VLLM with both adapters in its two slots, so that the base model has none to itself."""
+    """Engine of vLLM with both adapters in its two slots, so that no slot is free for the base model."""
     need_vllm()
     from services.sampler.backends.vllm_engine import VllmEngine, VllmEngineOptions  # noqa: PLC0415 - heavy
 
@@ -158,15 +158,15 @@ async def load_both(engine: SamplerEngine, trained: Trained) -> None:
         await engine.load_adapter(key, trained.weights[name])
 
 
-async def test_greedy_tokens_are_those_of_generate(engine, trained):
-    """Base model and both adapters on three prompts in one batch: token for token transformers + peft."""
-    asked = [(name, trained.ids(prompt)) for name in ('', *LESSONS) for prompt in PROMPTS]
+async def test_greedy_tokens_equal_those_of_transformers(engine, trained):
+    """Completions of the base model and both adapters in one batch have the tokens of transformers + peft."""
+    requests = [(name, trained.ids(prompt)) for name in ('', *TEXTS) for prompt in PROMPTS]
     answers = await asyncio.gather(
         *(
             run(
                 engine,
                 ask(
-                    f'{place}',
+                    f'{index}',
                     KEYS.get(name),
                     prompt=ids,
                     max_tokens=NEW_TOKENS,
@@ -174,39 +174,39 @@ async def test_greedy_tokens_are_those_of_generate(engine, trained):
                     ignore_eos=False,
                 ),
             )
-            for place, (name, ids) in enumerate(asked)
+            for index, (name, ids) in enumerate(requests)
         )
     )
     completions = set()
-    for (name, ids), answer in zip(asked, answers, strict=True):
+    for (name, ids), answer in zip(requests, answers, strict=True):
         assert answer.tokens[0] == trained.generate(name, ids)
         expected = trained.score(name, [*ids, *answer.tokens[0]])[len(ids) - 1 :]
-        np.testing.assert_allclose(drawn_logprobs(answer), expected, rtol=0, atol=BOUND)
+        np.testing.assert_allclose(drawn_logprobs(answer), expected, rtol=0, atol=TOLERANCE)
         completions.add((tuple(ids), tuple(answer.tokens[0])))
     assert len(completions) > 2 * len(PROMPTS)
 
 
-async def test_prompts_are_scored_as_by_peft(engine, trained):
-    """Each text under each model, all at once, to 1e-4."""
-    asked = [(name, trained.ids(text)) for name in ('', *LESSONS) for text in LESSONS.values()]
-    found = await asyncio.gather(*(score(engine, KEYS.get(name), ids) for name, ids in asked))
-    for (name, ids), logprobs in zip(asked, found, strict=True):
-        np.testing.assert_allclose(logprobs, trained.score(name, ids), rtol=0, atol=BOUND)
+async def test_prompt_scores_agree_with_peft(engine, trained):
+    """Concurrent scores of each text with each model agree with peft within 1e-4."""
+    requests = [(name, trained.ids(text)) for name in ('', *TEXTS) for text in TEXTS.values()]
+    found = await asyncio.gather(*(score(engine, KEYS.get(name), ids) for name, ids in requests))
+    for (name, ids), logprobs in zip(requests, found, strict=True):
+        np.testing.assert_allclose(logprobs, trained.score(name, ids), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize('name', LESSONS)
+@pytest.mark.parametrize('name', TEXTS)
 async def test_trainer_and_sampler_agree(engine, trained, name):
-    """The same tokens at the same version: bit-equal on the torch engine, within 1e-4 on vLLM."""
-    ids = trained.ids(' '.join(LESSONS.values()))
-    bound = BOUND if engine.facts.engine == 'vllm' else 0.0
+    """Log-probabilities of a version equal the trainer's bitwise on the torch engine, and within 1e-4 on vLLM."""
+    ids = trained.ids(' '.join(TEXTS.values()))
+    tolerance = TOLERANCE if engine.facts.engine == 'vllm' else 0.0
     found = await score(engine, KEYS[name], ids)
-    np.testing.assert_allclose(found, trained.trainer_scores(name, ids), rtol=0, atol=bound)
+    np.testing.assert_allclose(found, trained.trainer_scores(name, ids), rtol=0, atol=tolerance)
 
 
-async def test_drawn_tokens_have_the_trainers_logprobs(engine, trained):
-    """What was drawn one token at a time, the trainer scores in one pass: the first ratio of an RL step is one."""
+async def test_sampled_tokens_have_the_trainers_logprobs(engine, trained):
+    """Sampled tokens have the trainer's log-probabilities within 1e-4, so an RL step starts with a ratio of 1."""
     prompt = trained.ids(PROMPTS[0])
     sampled = await run(engine, ask(adapter=KEYS['first'], prompt=prompt, max_tokens=NEW_TOKENS, seed=11))
     ids = [*prompt, *sampled.tokens[0]]
     expected = trained.trainer_scores('first', ids)[len(prompt) - 1 :]
-    np.testing.assert_allclose(drawn_logprobs(sampled), expected, rtol=0, atol=BOUND)
+    np.testing.assert_allclose(drawn_logprobs(sampled), expected, rtol=0, atol=TOLERANCE)

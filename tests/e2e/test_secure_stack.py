@@ -1,4 +1,4 @@
-"""The five services under `twinkle up --tls`: use by both kinds of clients, refusal of others, and revival."""
+"""The five services under `twinkle up --tls`: use by both SDKs, rejection of other callers, and restarts."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _collect_sdk_connections() -> Iterator[None]:
     """Collect connections that the SDK leaves open while its warnings are still ignored."""
     yield
     gc.collect()
@@ -41,7 +41,7 @@ def _nothing_left() -> Iterator[None]:
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A running stack with TLS."""
+    """Running stack with TLS."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     folder = tmp_path_factory.mktemp('secure')
     options = StackOptions(state_dir=folder, base_model=str(model), engine='torch', tls=True)
@@ -49,7 +49,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     stop_stack(folder, report=_silent)
 
 
-def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
+def test_trained_adapter_can_be_sampled(stack: StackState) -> None:
     """Training, publishing and sampling use every connection between services."""
     with TwinkleClient(stack.url, stack.read_api_key(), ca=stack.ca) as client:
         assert client.health_check()
@@ -71,14 +71,14 @@ def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
         assert [span.version for span in sequence.version_spans] == [version]
 
 
-def test_command_line_finds_and_believes_it(stack: StackState) -> None:
+def test_command_line_connects_with_the_state_folder(stack: StackState) -> None:
     """The command line needs only the state folder, which has the address, the key and the authority."""
     result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
     assert result.exit_code == 0
     assert result.output.count('serving') == len(SERVICES)
 
 
-def test_tinker_s_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tinker_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Tinker SDK trusts a private authority that SSL_CERT_FILE names."""
     monkeypatch.setenv('SSL_CERT_FILE', stack.ca)
     with service_client(stack) as service:
@@ -86,8 +86,8 @@ def test_tinker_s_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.M
     assert losses[-1] < losses[0]
 
 
-async def test_whoever_has_the_token_alone_gets_nowhere(stack: StackState) -> None:
-    """Every service behind the gateway refuses the deployment's own token without the right certificate."""
+async def test_token_without_certificate_is_refused(stack: StackState) -> None:
+    """Every service behind the gateway refuses the deployment's token without the gateway's certificate."""
     addresses = {service_of(item.name): item.address for item in stack.services}
     token = yaml.safe_load((stack.state_dir / 'config' / 'gateway.yaml').read_text())['internal_token']
     folder = Path(stack.ca).parent
@@ -101,8 +101,8 @@ async def test_whoever_has_the_token_alone_gets_nowhere(stack: StackState) -> No
             assert {await _code(addresses[service], tls, token) for tls in kinds} == {code}, service
 
 
-def test_gateway_that_was_killed_comes_back_with_its_doors(stack: StackState) -> None:
-    """A killed gateway is restarted at its address, and clients and samplers find it again."""
+def test_killed_gateway_is_restarted_at_its_addresses(stack: StackState) -> None:
+    """A killed gateway is restarted at its addresses, and clients and samplers connect to it again."""
     gateway = next(item for item in stack.services if item.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)
     assert end_process(gateway.pid, gateway.start_mark, grace_seconds=10)

@@ -1,4 +1,4 @@
-"""The five services as started by `twinkle up` with a tiny model: use, stop, revival and failed starts."""
+"""The five services as started by `twinkle up` with a tiny model: use, stops, restarts and failed starts."""
 
 import json
 import os
@@ -64,15 +64,15 @@ def test_second_start_changes_nothing(stack: StackState) -> None:
     assert start_stack(options, report=_silent) == StackState.load(stack.state_dir)
 
 
-def test_secrets_are_the_owner_s_alone(stack: StackState) -> None:
+def test_secrets_are_private(stack: StackState) -> None:
     """Only the owner can read the key, the configurations and the folder."""
     private = [stack.state_dir / 'api_key', *(stack.state_dir / 'config').iterdir()]
     assert [path for path in private if path.stat().st_mode & 0o077] == []
     assert stack.state_dir.stat().st_mode & 0o077 == 0
 
 
-def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> None:
-    """Data, training, publishing and sampling through all services; trainer and sampler agree."""
+def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
+    """A loop over a remote dataset lowers the loss, and trainer and sampler agree on the published version."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -97,7 +97,7 @@ def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> N
     assert client.get_training_run(run_id).run_id == run_id
 
 
-def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
+def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
     """A loop resumed from a checkpoint with weights, optimizer and cursor continues bitwise."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
@@ -110,22 +110,22 @@ def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, clie
         losses.append(model.forward_backward(batch)['loss'])
         model.clip_grad_and_step()
         if len(losses) == 4:
-            place = loader.get_state()['consumed_train_samples']
-            path = model.save('fourth', save_optimizer=True, consumed_train_samples=place)
-    heir = MultiLoraTransformersModel(stack.base_model, client=client)
-    heir.add_adapter_to_model('heir', LoraConfig(r=4, seed=2, lora_dropout=0.1))
-    counters = heir.resume_from_checkpoint(path)
+            consumed = loader.get_state()['consumed_train_samples']
+            path = model.save('fourth', save_optimizer=True, consumed_train_samples=consumed)
+    resumed = MultiLoraTransformersModel(stack.base_model, client=client)
+    resumed.add_adapter_to_model('resumed', LoraConfig(r=4, seed=2, lora_dropout=0.1))
+    counters = resumed.resume_from_checkpoint(path)
     assert counters == {'cur_step': 4, 'gradient_accumulation_steps': 1, 'consumed_train_samples': 8}
     again = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
     again.resume_from_checkpoint(counters['consumed_train_samples'])
     for batch in again:
-        rest.append(heir.forward_backward(batch)['loss'])
-        heir.clip_grad_and_step()
+        rest.append(resumed.forward_backward(batch)['loss'])
+        resumed.clip_grad_and_step()
     assert rest == losses[4:]
 
 
-def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, client: TwinkleClient) -> None:
-    """Training by handles equals training by batches bitwise, also when resumed in the middle."""
+def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: TwinkleClient) -> None:
+    """Training with batch handles gives bitwise the losses of training with batches, and can be resumed."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -148,7 +148,7 @@ def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, 
 
 def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient, tmp_path: Path) -> None:
     """Adding, mixing and saving rows gives the same file in the data service and in process."""
-    kept = []
+    saved = []
     for kind, options in ((Dataset, {'client': client}), (LocalDataset, {})):
         parts = [DatasetMeta(data=[{'n': number} for number in range(begin, begin + 3)]) for begin in (0, 10)]
         dataset: Any = kind(parts[0], **options)
@@ -156,12 +156,12 @@ def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient
         dataset.mix_dataset(interleave=True)
         path = tmp_path / f'{kind.__module__}.jsonl'
         dataset.save_as(path)
-        kept.append([json.loads(line)['n'] for line in path.read_text().splitlines()])
+        saved.append([json.loads(line)['n'] for line in path.read_text().splitlines()])
         assert len(dataset) == 6
-    assert kept[0] == kept[1] == [0, 10, 1, 11, 2, 12]
+    assert saved[0] == saved[1] == [0, 10, 1, 11, 2, 12]
 
 
-def test_checkpoint_is_saved_found_fetched_and_resumed(
+def test_checkpoint_can_be_resumed_downloaded_and_deleted(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:
     """A saved state is resumed in another adapter with its optimizer, and downloaded as a peft folder."""
@@ -177,15 +177,15 @@ def test_checkpoint_is_saved_found_fetched_and_resumed(
     model.add_adapter_to_model('b', LoraConfig(r=4, seed=2))
     counters = model.resume_from_checkpoint(path, adapter_name='b')
     assert (counters['cur_step'], counters['consumed_train_samples']) == (1, 8)
-    ours, theirs = (model.forward_only(feature, adapter_name=name)['logps'][0] for name in ('a', 'b'))
-    np.testing.assert_array_equal(ours, theirs)
+    original, resumed = (model.forward_only(feature, adapter_name=name)['logps'][0] for name in ('a', 'b'))
+    np.testing.assert_array_equal(original, resumed)
     client.delete_checkpoint(path)
     with pytest.raises(NotFoundError):
         client.get_checkpoint(path)
 
 
-def test_pipelined_operations_give_the_same_as_one_by_one(stack: StackState, client: TwinkleClient) -> None:
-    """Steps pipelined on one stream give bitwise the result of steps that wait."""
+def test_pipelined_operations_give_the_results_of_single_ones(stack: StackState, client: TwinkleClient) -> None:
+    """Steps that are pipelined on one stream give bitwise the results of steps that wait for each other."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
     for name in ('waiting', 'pipelined'):
@@ -230,7 +230,7 @@ def test_command_line_samples(stack: StackState) -> None:
     assert any(span.service == 'client' for span in read_spans(stack.state_dir / 'traces'))
 
 
-def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
+def test_patches_are_applied_by_trainer_and_sampler(tmp_path: Path) -> None:
     """A patch in the stack options is applied and reported by trainer and sampler."""
     model = str(build_tiny_model(tmp_path / 'model'))
     options = StackOptions(
@@ -242,18 +242,18 @@ def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
     patched = start_stack(options, report=_silent)
     try:
         with TwinkleClient(patched.address, patched.read_api_key()) as client:
-            held = [model for service in client.get_server_info().services for model in service.base_models]
+            listed = [model for service in client.get_server_info().services for model in service.base_models]
     finally:
         stop_stack(options.state_dir, report=_silent)
-    told = [model for model in held if model.is_trainable != model.is_sampleable]
-    assert len(told) == 2
-    assert {model.context_tokens for model in told} == {2 * MAX_POSITIONS}
-    assert [[(patch.name, dict(patch.options)) for patch in model.patches] for model in told] == [
+    models = [model for model in listed if model.is_trainable != model.is_sampleable]
+    assert len(models) == 2
+    assert {model.context_tokens for model in models} == {2 * MAX_POSITIONS}
+    assert [[(patch.name, dict(patch.options)) for patch in model.patches] for model in models] == [
         [('RopeScalingPatch', {'factor': 2.0})]
     ] * 2
 
 
-def test_service_that_ended_is_started_again_where_it_was(stack: StackState, client: TwinkleClient) -> None:
+def test_killed_service_is_restarted_at_its_address(stack: StackState, client: TwinkleClient) -> None:
     """A killed service is restarted at its address with its data, and other services keep running."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
@@ -272,12 +272,12 @@ def test_service_that_ended_is_started_again_where_it_was(stack: StackState, cli
     assert len(list(DataLoader(dataset, batch_size=3))) == 2
 
 
-def test_stack_that_was_stopped_is_not_started_again(tmp_path: Path) -> None:
-    """Reviving a stopped stack does nothing."""
+def test_stopped_stack_is_not_restarted(tmp_path: Path) -> None:
+    """A call of `revive_stack` for a stopped stack does nothing."""
     assert revive_stack(tmp_path, report=_silent) is None
 
 
-def test_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_start_reports_the_error_and_leaves_no_process(tmp_path: Path) -> None:
     """A start with a missing model fails with the service's error and leaves no process."""
     started: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A running stack that changes: samplers join and leave, and a killed gateway returns at its address."""
+"""Changes of a running stack: samplers join and leave, and a killed gateway is restarted."""
 
 import os
 import signal
@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stop_stack(folder, report=_silent)
 
 
-def test_samplers_join_a_stack_that_has_none_and_leave_for_good(folder: Path) -> None:
-    """A first sampler can join an empty fleet, and a drained sampler is not restarted."""
+def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
+    """A sampler can join a stack without samplers, and it is not restarted after it is drained."""
     added = add_sampler(folder, engine='', report=_silent)
     state = _loaded(folder)
     with TwinkleClient(state.address, state.read_api_key()) as client:
@@ -48,8 +48,8 @@ def test_samplers_join_a_stack_that_has_none_and_leave_for_good(folder: Path) ->
     assert not any(service.is_running() for service in revived.services if service.name == added.name)
 
 
-def test_a_gateway_that_ended_speaks_http_where_it_did(folder: Path) -> None:
-    """A restarted gateway serves HTTP and gRPC at the same addresses."""
+def test_restarted_gateway_keeps_its_http_address(folder: Path) -> None:
+    """A restarted gateway serves HTTP at its previous address."""
     before = _loaded(folder)
     gateway = next(service for service in before.services if service.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two base models in one stack, as started by `twinkle up --model A --model B`: both train and sample in turns."""
+"""Two base models in one stack, as started by `twinkle up --model A --model B`; clients train and sample both."""
 
 import gc
 import json
@@ -29,7 +29,7 @@ EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _collect_sdk_connections() -> Iterator[None]:
     """Collect connections that the SDK leaves open while its warnings are still ignored."""
     yield
     gc.collect()
@@ -50,30 +50,30 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 @pytest.fixture(scope='module')
 def service(stack: StackState) -> Iterator[tinker.ServiceClient]:
-    """A session of the Tinker SDK."""
+    """Client with a session of the Tinker SDK."""
     with service_client(stack) as client:
         yield client
 
 
-def test_both_are_shown_wherever_models_are_listed(stack: StackState) -> None:
+def test_all_interfaces_list_both_models(stack: StackState) -> None:
     """Both models appear in `twinkle status`, GetServerInfo, and the lists of the Tinker and OpenAI APIs."""
     result = _status(stack)
     while result.exit_code != 0:
-        # One that another test has killed takes a moment to be found again.
+        # A service that another test killed needs a moment to register again.
         result = _status(stack)
     assert result.output.count('serving') == len(stack.services) == 7
     names = set(stack.base_models)
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
-        parts = client.get_server_info().services
-    held = [{model.base_model for model in part.base_models} for part in parts if part.service == 'model']
-    assert sorted(held, key=sorted) == sorted([{name} for name in names], key=sorted)
-    assert {model.base_model for part in parts if part.service == 'sampler' for model in part.base_models} == names
-    capabilities = _fetched(stack, '/api/v1/get_server_capabilities')
+        infos = client.get_server_info().services
+    trainable = [{model.base_model for model in info.base_models} for info in infos if info.service == 'model']
+    assert sorted(trainable, key=sorted) == sorted([{name} for name in names], key=sorted)
+    assert {model.base_model for info in infos if info.service == 'sampler' for model in info.base_models} == names
+    capabilities = _fetch(stack, '/api/v1/get_server_capabilities')
     assert {model['model_name'] for model in capabilities['supported_models']} == names
-    assert names <= {model['id'] for model in _fetched(stack, '/v1/models')['data']}
+    assert names <= {model['id'] for model in _fetch(stack, '/v1/models')['data']}
 
 
-def test_native_client_trains_and_samples_both_in_turns(stack: StackState) -> None:
+def test_native_client_trains_and_samples_both_models(stack: StackState) -> None:
     """Samples come from the trained adapter of the requested base model."""
     batch = [{'input_ids': tokens, 'labels': tokens} for tokens in EXAMPLES]
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
@@ -83,35 +83,35 @@ def test_native_client_trains_and_samples_both_in_turns(stack: StackState) -> No
             model.set_optimizer('AdamW', lr=2e-2)
         losses: list[list[float]] = [[], []]
         for _ in range(4):
-            for model, seen in zip(models, losses, strict=True):
-                seen.append(model.forward_backward(batch)['loss'])
+            for model, own_losses in zip(models, losses, strict=True):
+                own_losses.append(model.forward_backward(batch)['loss'])
                 model.clip_grad_and_step()
-        assert all(seen[-1] < seen[0] for seen in losses)
+        assert all(own_losses[-1] < own_losses[0] for own_losses in losses)
         for model, name, adapter in zip(models, stack.base_models, ('first', 'second'), strict=True):
             version = model.publish_version()
             sampler, greedy = Sampler(name, client=client), {'max_tokens': 3, 'temperature': 0}
             sequence = sampler.sample('a', greedy, adapter, version=version).sequences[0]
             assert sequence.new_input_feature is not None
             trained = model.forward_only([sequence.new_input_feature])['logps'][0]
-            drawn = [candidates[0][1] for candidates in sequence.logprobs]
-            assert trained[trained != 0].tolist() == pytest.approx(drawn, abs=1e-4)
+            sampled = [candidates[0][1] for candidates in sequence.logprobs]
+            assert trained[trained != 0].tolist() == pytest.approx(sampled, abs=1e-4)
         path = models[0].save('saved')
-        heir = MultiLoraTransformersModel(stack.base_models[1], client=client)
-        heir.add_adapter_to_model('heir', LoraConfig(r=4))
+        other = MultiLoraTransformersModel(stack.base_models[1], client=client)
+        other.add_adapter_to_model('other', LoraConfig(r=4))
         with pytest.raises(UsageError, match=Path(stack.base_models[0]).name):
-            heir.load(path)
+            other.load(path)
 
 
-def test_tinker_client_trains_and_samples_both_in_turns(stack: StackState, service: tinker.ServiceClient) -> None:
+def test_tinker_client_trains_and_samples_both_models(stack: StackState, service: tinker.ServiceClient) -> None:
     """One Tinker session trains adapters of both base models."""
     models = [
         service.create_lora_training_client(base_model=name, rank=8, seed=7).result() for name in stack.base_models
     ]
     losses: list[list[float]] = [[], []]
     for _ in range(3):
-        for model, seen in zip(models, losses, strict=True):
-            seen.extend(train(model, *EXAMPLES))
-    assert all(seen[-1] < seen[0] for seen in losses)
+        for model, own_losses in zip(models, losses, strict=True):
+            own_losses.extend(train(model, *EXAMPLES))
+    assert all(own_losses[-1] < own_losses[0] for own_losses in losses)
     assert losses[0][0] != losses[1][0]
     prompt = tinker.ModelInput.from_ints(EXAMPLES[0])
     for model in models:
@@ -120,39 +120,43 @@ def test_tinker_client_trains_and_samples_both_in_turns(stack: StackState, servi
         assert len(answer.sequences[0].tokens) == 3
 
 
-def test_one_that_is_killed_holds_up_only_its_own(stack: StackState, service: tinker.ServiceClient) -> None:
-    """When one model service is killed, the other one trains on, futures wait, and native calls are refused."""
-    here, away = (service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models)
-    train(away, *EXAMPLES)
+def test_killed_model_service_affects_only_its_model(stack: StackState, service: tinker.ServiceClient) -> None:
+    """If a model service is killed, the other one continues, its futures wait, and native calls to it are refused."""
+    running, interrupted = (
+        service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models
+    )
+    train(interrupted, *EXAMPLES)
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         native = MultiLoraTransformersModel(stack.base_models[1], client=client)
         adapter_id = native.add_adapter_to_model('default', LoraConfig(r=4))
         killed = next(item for item in stack.services if item.name == 'model-2')
         os.kill(killed.pid, signal.SIGKILL)
         end_process(killed.pid, killed.start_mark, grace_seconds=10)
-        waiting = away.forward_backward([weighted(EXAMPLES[0])], 'cross_entropy')
-        assert len(train(here, *EXAMPLES, steps=2)) == 2
-        assert not waiting.future().done()
+        pending = interrupted.forward_backward([weighted(EXAMPLES[0])], 'cross_entropy')
+        assert len(train(running, *EXAMPLES, steps=2)) == 2
+        assert not pending.future().done()
         assert client.get_training_run(adapter_id).base_model == stack.base_models[1]
     with (
-        TwinkleClient(stack.address, stack.read_api_key(), retry_timeout=timedelta()) as hasty,
+        TwinkleClient(stack.address, stack.read_api_key(), retry_timeout=timedelta()) as impatient,
         pytest.raises(RetryableError),
     ):
-        MultiLoraTransformersModel(stack.base_models[1], client=hasty).add_adapter_to_model('other', LoraConfig(r=4))
+        MultiLoraTransformersModel(stack.base_models[1], client=impatient).add_adapter_to_model(
+            'other', LoraConfig(r=4)
+        )
     assert revive_stack(stack.state_dir, report=_silent) is not None
-    assert waiting.result().metrics['loss:sum'] > 0
-    assert len(train(away, *EXAMPLES)) == 1
+    assert pending.result().metrics['loss:sum'] > 0
+    assert len(train(interrupted, *EXAMPLES)) == 1
 
 
 def _status(stack: StackState) -> Any:
     return CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)], env={'COLUMNS': '400'})
 
 
-def _fetched(stack: StackState, path: str) -> Any:
+def _fetch(stack: StackState, path: str) -> Any:
     headers = {'authorization': f'Bearer {stack.read_api_key()}', 'x-api-key': stack.read_api_key()}
     request = urllib.request.Request(f'http://{stack.http_address}{path}', headers=headers)
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read())
+    with urllib.request.urlopen(request) as response:
+        return json.loads(response.read())
 
 
 def _silent(service: str, event: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights from a trainer of this process into vLLM: adapters, merged models and the base again."""
+"""Transfers of weights from a trainer in this process to vLLM: adapters, merged models and the base model."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from twinkle.sampler import UnknownAdapter, vLLMSampler
 
 pytestmark = pytest.mark.timeout(300)
 LENGTH = 80
-"""Two of vLLM's cache blocks and some: what is cached of one version must not be found for the next."""
+"""More than two cache blocks of vLLM, so that the test would notice cache entries of an older version."""
 FEATURE = InputFeature(input_ids=list(range(5, 5 + LENGTH)), labels=list(range(6, 6 + LENGTH)))
 
 
 def scores(sampler: vLLMSampler, **options: bool) -> np.ndarray:
-    """Return the log-probabilities of a sequence, whose prompt is then also sampled, so that it is cached."""
+    """Return the log-probabilities of the sequence, and then sample from it, so that vLLM caches it."""
     ids = list(FEATURE['input_ids'])
     (scored,) = sampler.sample(ids, SamplingParams(max_tokens=0), **options)
     sampler.sample(ids, SamplingParams(max_tokens=1, temperature=0), **options)
@@ -26,12 +26,12 @@ def scores(sampler: vLLMSampler, **options: bool) -> np.ndarray:
 
 
 def trained(trainer: TransformersModel, **options: bool) -> np.ndarray:
-    """Return what the trainer gives the same sequence."""
+    """Return the trainer's log-probabilities of the sequence."""
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
-def test_adapter_merged_model_and_base_follow_the_trainer(tmp_path: Path) -> None:
-    """Whichever way weights come, vLLM computes with them within 1e-4, and with nothing that it cached before."""
+def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
+    """VLLM agrees with the trainer within 1e-4 after each kind of sync, and ignores older cache entries."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
