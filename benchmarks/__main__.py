@@ -1,7 +1,7 @@
 """Runs benchmarks and prints one JSON document: `python -m benchmarks [NAME ...]`.
 
-Each benchmark is a module of this package whose `main` returns its figures. One that fails is
-reported in its place, and the others go on; the exit status tells that there was one.
+Each benchmark is a module of this package whose `main` returns its figures. If one fails, its error is reported in its
+place, the others still run, and the exit status is 1.
 """
 
 import argparse
@@ -17,30 +17,30 @@ from benchmarks.hardware import describe_hardware
 
 BENCHMARKS = {
     'gateway_hop': 'time that the gateway adds to a unary call',
-    'mutual_tls': 'a unary call between services over mutual TLS, against plaintext',
+    'mutual_tls': 'a unary call between services over mutual TLS against plaintext',
     'checkpoint_stream': 'bytes per second through the checkpoint service',
-    'transports': 'the stream of weights against uvicorn + httpx and ZeroMQ',
-    'wire_bytes': 'deltas of a real run of fifty steps against raw bf16',
-    'publish_to_live': 'a version from a trainer to a vLLM sampler, against a folder that the engine loads',
-    'publish_while_sampling': 'gaps in streams while versions are published, in steps too; takes options',
-    'sampling_throughput': 'tokens per second through the gateway, against the same vLLM engine in process',
-    'tinker_load': 'the Tinker API under many clients of unequal tenants: times, shares, memory; takes options',
-    'fleet': 'two samplers against one, and the gap in a stream whose sampler is killed',
-    'start_and_memory': 'from `up` to the first token, and memory by service',
-    'lora_kernel': 'the training pass: adapters together against alone, and against transformers + peft',
-    'train_throughput': 'tokens per second trained, against a bare loop on the same batches',
-    'co_batch': 'adapters trained together in one pass against one after the other; takes options',
-    'journal_overhead': 'steps through the model service with its journal, against without',
-    'adapter_memory': 'memory of active, idle and paged adapters, and a thousand of them',
+    'transports': 'throughput of weight streams against uvicorn + httpx and ZeroMQ',
+    'wire_bytes': 'size of deltas against raw bf16 in a real run of fifty steps',
+    'publish_to_live': 'time from a trainer to a vLLM sampler, against a folder that the engine loads',
+    'publish_while_sampling': 'gaps in streams while versions are published; takes options',
+    'sampling_throughput': 'tokens per second through the gateway against the same vLLM engine in process',
+    'tinker_load': 'the Tinker API with many clients of unequal tenants: times, shares, memory; takes options',
+    'fleet': 'two samplers against one, and the gap in a stream after its sampler is killed',
+    'start_and_memory': 'time from `up` to the first token, and memory per service',
+    'lora_kernel': 'training passes: shared against separate, and against transformers + peft',
+    'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
+    'co_batch': 'adapters trained in shared passes against one after the other; takes options',
+    'journal_overhead': 'steps through the model service with its journal against without; takes options',
+    'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
 }
-"""Module to what it measures, in the order they run."""
+"""Modules and descriptions of the benchmarks, in the order in which they run."""
 
 WITH_OPTIONS = ('adapter_memory', 'co_batch', 'journal_overhead', 'publish_while_sampling', 'tinker_load')
-"""Those that take options of their own: `python -m benchmarks co_batch --adapters 8 32`."""
+"""Benchmarks with options: `python -m benchmarks co_batch --adapters 8 32`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all; return the exit status."""
+    """Run the named benchmarks, or all of them; return the exit status."""
     listing = '\n'.join(f'  {name:23} {purpose}' for name, purpose in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks',
@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=f'benchmarks:\n{listing}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('names', nargs='*', metavar='NAME', help='which to run; none: all')
+    parser.add_argument('names', nargs='*', metavar='NAME', help='benchmark to run; default: all')
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in WITH_OPTIONS:
         names, options = given[:1], given[1:]
     else:
         names, options = parser.parse_args(given).names or list(BENCHMARKS), []
     if unknown := [name for name in names if name not in BENCHMARKS]:
-        parser.error(f'no benchmark is called {", ".join(unknown)}; there are {", ".join(BENCHMARKS)}')
+        parser.error(f'unknown benchmark {", ".join(unknown)}; the benchmarks are {", ".join(BENCHMARKS)}')
     document: dict[str, Any] = {'hardware': describe_hardware(), 'benchmarks': {}}
     for name in names:
         document['benchmarks'][name] = _run(name, options)
@@ -69,7 +69,7 @@ def _run(name: str, options: Sequence[str]) -> dict[str, Any]:
     try:
         measure = importlib.import_module(f'benchmarks.{name}').main
         figures = measure(options) if name in WITH_OPTIONS else measure()
-    except Exception as error:  # noqa: BLE001 (one that fails must not take the others' figures with it)
+    except Exception as error:  # noqa: BLE001 (a failed benchmark must not discard the figures of the others)
         traceback.print_exc()
         figures = {'error': f'{type(error).__name__}: {error}'}
     return {**figures, 'benchmark_seconds': round(time.perf_counter() - begin, 1)}

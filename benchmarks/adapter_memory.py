@@ -1,4 +1,4 @@
-"""Memory of an adapter: in training, idle, and paged out; and many more adapters than memory would hold."""
+"""Memory of active, idle and parked adapters, also with many more adapters than fit into memory."""
 
 import argparse
 import statistics
@@ -6,26 +6,28 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.lone_model import LoneAdapter, LoneModel, random_batch, running_model
+from benchmarks.standalone_model import StandaloneAdapter, StandaloneModel, random_batch, running_model
 from twinkle.hub import resolve_model
 
 _MOMENTS = 2
-"""AdamW keeps two numbers for each parameter."""
+"""Number of values that AdamW stores per parameter."""
 _FLOAT_BYTES = 4
-_PAGING_SECONDS = 60.0
+_PARKING_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 _CURVE_POINTS = 10
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure and return the figures."""
+    """Run the measurements and return their figures."""
     parser = argparse.ArgumentParser(prog='./run bench adapter_memory')
     parser.add_argument('--model', default='smollm2-135m-instruct', help='hub id, alias or folder')
-    parser.add_argument('--adapters', type=int, default=16, help='held at once')
+    parser.add_argument('--adapters', type=int, default=16, help='number of adapters in memory')
     parser.add_argument('--lora-rank', type=int, default=16)
-    parser.add_argument('--turns', type=int, default=30, help='adapters that are brought back, one after the other')
-    parser.add_argument('--many', type=int, default=1000, help='adapters of rank 1 that are paged; 0: none')
-    parser.add_argument('--resident', type=int, default=16, help='of those, held at once')
+    parser.add_argument('--turns', type=int, default=30, help='number of operations that restore a parked adapter')
+    parser.add_argument(
+        '--many', type=int, default=1000, help='number of adapters with rank 1 that are parked; 0: skip this part'
+    )
+    parser.add_argument('--resident', type=int, default=16, help='how many of these are in memory at the same time')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
     figures: dict[str, Any] = {'options': vars(options), 'held': _held(base_model, options)}
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare what the process grows by with what parameters and moments take."""
+    """Compare the growth of the process with the size of parameters and optimizer moments."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     idle_seconds = 3600.0
     with running_model(base_model, idle_seconds=idle_seconds, max_resident_adapters=options.adapters + 1) as model:
@@ -64,7 +66,7 @@ def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare a forward_backward that brings its adapter back, and another one out, with one that finds it there."""
+    """Compare a forward_backward that restores its adapter and parks another one with one on a resident adapter."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     with running_model(base_model, max_resident_adapters=2, undo_steps=0) as model:
         adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(3)]
@@ -72,7 +74,7 @@ def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
             _train(adapter, batch)
         times: dict[str, list[float]] = {'resident': [], 'parked': []}
         for turn in range(options.turns):
-            # Of three in room for two, the one used least lately is on disk.
+            # Two of the three adapters fit into memory, so the least recently used one is on disk.
             adapter = adapters[turn % len(adapters)]
             for where in ('parked', 'resident'):
                 begin = time.monotonic()
@@ -86,7 +88,7 @@ def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Create many more adapters than are held, then train each once: it is paged in and out again."""
+    """Create many more adapters than fit into memory, then train each once, which restores and parks it."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
     with running_model(base_model, **settings) as model:
@@ -103,7 +105,7 @@ def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
             if count % max(1, options.many // _CURVE_POINTS) == 0:
                 curve.append(_point(model, count, begin))
         stepped = time.monotonic() - clock - created
-        paged = _least_within(model, _PAGING_SECONDS)
+        paged = _least_within(model, _PARKING_SECONDS)
     state = adapters[0].parameter_count * _FLOAT_BYTES * (1 + _MOMENTS)
     return {
         'adapters': options.many,
@@ -115,17 +117,17 @@ def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _train(adapter: LoneAdapter, batch: Any) -> None:
+def _train(adapter: StandaloneAdapter, batch: Any) -> None:
     adapter.forward_backward(batch)
     adapter.step()
 
 
-def _point(model: LoneModel, count: int, begin: int) -> dict[str, float]:
+def _point(model: StandaloneModel, count: int, begin: int) -> dict[str, float]:
     return {'stepped': count, 'mib': round((model.resident_bytes - begin) / 2**20, 1)}
 
 
-def _least_within(model: LoneModel, seconds: float) -> int:
-    """Return the least memory that is seen, once idle adapters had time to be paged out."""
+def _least_within(model: StandaloneModel, seconds: float) -> int:
+    """Poll for some time, in which idle adapters are parked, and return the smallest memory."""
     end = time.monotonic() + seconds
     least = model.resident_bytes
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What is written without Twinkle: transformers and peft, one adapter, one batch at a time."""
+"""The baseline without Twinkle: transformers and peft with one adapter and one batch at a time."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from twinkle.hub import resolve_model
 
 
 class BarePeft:
-    """A base model with one LoRA on every linear layer, as the options say."""
+    """A base model with one LoRA adapter on every linear layer, built from the options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Load it."""
+        """Load the model."""
         if options.model in SIZES:
             base = build_random_model(options.model, device=options.device, dtype=options.dtype, attention='sdpa')
         else:
@@ -28,7 +28,7 @@ class BarePeft:
         self._model: Any = get_peft_model(base.to(options.device), config).train()
 
     def train(self, features: Sequence[Any]) -> None:
-        """Run forward and backward on examples of one length, whose labels come shifted, and drop the gradient."""
+        """Run forward and backward on examples of equal length with shifted labels, and discard the gradient."""
         ids, labels = (
             torch.as_tensor(np.stack([feature[name] for feature in features]), device=self._device, dtype=torch.int64)
             for name in ('input_ids', 'labels')

@@ -1,6 +1,6 @@
-"""From a publish to its answer and to a follower that holds it, by shared memory and by bytes, and what that costs.
+"""Time from a publish to its answer and to a subscriber, by shared memory and as bytes.
 
-The weights are bfloat16 that a small update changes from version to version, as training does.
+The weights are bfloat16. A small update changes them from version to version, as in training.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ TENANT = Caller(tenant_id='bench', is_internal=True)
 
 
 def main() -> dict[str, Any]:
-    """Move states of several sizes and return the figures."""
+    """Transfer states of several sizes and return the figures."""
     return asyncio.run(_measure())
 
 
@@ -45,16 +45,18 @@ async def _measure() -> dict[str, Any]:
             for size_mib in SIZES_MIB:
                 states = [state_of(size_mib, seed=seed) for seed in range(ROUNDS)]
                 result[f'{size_mib}_mib'] = {
-                    'shared_memory': await _move(WeightClient(channel, segments=Segments(memory)), states, 'shared'),
-                    'bytes': await _move(WeightClient(channel), states, 'bytes'),
+                    'shared_memory': await _transfer(
+                        WeightClient(channel, segments=Segments(memory)), states, 'shared'
+                    ),
+                    'bytes': await _transfer(WeightClient(channel), states, 'bytes'),
                     'synced_peft_folder_seconds': _write_folder(folder, size_mib),
                 }
             result['service_after_mib'] = _resident_mib(process_id)
     return {**result, 'hardware': {'machine': platform.machine(), 'cpu_count': os.cpu_count()}}
 
 
-async def _move(client: WeightClient, states: Sequence[PackedState], way: str) -> dict[str, Any]:
-    """Publish, fetch and follow versions; return the best of the rounds."""
+async def _transfer(client: WeightClient, states: Sequence[PackedState], way: str) -> dict[str, Any]:
+    """Publish, fetch and follow versions; return the best time of the rounds."""
     size_bytes = states[0].manifest.size_bytes
     adapter_id = f'ad-{way}-{size_bytes}'
     publish, fetch, live = [], [], []
@@ -67,7 +69,7 @@ async def _move(client: WeightClient, states: Sequence[PackedState], way: str) -
                 pass
             live.append(time.perf_counter() - begin)
             if event.state.manifest != state.manifest:
-                raise RuntimeError('another state came than was published')
+                raise RuntimeError('the received state differs from the published one')
             begin = time.perf_counter()
             await client.fetch_version(adapter_id, number)
             fetch.append(time.perf_counter() - begin)
@@ -82,7 +84,7 @@ async def _move(client: WeightClient, states: Sequence[PackedState], way: str) -
 
 
 def _write_folder(folder: Path, size_mib: int) -> float:
-    """Return the seconds that writing the same weights as a synced peft folder takes."""
+    """Return the time in seconds for writing the same weights as a synced peft folder."""
     tensors = _tensors(size_mib, seed=0)
     seconds: list[float] = []
     for _ in range(ROUNDS):
@@ -93,12 +95,12 @@ def _write_folder(folder: Path, size_mib: int) -> float:
 
 
 def state_of(size_mib: int, *, seed: int) -> PackedState:
-    """Return a state of that size, after `seed` small updates."""
+    """Return a state of the given size after `seed` small updates."""
     return pack_state(_tensors(size_mib, seed), base_model='bench', lora_config=LoraConfig())
 
 
 def _tensors(size_mib: int, seed: int) -> dict[str, TensorData]:
-    """Return 200 tensors, as many as an adapter of a small model has, after `seed` small updates."""
+    """Return 200 tensors, the number of an adapter of a small model, after `seed` small updates."""
     rows = size_mib * 2**20 // 200 // 32
     values = np.random.default_rng(0).normal(scale=0.02, size=(200, rows, 16)).astype(np.float32)
     for update in range(1, seed + 1):
@@ -112,7 +114,7 @@ def _tensors(size_mib: int, seed: int) -> dict[str, TensorData]:
 
 @asynccontextmanager
 async def running_service(folder: Path, memory: Path) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
-    """Run the service as a process of its own and give a channel to it."""
+    """Run the service in a separate process and yield a channel to it and its process id."""
     address_file = folder / 'address.json'
     settings = (
         f'state_dir={folder}',
@@ -125,7 +127,7 @@ async def running_service(folder: Path, memory: Path) -> AsyncIterator[tuple[grp
     try:
         while not address_file.exists():
             if process.returncode is not None:
-                raise RuntimeError(f'the service ended with {process.returncode}')
+                raise RuntimeError(f'the checkpoint service exited with status {process.returncode}')
             await asyncio.sleep(0.02)
         channel = open_channel(json.loads(address_file.read_text())['address'])
         with acting_for(TENANT):
@@ -137,13 +139,13 @@ async def running_service(folder: Path, memory: Path) -> AsyncIterator[tuple[grp
 
 
 def memory_folder() -> str | None:
-    """Return where memory is a folder; None where it is not, and a disk has to do."""
-    folder = Path('/dev/shm')  # noqa: S108 (the kernel's own place for it)
+    """Return the folder of shared memory, or None if the system has none and a disk is used."""
+    folder = Path('/dev/shm')  # noqa: S108 (the mount point of the kernel)
     return str(folder) if folder.is_dir() else None
 
 
 def _resident_mib(process_id: int) -> float:
-    """Return what a process holds in memory."""
+    """Return the resident memory of a process in MiB."""
     status = Path(f'/proc/{process_id}/status').read_text(encoding='ascii')
     kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith('VmRSS:'))
     return round(int(kilobytes) / 1024, 1)

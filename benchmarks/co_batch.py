@@ -1,7 +1,7 @@
-"""Adapters co-batched in the trainer's engine against one after the other, and the same through the service.
+"""Adapters in shared passes against one after the other, in the trainer's engine and through the service.
 
-`./run bench co_batch --help` tells of other models, devices and numbers of adapters: on an accelerator the random
-models of `benchmarks.random_model`, with tokens a second and the share of the machine's peak.
+`./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
+the random models of `benchmarks.random_model`; the figures include tokens per second and the fraction of the peak.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.random_model import SIZES, build_random_model
-from benchmarks.turns import Spread, ratio_by_round, time_in_turns
+from benchmarks.timing import Spread, ratio_by_round, time_alternately
 from twinkle.data_format import LoraConfig
 from twinkle.hub import resolve_model
 from twinkle.model.engine import BatchItem, TrainerEngine
@@ -21,7 +21,7 @@ from twinkle.nn import PackedCausalLM
 from twinkle.nn.attention import IMPLEMENTATION
 
 _FLOPS_PER_PARAMETER = 4
-"""Two for the forward pass and two for the gradient of the activations; frozen weights have none."""
+"""Two in the forward pass and two for the gradient of the activations; frozen weights have no gradient."""
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = _packed_model(options)
     engine = TrainerEngine(model, max_pass_tokens=options.pass_tokens)
-    # A machine that runs the engine alone may have neither peft nor what the services need.
+    # A machine that runs only the engine may lack peft and the dependencies of the services.
     bare = importlib.import_module('benchmarks.bare_peft').BarePeft(options) if options.peft else None
     for index in range(max(options.adapters)):
         engine.create_adapter(adapter_name(index), LoraConfig(r=options.lora_rank, lora_alpha=16, seed=index))
@@ -48,16 +48,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='./run bench co_batch')
     parser.add_argument('--model', default='smollm2-135m-instruct', help=f'hub id, alias, folder, or one of {[*SIZES]}')
     parser.add_argument('--adapters', type=int, nargs='+', default=[8])
-    parser.add_argument('--tokens', type=int, nargs='+', default=[16, 32, 64, 128, 256], help='of each adapter')
+    parser.add_argument('--tokens', type=int, nargs='+', default=[16, 32, 64, 128, 256], help='tokens per adapter')
     parser.add_argument('--lora-rank', type=int, default=8)
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--dtype', default='float32')
     parser.add_argument('--threads', type=int, default=1)
-    parser.add_argument('--pass-tokens', type=int, default=1024, help='most of one pass')
+    parser.add_argument('--pass-tokens', type=int, default=1024, help='maximum number of tokens per pass')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--peak-flops', type=float, default=0.0, help='of the machine, a second; 0: unknown')
-    parser.add_argument('--peft', action='store_true', help='compare with transformers and peft, too')
-    parser.add_argument('--service', action='store_true', help='measure through gateway and model service, too')
+    parser.add_argument('--peak-flops', type=float, default=0.0, help='peak of the machine in FLOP/s; 0: unknown')
+    parser.add_argument('--peft', action='store_true', help='also compare with transformers and peft')
+    parser.add_argument('--service', action='store_true', help='also measure through gateway and model service')
     return parser.parse_args(arguments)
 
 
@@ -85,7 +85,7 @@ def _engine_figures(
     }
     if bare is not None:
         runs['peft'] = lambda: [bare.train(item.features) for item in items]
-    spent = time_in_turns(runs, rounds=options.rounds, finish=_finish_of(options.device))
+    spent = time_alternately(runs, rounds=options.rounds, finish=_finish_of(options.device))
     return {
         'together_over_one_after_the_other': ratio_by_round(spent['alone'], spent['together']),
         **({'together_over_peft': ratio_by_round(spent['peft'], spent['together'])} if bare is not None else {}),
@@ -97,7 +97,7 @@ def _rates(engine: TrainerEngine, options: argparse.Namespace, spread: Spread, t
     rate = tokens / spread.median
     figures = {'tokens_per_second': round(rate, 1), **spread.as_figures()}
     if options.peak_flops:
-        # Looking an embedding up multiplies nothing; a tied one is counted once, as the head.
+        # Embedding lookups need no multiplications. A tied embedding is counted once, as the head.
         config = engine.model.config
         looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
         flops = _FLOPS_PER_PARAMETER * (engine.model.parameter_count - looked_up)
@@ -114,7 +114,7 @@ def _train(engine: TrainerEngine, items: Sequence[BatchItem]) -> None:
 
 
 def random_feature(vocabulary: int, length: int, seed: int) -> dict[str, Any]:
-    """Return an example of random tokens in which every label counts."""
+    """Return an example of random tokens with a label at every position."""
     ids = np.random.default_rng(seed).integers(3, vocabulary, length + 1)
     return {'input_ids': ids[:-1], 'labels': ids[1:]}
 

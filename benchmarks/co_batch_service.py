@@ -1,20 +1,20 @@
-"""The part of `co_batch` that goes through gateway and model service."""
+"""The measurement of `co_batch` through gateway and model service."""
 
 import argparse
 from typing import Any
 
 from benchmarks.co_batch import adapter_name, random_feature
 from benchmarks.local_stack import connected, running_stack
-from benchmarks.turns import ratio_by_round, time_in_turns
+from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import LoraConfig
 from twinkle_client.model import MultiLoraTransformersModel
 
 _TOKEN_IDS = 300
-"""Below the vocabulary of any model."""
+"""Number of token ids in use; smaller than the vocabulary of every model."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare as many clients at once with one after the other, through gateway and model service."""
+    """Compare concurrent requests of all adapters with requests one after the other."""
     count = options.adapters[0]
     with running_stack(options.model) as state, connected(state) as client:
         model = MultiLoraTransformersModel(options.model, client=client)
@@ -40,7 +40,7 @@ def _ratio(
         for name, feature in features.items():
             model.forward_backward([feature], adapter_name=name, return_logps=False)
 
-    spent = time_in_turns({'together': together, 'alone': alone}, rounds=options.rounds)
+    spent = time_alternately({'together': together, 'alone': alone}, rounds=options.rounds)
     return {
         'together_over_one_after_the_other': ratio_by_round(spent['alone'], spent['together']),
         'tokens_per_second': round(count * length / spent['together'].median, 1),

@@ -1,7 +1,8 @@
-"""A second sampler against one, and the gap in a stream whose sampler is killed.
+"""Two samplers against one, and the gap in a stream whose sampler is killed.
 
-Tokens per second of many streams through the gateway, with one sampler and with two in the same run; then single
-streams, each of which loses its sampler to `kill -9` after some tokens and goes on at the other one.
+The first part measures tokens per second of many streams through the gateway, with one sampler and with two in the same
+run. In the second part, the sampler of a single stream is killed with `kill -9` after some tokens, and the stream
+continues on the other sampler.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ async def _rates(stack: StackState) -> float:
 
 
 async def _gap(stack: StackState) -> tuple[float, float]:
-    """Kill the sampler of a stream; return the longest and the usual time between two of its tokens."""
+    """Kill the sampler of a stream; return the longest and the median time between two of its tokens."""
     async with grpc.aio.insecure_channel(stack.address) as channel:
 
         def kill(count: int) -> None:
@@ -75,7 +76,7 @@ async def _gap(stack: StackState) -> tuple[float, float]:
 
         times = await _stream(stack, channel, 0, TOKENS_OF_KILLED, on_token=kill)
     if len(times) != TOKENS_OF_KILLED:
-        raise RuntimeError(f'{len(times)} tokens came, not {TOKENS_OF_KILLED}')
+        raise RuntimeError(f'received {len(times)} tokens instead of {TOKENS_OF_KILLED}')
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     await asyncio.to_thread(revive_stack, stack.state_dir, report=_silent)
     await asyncio.to_thread(_wait_for_replicas, stack, 2)
@@ -90,7 +91,7 @@ async def _stream(
     *,
     on_token: Callable[[int], None] = lambda _: None,
 ) -> list[float]:
-    """Sample one prompt through the gateway; return when each token came."""
+    """Sample one prompt through the gateway; return the arrival time of each token."""
     stub = sampler_service_pb2_grpc.SamplerServiceStub(channel)
     prompt = np.random.default_rng(seed).integers(100, 40_000, 32).astype(np.int32)
     request = wire.SampleRequest(
@@ -107,7 +108,7 @@ async def _stream(
 
 
 def _kill_busy_sampler(stack: StackState) -> None:
-    """End the sampler that runs a sequence, as a lost machine would."""
+    """Kill the sampler that runs a sequence, as if its machine were lost."""
     state = StackState.load(stack.state_dir)
     with connected(stack) as client:
         replicas = FleetAdministration(client=client).list_replicas()

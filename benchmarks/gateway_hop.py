@@ -1,7 +1,7 @@
-"""Time that the gateway adds to a unary call: the same call direct and through it, in turns within one run.
+"""Time that the gateway adds to a unary call: direct calls and calls through the gateway alternate within one run.
 
-Client, gateway and service are processes of their own, as in a deployment. One call is on the way
-at a time, so that the figures are of the way itself and not of a queue.
+Client, gateway and service are separate processes, as in a deployment. There is one call at a time, so the figures do
+not include waiting in a queue.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ WARM_UP_CALLS = 300
 ROUNDS = 20
 CALLS_A_ROUND = 100
 START_SECONDS = 60
-TOKEN = 'token-of-the-benchmark'  # noqa: S105 (made for two processes on loopback)
+TOKEN = 'token-of-the-benchmark'  # noqa: S105 (only for processes on loopback)
 KEY = 'tml-key-of-the-benchmark'
 ADAPTER_ID = 'ad-benchmark'
 
@@ -35,8 +35,8 @@ def main() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as name, ExitStack() as stack:
         folder = Path(name)
         settings = {'internal_token': TOKEN, 'telemetry.log_level': 'WARNING'}
-        told, other = {**settings, 'adapter_id': ADAPTER_ID}, {**settings, 'base_model': 'another'}
-        model = stack.enter_context(running_process('benchmarks.idle_model', folder / 'model', told))
+        with_adapter, other = {**settings, 'adapter_id': ADAPTER_ID}, {**settings, 'base_model': 'another'}
+        model = stack.enter_context(running_process('benchmarks.idle_model', folder / 'model', with_adapter))
         second = stack.enter_context(running_process('benchmarks.idle_model', folder / 'second', other))
         settings |= {'bootstrap_key': KEY}
         of_one, of_two = {'upstreams.model': model}, {'upstreams.models': f'["{second}", "{model}"]'}
@@ -49,7 +49,7 @@ async def _measure(model: str, gateway: str, chooser: str) -> dict[str, Any]:
     ways = {
         'direct': (model, (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))),
         'through_gateway': (gateway, (('authorization', f'Bearer {KEY}'),)),
-        # The same, where the gateway has to find the one of two model services that has the adapter.
+        # Here the gateway must find out which of two model services has the adapter.
         'through_gateway_of_two': (chooser, (('authorization', f'Bearer {KEY}'),)),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -76,7 +76,7 @@ def _added(figures: dict[str, float], direct: dict[str, float]) -> dict[str, flo
 
 
 async def call_times(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], count: int) -> list[float]:
-    """Return the seconds of some calls of the idle model service, one after the other."""
+    """Return the durations in seconds of calls to the idle model service, one after the other."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
     request = adapter_service_pb2.GetAdapterRequest(adapter_id=ADAPTER_ID)
     seconds: list[float] = []
@@ -88,7 +88,7 @@ async def call_times(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str],
 
 
 def milliseconds(seconds: list[float]) -> dict[str, float]:
-    """Return what describes times, in milliseconds."""
+    """Return median, 99th percentile and minimum in milliseconds."""
     hundredths = statistics.quantiles(seconds, n=100)
     return {
         'p50': round(1000 * statistics.median(seconds), 3),
@@ -99,7 +99,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 @contextmanager
 def running_process(module: str, state_dir: Path, settings: dict[str, str]) -> Iterator[str]:
-    """Run a service and yield its address; it is asked to stop at the end."""
+    """Run a service and yield its address; terminate it at the end."""
     address_file = state_dir / 'address.json'
     command = [sys.executable, '-m', module]
     for field, value in {**settings, 'state_dir': str(state_dir), 'address_file': str(address_file)}.items():

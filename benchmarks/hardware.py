@@ -1,4 +1,4 @@
-"""What the figures were measured on: a figure without its machine says nothing."""
+"""Description of the machine that ran the benchmarks."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ LIBRARIES = ('grpcio', 'numpy', 'protobuf', 'torch', 'transformers')
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Return processor, memory, accelerators, load and the versions that matter."""
+    """Return the processor, memory, accelerators, load, and versions of the relevant libraries."""
     return {
         'processor': _processor(),
         'cores': len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
@@ -44,7 +44,7 @@ def _processor() -> str:
 def _accelerators() -> list[str]:
     try:
         listing = subprocess.run(
-            ['nvidia-smi', '--query-gpu=name,memory.total', '--format=csv,noheader'],  # noqa: S607 (where it is, differs)
+            ['nvidia-smi', '--query-gpu=name,memory.total', '--format=csv,noheader'],  # noqa: S607 (its path differs between systems)
             check=True,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""A model service that does nothing but answer: what is measured through it is the way there and back."""
+"""A model service that answers immediately without computing, to measure only the transport."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,31 +13,30 @@ from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 
 
 class IdleModelConfig(ServiceConfig):
-    """Configuration like that of the real service."""
+    """Configuration with the fields of the real service that the benchmarks need."""
 
     service: ClassVar[str] = 'model'
 
     base_model: str = 'idle'
-    """What it says that it holds."""
+    """Base model that the service reports."""
     adapter_id: str = ''
-    """An adapter that it tells of in its feed; empty: none."""
+    """Adapter in the stream of `WatchAdapters`; empty: no adapter."""
 
 
 class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
-    """Answers GetAdapter with the id it was asked for."""
+    """Answers GetAdapter with the requested id."""
 
     def __init__(self, config: IdleModelConfig) -> None:
-        """Tell of what the configuration says."""
         self._config = config
 
-    async def GetAdapter(self, request: Any, context: Any) -> Any:  # noqa: N802 (the contract's name)
-        """Answer at once."""
+    async def GetAdapter(self, request: Any, context: Any) -> Any:  # noqa: N802 (name in the contract)
+        """Answer immediately."""
         response = adapter_service_pb2.GetAdapterResponse()
         response.adapter.adapter_id = request.adapter_id
         return response
 
-    async def WatchAdapters(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
-        """Tell of the adapter, and of nothing more."""
+    async def WatchAdapters(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (name in the contract)
+        """Yield the configured adapter, then wait until cancelled."""
         if self._config.adapter_id:
             event = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default')
             event.adapter.adapter_id, event.adapter.base_model = self._config.adapter_id, self._config.base_model
@@ -49,7 +48,7 @@ class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
 
 
 async def run(config: IdleModelConfig) -> None:
-    """Serve until asked to stop."""
+    """Serve until the process is asked to stop."""
     endpoint = Endpoint(
         adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
         IdleAdapters(config),

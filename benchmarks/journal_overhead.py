@@ -1,16 +1,16 @@
-"""What the journal costs: the same steps through two model services in turns, one with it and one without."""
+"""Cost of the journal: the same steps alternate between a model service with a journal and one without."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lone_model import LoneAdapter, random_batch, running_model
-from benchmarks.turns import ratio_by_round, time_in_turns
+from benchmarks.standalone_model import StandaloneAdapter, random_batch, running_model
+from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.hub import resolve_model
 
 SHAPES = {'usual': (8, 64), 'tiny': (1, 16)}
-"""Examples and tokens of each, by name; the tiny one shows what an operation costs that computes next to nothing."""
+"""Number and length of examples by name; the tiny shape shows the overhead of an operation with little computing."""
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -35,15 +35,17 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     return {'model': options.model, 'goal_usual': '< 1.03', **figures, 'state_folder_mib': round(size / 2**20, 2)}
 
 
-def _ratio(journaled: LoneAdapter, bare: LoneAdapter, shape: tuple[int, int], *, rounds: int) -> dict[str, Any]:
+def _ratio(
+    journaled: StandaloneAdapter, bare: StandaloneAdapter, shape: tuple[int, int], *, rounds: int
+) -> dict[str, Any]:
     examples, length = shape
     batch = random_batch(examples=examples, length=length, vocabulary=300)
 
-    def train(adapter: LoneAdapter) -> None:
+    def train(adapter: StandaloneAdapter) -> None:
         adapter.forward_backward(batch)
         adapter.step()
 
-    spent = time_in_turns(
+    spent = time_alternately(
         {'with_journal': lambda: train(journaled), 'without': lambda: train(bare)}, rounds=rounds, warmups=2
     )
     return {

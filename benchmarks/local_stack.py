@@ -1,4 +1,4 @@
-"""A stack of the five services for a benchmark: started in a folder of its own, stopped at the end."""
+"""A stack of the five services for a benchmark, started in a temporary folder and stopped at the end."""
 
 import tempfile
 import time
@@ -12,7 +12,7 @@ from twinkle_client.stack import StackOptions, StackState, start_stack, stop_sta
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
-"""Of torch, in the model service, the sampler and the bare loop alike: two processes share two cores."""
+"""Number of torch threads of the model service, of the sampler and of the baseline; two processes share two cores."""
 
 
 @contextmanager
@@ -23,13 +23,13 @@ def running_stack(
     sampler_count: int = 1,
     services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[StackState]:
-    """Yield a running stack; by default on the small real model, sampled by the torch engine.
+    """Yield a running stack, by default with the small real model and the torch engine.
 
     Args:
-        base_model: what is trained and sampled.
-        engine: what samples.
-        sampler_count: samplers to begin with.
-        services: fields of each service's configuration, over those of one thread each.
+        base_model: hub id, alias or folder of the base model.
+        engine: sampling engine, 'torch', 'vllm' or 'auto'.
+        sampler_count: number of samplers at the start.
+        services: configuration fields by service; they override the defaults with one thread.
     """
     given = services or {}
     threads = {'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}}
@@ -50,14 +50,14 @@ def running_stack(
 
 @contextmanager
 def connected(state: StackState) -> Iterator[TwinkleClient]:
-    """Yield a client of the stack."""
+    """Yield a client that is connected to the stack."""
     with TwinkleClient(state.address, state.read_api_key()) as client:
         yield client
 
 
 @contextmanager
 def stopwatch() -> Iterator[list[float]]:
-    """Yield a list that holds the block's seconds once it has ended."""
+    """Yield a list that contains the duration of the block in seconds after the block has ended."""
     seconds: list[float] = []
     begin = time.perf_counter()
     yield seconds

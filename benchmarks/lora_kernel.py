@@ -1,7 +1,8 @@
-"""The training pass itself: adapters together against one after the other, and one against transformers + peft.
+"""Training passes: several adapters in one pass against one after the other, and against transformers + peft.
 
-Everything runs on one thread and is timed by its CPU time, in turns within one run, so that what else
-the machine does falls on all alike. A pass is forward, the head at the labels, and backward.
+Everything runs on one thread and is measured in CPU time. The variants alternate within one run, so that other work on
+the machine affects all of them equally. A pass consists of the forward pass, the head at the labels, and the backward
+pass.
 """
 
 import statistics
@@ -22,7 +23,7 @@ from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan
 MODEL = 'smollm2-135m-instruct'
 ADAPTERS = 8
 TOKENS = (16, 32, 64, 128, 256)
-"""Of each adapter in a pass."""
+"""Numbers of tokens per adapter in a pass."""
 SOLO_LENGTH = 64
 ROUNDS = 2
 
@@ -46,7 +47,7 @@ def main() -> dict[str, Any]:
 
 
 def _together_over_alone(model: PackedCausalLM, adapters: Sequence[LoraWeights], length: int) -> dict[str, float]:
-    spent = _time_in_turns(
+    spent = _time_alternately(
         {
             'together': lambda: _packed_pass(model, adapters, length=length, label_share=1.0),
             'alone': lambda: [_packed_pass(model, [adapter], length=length, label_share=1.0) for adapter in adapters],
@@ -59,13 +60,13 @@ def _together_over_alone(model: PackedCausalLM, adapters: Sequence[LoraWeights],
 
 
 def _one_adapter(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Any]:
-    """Compare batches of eight sequences of one length, so that nobody has padding."""
+    """Compare batches of eight sequences of equal length, which need no padding."""
     bare = _bare_model()
     checkpointed = PackedCausalLM.load(resolve_model(MODEL), is_checkpointed=True)
     adapters = [adapter] * ADAPTERS
     figures: dict[str, Any] = {}
     for share in (1.0, 0.5):
-        spent = _time_in_turns(
+        spent = _time_alternately(
             {
                 'packed': lambda share=share: _packed_pass(model, adapters, length=SOLO_LENGTH, label_share=share),
                 'packed_checkpointed': lambda share=share: _packed_pass(
@@ -83,13 +84,13 @@ def _one_adapter(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Any]:
     return figures
 
 
-def _time_in_turns(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def _time_alternately(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS + 1):
+    for number in range(ROUNDS + 1):
         for name, run in runs.items():
             begin = time.process_time()
             run()
-            if turn:
+            if number:
                 seconds[name].append(time.process_time() - begin)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -130,7 +131,7 @@ def _bare_pass(model: torch.nn.Module, *, label_share: float) -> Sequence[Tensor
 
 
 def _batch(count: int, length: int, label_share: float) -> tuple[Tensor, Tensor]:
-    """Return ids, and the rows of the flattened batch whose labels count: the end of each sequence."""
+    """Return token ids, and the rows of the flattened batch with labels, at the end of each sequence."""
     ids_NL = torch.randint(40_000, (count, length), generator=torch.Generator().manual_seed(0))
     first = length - round(label_share * length)
     return ids_NL, (torch.arange(first, length) + length * torch.arange(count)[:, None]).flatten()

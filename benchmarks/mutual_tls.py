@@ -1,6 +1,6 @@
-"""What mutual TLS costs between two services: the same unary call over plaintext and over TLS, in turns within one run.
+"""Cost of mutual TLS between two services: unary calls over plaintext and over TLS alternate within one run.
 
-Caller and services are processes of their own. One call is on the way at a time; connections are made before.
+Caller and services are separate processes. There is one call at a time, and the connections are already open.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def _measure(addresses: dict[str, str], callers: dict[str, TlsConfig]) -> 
 
 
 async def _connecting(address: str, tls: TlsConfig) -> list[float]:
-    """Return the seconds that new connections take with their first call."""
+    """Return the durations in seconds of new connections, each with its first call."""
     seconds: list[float] = []
     for _ in range(CONNECTIONS):
         begin = time.perf_counter()

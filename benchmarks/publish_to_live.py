@@ -1,12 +1,12 @@
-"""From a trainer's tensors to an adapter that answers: published to a sampler, against a file that the engine loads.
+"""Time from a trainer's tensors to an adapter that answers: published to a sampler, against a folder that is loaded.
 
-Both engines are vLLM, built with the same arguments, in turns within one run. The file way is what peers do:
-write safetensors and a configuration to a folder, then have the engine load the folder. It syncs nothing.
+Both engines are vLLM with the same arguments, and the two methods alternate within one run. The second method, which
+other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.
 
-Both ways are warmed up by as many rounds before the measured ones: a machine whose memory was never used hands it
-out slowly, and a ring of versions has to fill before it gives memory back. Reported are medians over the measured
-rounds, and the processor time of the client, the checkpoint service, the sampler and its engine together, which
-other load disturbs less; of the file way that of the client and its engine.
+Both methods are warmed up by the same number of rounds, because the system allocates unused memory slowly, and because
+the ring of versions must be full before it releases memory. The figures are medians over the measured rounds, and the
+CPU time, which other load affects less: for publishing, of the client, the checkpoint service, the sampler and its
+engine; for the folder, of the client and its engine.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 RANKS = {'10_mb': 8, '100_mb': 80}
-"""Ranks at which all linear layers of the small real model have about this many bytes of float32."""
+"""LoRA ranks for which all linear layers of the small real model have about this size in float32."""
 WARM_UP_ROUNDS = 15
 ROUNDS = 15
 ENGINE_ARGS: dict[str, Any] = {'max_num_seqs': 8, 'max_model_len': 256, 'max_loras': 3, 'max_lora_rank': 128}
@@ -64,7 +64,7 @@ _SHAPES = {
     'mlp.up_proj': (_HIDDEN, _INTERMEDIATE),
     'mlp.down_proj': (_INTERMEDIATE, _HIDDEN),
 }
-"""Inputs and outputs of the linear layers of the small real model."""
+"""Input and output sizes of the linear layers of the small real model."""
 
 
 def main() -> dict[str, Any]:
@@ -97,7 +97,7 @@ async def _measure(stack: StackState) -> dict[str, Any]:
 
 
 async def _compare(ours: '_Published', theirs: '_File', rank: int) -> dict[str, Any]:
-    """Return seconds to live and to the first token of both ways, and their ratios."""
+    """Return the times until the version is live and until the first token for both methods, and their ratios."""
     config = LoraConfig(r=rank, lora_alpha=rank)
     tensors = [_tensors(rank, seed=number) for number in range(2)]
     seconds: dict[str, list[float]] = {}
@@ -121,19 +121,19 @@ async def _compare(ours: '_Published', theirs: '_File', rank: int) -> dict[str, 
 
 
 def _with_children(pids: list[int]) -> list[psutil.Process]:
-    """Return processes and those that they have started, such as a sampler's engine."""
+    """Return processes and their child processes, such as the engine of a sampler."""
     processes = [psutil.Process(pid) for pid in pids]
     return [each for process in processes for each in (process, *process.children(recursive=True))]
 
 
 def _busy_seconds(servers: list[psutil.Process]) -> float:
-    """Return the processor time that this process and its servers have had."""
+    """Return the CPU time in seconds of this process and its servers."""
     times = [server.cpu_times() for server in servers]
     return time.process_time() + sum(each.user + each.system for each in times)
 
 
 class _Published:
-    """Tensors through the checkpoint service to a sampler service."""
+    """Sends tensors through the checkpoint service to a sampler service."""
 
     def __init__(self, weights: WeightClient, sampler: Any, servers: list[psutil.Process]) -> None:
         self._weights = weights
@@ -146,7 +146,7 @@ class _Published:
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig
     ) -> dict[str, float]:
-        """Make a version live; return the seconds of its stages."""
+        """Make a version live; return the duration of each stage in seconds."""
         begin = time.perf_counter()
         state = plan_state(tensors, base_model=DEFAULT_MODEL, lora_config=config)
         await self._weights.publish_version(adapter_id, state, version=version)
@@ -169,7 +169,7 @@ class _Published:
 
 
 class _File:
-    """Tensors to a peft folder, and the folder to the engine."""
+    """Writes tensors to a peft folder that the engine loads."""
 
     def __init__(self, engine: Any, folder: Path, servers: list[psutil.Process]) -> None:
         self._engine = engine
@@ -183,7 +183,7 @@ class _File:
     async def put(
         self, adapter_id: str, version: int, tensors: dict[str, TensorData], config: LoraConfig
     ) -> dict[str, float]:
-        """Make a version live; return the seconds of its stages."""
+        """Make a version live; return the duration of each stage in seconds."""
         begin = time.perf_counter()
         folder = self._folder / f'{adapter_id}-{version}'
         await asyncio.to_thread(_write_folder, folder, tensors, config)
@@ -216,7 +216,7 @@ def _write_folder(folder: Path, tensors: dict[str, TensorData], config: LoraConf
 
 
 def _tensors(rank: int, *, seed: int) -> dict[str, TensorData]:
-    """Return an adapter of all linear layers, small enough in value to change nothing much."""
+    """Return an adapter for all linear layers, with values so small that outputs hardly change."""
     random = np.random.default_rng(seed)
     tensors: dict[str, TensorData] = {}
     for layer in range(_LAYERS):

@@ -1,9 +1,10 @@
-"""Versions published while streams run: what a running stream feels of it, at its client and in the engine's steps.
+"""Effect of published versions on running streams, measured at the client and in the steps of the engine.
 
-A real stack. Streams ask for the newest version, one answer after the other, all the time. For a while nothing is
-published, then versions are, at a steady pace, and then nothing again; the gaps between two tokens of an answer are
-compared within the one run. The engine core notes each of its steps: from there come the steps that lie between two
-tokens of a sequence, which do not depend on what else the machine does, and the gaps without services and client.
+A real stack serves streams that request the newest version all the time, one answer after the other. The run has three
+phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between two tokens of
+an answer are compared within the run. The engine core logs each of its steps. From this log come the number of steps
+between two tokens of a sequence, which does not depend on other work of the machine, and the gaps without the time of
+services and client.
 """
 
 import argparse
@@ -43,25 +44,25 @@ ADAPTER_ID = 'ad-bench'
 TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample', 'train'}))
 PROMPT_TOKENS = 16
 SLOTS = 32
-"""Versions of one step: as many as streams may have at once, so that none waits for a slot."""
+"""Number of LoRA slots: the number of versions that streams may use at the same time, so that no stream waits."""
 _FEW = 2
-"""Points that a quantile needs."""
+"""Smallest number of values for which quantiles are defined."""
 
 
 @dataclass
 class _Answer:
-    """One answer as its client saw it."""
+    """One answer as received by its client."""
 
     begin: float
     times: list[float] = field(default_factory=list[float])
-    """When each token came."""
+    """Arrival time of each token."""
     version: int = 0
     reason: int = sampling_pb2.STOP_REASON_UNSPECIFIED
 
 
 @dataclass
 class _Run:
-    """What came of a run; times are of `time.monotonic`."""
+    """Recorded data of a run; times are from `time.monotonic`."""
 
     answers: list[_Answer] = field(default_factory=list[_Answer])
     publishing: tuple[float, float] = (0.0, 0.0)
@@ -94,11 +95,13 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='./run bench publish_while_sampling')
-    parser.add_argument('--model', default=DEFAULT_MODEL, help='hub id, alias or folder, of the family of Llama')
+    parser.add_argument(
+        '--model', default=DEFAULT_MODEL, help='hub id, alias or folder of a model with the Llama architecture'
+    )
     parser.add_argument('--streams', type=int, default=32)
-    parser.add_argument('--versions', type=int, default=100, help='published while the streams run')
-    parser.add_argument('--seconds-between', type=float, default=0.5, help='from one version to the next')
-    parser.add_argument('--new-tokens', type=int, default=32, help='of each answer')
+    parser.add_argument('--versions', type=int, default=100, help='number of versions to publish while the streams run')
+    parser.add_argument('--seconds-between', type=float, default=0.5, help='time between two versions')
+    parser.add_argument('--new-tokens', type=int, default=32, help='tokens per answer')
     parser.add_argument('--lora-rank', type=int, default=8)
     return parser.parse_args(arguments)
 
@@ -113,25 +116,25 @@ async def _measure(stack: StackState, options: argparse.Namespace) -> _Run:
         publisher = _Publisher(weights, options, run)
         await publisher.publish(1)
         streams = _Streams(channel, stack, options, run)
-        tasks = [asyncio.create_task(streams.keep_on(index)) for index in range(options.streams)]
-        await streams.until_each_has_answered()
+        tasks = [asyncio.create_task(streams.run(index)) for index in range(options.streams)]
+        await streams.wait_for_first_answers()
         half = options.versions * options.seconds_between / 2
-        run.quiet.append(await _rest(half))
+        run.quiet.append(await _idle_phase(half))
         run.publishing = await publisher.publish_all()
-        run.quiet.append(await _rest(half))
+        run.quiet.append(await _idle_phase(half))
         streams.is_done = True
         await asyncio.gather(*tasks)
     return run
 
 
-async def _rest(seconds: float) -> tuple[float, float]:
+async def _idle_phase(seconds: float) -> tuple[float, float]:
     begin = time.monotonic()
     await asyncio.sleep(seconds)
     return begin, time.monotonic()
 
 
 class _Publisher:
-    """Publishes versions of an adapter straight to the checkpoint service, as a trainer does."""
+    """Publishes versions of an adapter directly to the checkpoint service, as a trainer does."""
 
     def __init__(self, weights: WeightClient, options: argparse.Namespace, run: _Run) -> None:
         self._weights = weights
@@ -165,7 +168,7 @@ class _Publisher:
 
 
 class _Streams:
-    """Samples the newest version through the gateway, in many streams."""
+    """Samples the newest version through the gateway in many concurrent streams."""
 
     def __init__(self, channel: grpc.aio.Channel, stack: StackState, options: argparse.Namespace, run: _Run) -> None:
         self._stub = sampler_service_pb2_grpc.SamplerServiceStub(channel)
@@ -174,21 +177,21 @@ class _Streams:
         self._run = run
         self._ends = asyncio.Semaphore(0)
         self.is_done = False
-        """Whether every stream is to end with its answer."""
+        """Whether every stream ends after its current answer."""
 
-    async def keep_on(self, index: int) -> None:
+    async def run(self, index: int) -> None:
         for seed in range(index, 1 << 30, self._options.streams):
             await self._answer(seed)
             self._ends.release()
             if self.is_done:
                 return
 
-    async def until_each_has_answered(self) -> None:
+    async def wait_for_first_answers(self) -> None:
         for _ in range(self._options.streams):
             await self._ends.acquire()
 
     async def _answer(self, seed: int) -> None:
-        # The tiny model of tests has few tokens.
+        # The tiny model of the tests has a small vocabulary.
         prompt = np.random.default_rng(seed).integers(5, 250, PROMPT_TOKENS).astype(np.int32)
         request = wire.SampleRequest(
             base_model=self._options.model,
@@ -207,7 +210,7 @@ class _Streams:
 
 
 def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
-    without, with_versions = (_of_phase(run, steps, spans) for spans in (run.quiet, [run.publishing]))
+    without, with_versions = (_phase_figures(run, steps, spans) for spans in (run.quiet, [run.publishing]))
     usual = without['step_ms']['p50']
     return {
         'publish_until_answered_ms': _spread(run.publish_seconds),
@@ -224,8 +227,8 @@ def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def _of_phase(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Return the figures of the tokens that came within some spans of time."""
+def _phase_figures(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return the figures of the tokens that arrived within the given time spans."""
 
     def is_within(at: float) -> bool:
         return any(begin <= at <= end for begin, end in spans)
@@ -252,7 +255,7 @@ def _of_phase(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float, flo
 
 
 def _gaps_in_engine(steps: Sequence[Step], is_within: Any) -> Iterable[float]:
-    """Yield the seconds between two tokens of a sequence, as the engine core has them."""
+    """Yield the seconds between two tokens of a sequence in the engine core."""
     last: dict[str, float] = {}
     for step in steps:
         for name, count in step.steps_since.items():

@@ -1,4 +1,4 @@
-"""Adapters of random weights on all linear layers of a model of Llama's family, whose shapes its folder tells."""
+"""Adapters with random weights on all linear layers of a model with the Llama architecture."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,13 @@ from twinkle.data_format import TensorData
 
 
 def random_adapter(folder: Path, lora_rank: int, *, seed: int) -> dict[str, TensorData]:
-    """Return its tensors by peft's names, small enough in value to change nothing much."""
+    """Return the tensors by their names in peft, with values so small that outputs hardly change.
+
+    Args:
+        folder: folder of the base model; its configuration defines the shapes.
+        lora_rank: rank of the adapter.
+        seed: seed of the values.
+    """
     shapes = _shapes(json.loads((folder / 'config.json').read_text(encoding='utf-8')))
     random = np.random.default_rng(seed)
     tensors: dict[str, TensorData] = {}
@@ -21,7 +27,7 @@ def random_adapter(folder: Path, lora_rank: int, *, seed: int) -> dict[str, Tens
 
 
 def _shapes(config: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of each layer by its name in the model."""
+    """Return the input and output size of each layer by its name in the model."""
     hidden, intermediate = config['hidden_size'], config['intermediate_size']
     head = config.get('head_dim') or hidden // config['num_attention_heads']
     query, key_value = head * config['num_attention_heads'], head * config['num_key_value_heads']

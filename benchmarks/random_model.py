@@ -1,4 +1,4 @@
-"""Random models of the sizes of Qwen3, for machines that can hold them and have no weights at hand."""
+"""Random models with the sizes of Qwen3, for machines without downloaded weights."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ SIZES: dict[str, dict[str, Any]] = {
     '4b': {'hidden_size': 2560, 'intermediate_size': 9728, 'num_hidden_layers': 36, 'num_attention_heads': 32},
     '8b': {'hidden_size': 4096, 'intermediate_size': 12288, 'num_hidden_layers': 36, 'num_attention_heads': 32},
 }
-"""By name: the shapes of Qwen3 of about so many parameters."""
+"""Shapes of the Qwen3 models by their approximate number of parameters."""
 _SHARED = {'num_key_value_heads': 8, 'head_dim': 128, 'vocab_size': 151936, 'max_position_embeddings': 4096}
 
 
 def build_random_model(size: str, *, device: str, dtype: str, attention: str) -> Any:
-    """Return a transformers model of that size with random weights, made where it is to run.
+    """Return a transformers model with random weights, created on its device.
 
     Args:
-        size: one of `SIZES`.
-        device: such as 'cuda:0'.
-        dtype: by torch's name.
-        attention: transformers' name of the implementation.
+        size: a key of `SIZES`.
+        device: device of the model, such as 'cuda:0'.
+        dtype: name of a torch dtype.
+        attention: name of the attention implementation in transformers.
     """
     config = Qwen3Config(**SIZES[size], **_SHARED, tie_word_embeddings=size != '8b')
     torch.manual_seed(0)

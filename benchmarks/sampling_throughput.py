@@ -1,7 +1,7 @@
-"""Tokens per second sampled through the gateway's stream, against the same vLLM engine called in this process.
+"""Sampled tokens per second in streams of the gateway, against the same vLLM engine in this process.
 
-Both engines are built with the same arguments and run in turns within one run; the one that waits uses no
-processor. Through the gateway a token passes engine, sampler service, gateway and client, each a process.
+Both engines have the same arguments and alternate within one run; the waiting engine uses no CPU. Through the gateway,
+a token passes the engine, the sampler service, the gateway and the client, each in a separate process.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ROUNDS = 5
 PROMPT_TOKENS = 32
 NEW_TOKENS = 48
 ENGINE_ARGS: dict[str, Any] = {'max_num_seqs': 32, 'max_model_len': 512, 'enable_prefix_caching': False}
-"""Of both engines; no prefix cache, so that each round computes the same."""
+"""Arguments of both engines. The prefix cache is disabled, so that each round computes the same."""
 
 Run = Callable[[list[int], int], Awaitable[int]]
 
@@ -66,7 +66,7 @@ async def _compare(ways: dict[str, Run], concurrency: int) -> dict[str, Any]:
             counts = await asyncio.gather(*(run(prompt, index) for index, prompt in enumerate(prompts)))
             rates[name].append(sum(counts) / (time.perf_counter() - begin))
             if sum(counts) != concurrency * NEW_TOKENS:
-                raise RuntimeError(f'{name} drew {sum(counts)} tokens')
+                raise RuntimeError(f'{name} sampled {sum(counts)} tokens instead of {concurrency * NEW_TOKENS}')
     ratios = [through / alone for through, alone in zip(rates['through_gateway'], rates['in_process'], strict=True)]
     return {
         **{f'{name}_tokens_per_second': round(statistics.median(values), 1) for name, values in rates.items()},
@@ -94,7 +94,7 @@ async def _in_process(engine: Any, prompt: list[int], seed: int) -> int:
 
 
 class _Gateway:
-    """Samples through the gateway of a stack."""
+    """Samples prompts through the gateway of a stack."""
 
     def __init__(self, channel: grpc.aio.Channel, stack: StackState) -> None:
         self._stub = sampler_service_pb2_grpc.SamplerServiceStub(channel)

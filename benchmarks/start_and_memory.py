@@ -1,4 +1,4 @@
-"""From `up` to the first token, and what each service's process holds in memory then and after work."""
+"""Time from `up` to the first token, and the memory of each service before and after some work."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ LIGHT = ('gateway', 'data', 'checkpoint')
 
 
 def main() -> dict[str, Any]:
-    """Start a stack, sample, train a little, and return the figures."""
+    """Start a stack, sample, train two steps, and return the figures."""
     begin = time.perf_counter()
     with running_stack() as state:
         up_seconds = time.perf_counter() - begin
@@ -44,7 +44,7 @@ def _memory(state: StackState) -> dict[str, float]:
 
 
 def _work(client: TwinkleClient) -> None:
-    """Encode data, train two steps, publish, sample: every service does something."""
+    """Encode data, train two steps, publish and sample, which uses every service."""
     rows = [{'query': f'What is {n} plus {n}?', 'response': str(2 * n), 'tag': 'en'} for n in range(200)]
     dataset = Dataset(DatasetMeta(data=rows), client=client)
     dataset.map('SelfCognitionProcessor', init_args={'model_name': 'Bench', 'model_author': 'Bench'})

@@ -1,8 +1,8 @@
-"""The Tinker API under load: several tenants with unequal numbers of clients sample and train for a while.
+"""The Tinker API under load: several tenants with unequal numbers of clients sample and train.
 
-A real stack; the clients speak its HTTP API with JSON from one process beside it, which takes its part of the cores.
-Tenants want unequal amounts and all more than there is, so that equal shares are the gateway's doing. Memory is that of
-the gateway's process, looked at all the time; what is left when all is done is told, too.
+A real stack serves clients that send JSON over HTTP. All clients run in one process, which shares the cores with the
+stack. The tenants' demands are unequal and all exceed the capacity, so equal shares are due to the gateway's scheduler.
+The memory of the gateway's process is measured during the run and for a few seconds after it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 DEMANDS = (0.4, 0.3, 0.2, 0.1)
-"""Which part of the clients each tenant has."""
+"""Fraction of the clients per tenant."""
 LARGEST_TOKEN = 4000
 SETTLE_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @dataclass
 class _Tally:
-    """What was done while it was counted; times are of `time.monotonic`."""
+    """Counts and durations within the measured period; times are from `time.monotonic`."""
 
     counted: tuple[float, float] = (0.0, 0.0)
     end: float = 0.0
@@ -44,7 +44,7 @@ class _Tally:
     gateway_bytes: list[int] = field(default_factory=list[int])
 
     async def time(self, kind: str, tenant: str, call: Awaitable[Any]) -> None:
-        """Run a call to its end and count it; one that fails counts as an error."""
+        """Await a call and count it, or count an error if it fails."""
         begin = time.monotonic()
         try:
             await call
@@ -58,7 +58,7 @@ class _Tally:
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the load and return its figures."""
+    """Run the clients and return the figures."""
     options = _parse(arguments)
     with running_stack(options.model, engine=options.engine) as stack:
         keys = _make_keys(stack)
@@ -69,12 +69,17 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='./run bench tinker_load')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='hub id, alias or folder')
-    parser.add_argument('--engine', default='auto', help='what samples: vllm or torch')
-    parser.add_argument('--samplers', type=int, default=256, help='sample requests under way')
-    parser.add_argument('--trainers', type=int, default=64, help='training clients')
-    parser.add_argument('--seconds', type=float, default=120.0, help='counted, after a quarter of it to warm up')
-    parser.add_argument('--new-tokens', type=int, default=8, help='of each sample')
-    parser.add_argument('--tokens', type=int, default=16, help='of each prompt and example')
+    parser.add_argument('--engine', default='auto', help='sampling engine: auto, vllm or torch')
+    parser.add_argument('--samplers', type=int, default=256, help='number of concurrent sampling requests')
+    parser.add_argument('--trainers', type=int, default=64, help='number of training clients')
+    parser.add_argument(
+        '--seconds',
+        type=float,
+        default=120.0,
+        help='duration of the measured period, after a warm-up of a quarter of it',
+    )
+    parser.add_argument('--new-tokens', type=int, default=8, help='tokens per sample')
+    parser.add_argument('--tokens', type=int, default=16, help='tokens per prompt and example')
     return parser.parse_args(arguments)
 
 
@@ -133,8 +138,8 @@ async def _trainer(wire: TinkerWire, tenant: str, tally: _Tally, options: argpar
         both = await wire.post('forward_backward', {**named, 'forward_backward_input': batch_of(tokens)})
         named['seq_id'] += 1
         update = await wire.post('optim_step', {**named, 'adam_params': {'learning_rate': 1e-4}})
-        await wire.outcome(both)
-        await wire.outcome(update)
+        await wire.result(both)
+        await wire.result(update)
 
     async def loop() -> None:
         number = 1
@@ -149,7 +154,7 @@ async def _sampler(wire: TinkerWire, tenant: str, tally: _Tally, options: argpar
     session_id = await wire.begin_session()
     body = {'session_id': session_id, 'sampling_session_seq_id': 0, 'base_model': base_model}
     handle = (await wire.post('create_sampling_session', body))['sampling_session_id']
-    order = {
+    request = {
         'sampling_session_id': handle,
         'num_samples': 1,
         'prompt': chunk_of(_tokens(options.tokens)),
@@ -157,7 +162,7 @@ async def _sampler(wire: TinkerWire, tenant: str, tally: _Tally, options: argpar
     }
 
     async def sample(number: int) -> None:
-        await wire.outcome(await wire.post('asample', {**order, 'seq_id': number}))
+        await wire.result(await wire.post('asample', {**request, 'seq_id': number}))
 
     async def loop() -> None:
         number = 1

@@ -1,7 +1,6 @@
-"""A client of the Tinker API that does nothing but speak its wire: cheap enough that hundreds fit beside the server.
+"""A minimal client of the Tinker API, so cheap that hundreds of clients fit on the machine of the server.
 
-It speaks through aiohttp: with some hundred requests under way httpx's pool takes seconds of each, which would be
-measured instead of the server.
+It uses aiohttp, because the connection pool of httpx adds seconds to each request if several hundred are in progress.
 """
 
 import json
@@ -12,26 +11,26 @@ from typing import Any
 import aiohttp
 
 RETRIED = (408, 429, 500, 502, 503, 504)
-"""What the SDK sends again after a while."""
+"""Statuses after which the SDK repeats a request."""
 
 
 class RequestFailed(Exception):
-    """The server refused for good, or a future failed; the text is its own."""
+    """The server refused a request permanently, or a future failed. The message contains the server's response."""
 
 
 @dataclass
 class TinkerWire:
-    """Speaks for one key. Counts what it was told to send again."""
+    """Sends requests with one API key, and counts repeated requests."""
 
     http: aiohttp.ClientSession
     headers: dict[str, str]
     retry_count: int = 0
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer; what the SDK would send again is sent again.
+        """Return the response, repeating the request after the same statuses as the SDK.
 
         Raises:
-            RequestFailed: it was refused for good.
+            RequestFailed: the request was refused permanently.
         """
         while True:
             async with self.http.post(f'/api/v1/{path}', json=body, headers=self.headers) as answer:
@@ -41,11 +40,11 @@ class TinkerWire:
                     raise RequestFailed(f'{path}: {answer.status} {(await answer.text())[:300]}')
             self.retry_count += 1
 
-    async def outcome(self, accepted: dict[str, Any]) -> dict[str, Any]:
-        """Return what came of a future.
+    async def result(self, accepted: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of a future.
 
         Raises:
-            RequestFailed: it failed.
+            RequestFailed: the future failed.
         """
         while True:
             answer = await self.post('retrieve_future', {'request_id': accepted['request_id']})
@@ -56,28 +55,28 @@ class TinkerWire:
         return answer
 
     async def base_model(self) -> str:
-        """Return the name of the first base model that is there."""
+        """Return the name of the first base model of the server."""
         async with self.http.get('/api/v1/get_server_capabilities', headers=self.headers) as answer:
             return (await answer.json())['supported_models'][0]['model_name']
 
     async def begin_session(self) -> str:
-        """Return a new session's id."""
+        """Create a session and return its id."""
         return (await self.post('create_session', {'sdk_version': '0.38.0', 'tags': []}))['session_id']
 
     async def create_model(self, session_id: str, *, number: int, base_model: str, rank: int) -> str:
-        """Return a new model's id."""
+        """Create a model and return its id."""
         config = {'rank': rank, 'train_unembed': False}
         body = {'session_id': session_id, 'model_seq_id': number, 'base_model': base_model, 'lora_config': config}
-        return (await self.outcome(await self.post('create_model', body)))['model_id']
+        return (await self.result(await self.post('create_model', body)))['model_id']
 
 
 def chunk_of(tokens: list[int]) -> dict[str, Any]:
-    """Return a prompt of the wire."""
+    """Return a prompt in the format of the API."""
     return {'chunks': [{'type': 'encoded_text', 'tokens': tokens}]}
 
 
 def batch_of(tokens: list[int]) -> dict[str, Any]:
-    """Return a batch of one example, trained by cross-entropy on every next token."""
+    """Return a batch of one example with a cross-entropy loss on every token."""
     inputs = {
         'target_tokens': {'data': tokens[1:], 'dtype': 'int64', 'shape': [len(tokens) - 1]},
         'weights': {'data': [1.0] * (len(tokens) - 1), 'dtype': 'float32', 'shape': [len(tokens) - 1]},

@@ -1,7 +1,7 @@
-"""Tokens a second trained through gateway and model service, against a bare transformers + peft loop.
+"""Trained tokens per second through gateway and model service, against a loop with transformers + peft.
 
-Both train the same LoRA on the same batches with one torch thread, in turns within one run, so
-that what else the machine does falls on both. Tokens are real ones: padding is nobody's work.
+Both train the same LoRA on the same batches with one torch thread, and alternate within one run, so that other work on
+the machine affects both equally. Only real tokens are counted, not padding.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
 from benchmarks.local_stack import THREADS, connected, running_stack
-from benchmarks.turns import ratio_by_round, time_in_turns
+from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.data_format import IGNORE_INDEX, LoraConfig
 from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.hub import resolve_model
@@ -24,7 +24,7 @@ MODEL = 'smollm2-135m-instruct'
 BATCH_SIZE = 8
 ROUNDS = 9
 CASES = (('all_labels', 0.0, '>= 1.0'), ('prompts_half', 0.5, '>= 1.5'))
-"""Name, share of each example's tokens that are its prompt, and the goal of the ratio."""
+"""Name, fraction of each example that is its prompt, and the goal for the ratio."""
 DATA = Path(__file__).parents[1] / 'examples' / 'data' / 'self_cognition.jsonl'
 
 
@@ -55,14 +55,14 @@ def main() -> dict[str, Any]:
 def _compare(
     model: MultiLoraTransformersModel, bare: '_BareLoop', batches: list[list[dict[str, Any]]], *, goal: str
 ) -> dict[str, Any]:
-    """Train on each batch by each way, in turns."""
-    at = {'bare': 0, 'service': 0, 'service_pipelined': 0}
+    """Train on the batches with each method alternately, and compare the times."""
+    batch_counts = {'bare': 0, 'service': 0, 'service_pipelined': 0}
 
     def next_batch(name: str) -> list[dict[str, Any]]:
-        at[name] += 1
-        return batches[at[name] % len(batches)]
+        batch_counts[name] += 1
+        return batches[batch_counts[name] % len(batches)]
 
-    spent = time_in_turns(
+    spent = time_alternately(
         {
             'bare': lambda: bare.step(next_batch('bare')),
             'service': lambda: _service_step(model, next_batch('service')),
@@ -82,7 +82,7 @@ def _compare(
 
 
 def _labelled(batch: list[dict[str, Any]], *, prompt_share: float) -> list[dict[str, Any]]:
-    """Return the same tokens with the labels of the first part masked."""
+    """Return the same tokens with masked labels in the prompt part."""
     examples: list[dict[str, Any]] = []
     for feature in batch:
         ids = np.asarray(feature['input_ids'])
@@ -107,14 +107,14 @@ def _service_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]
 
 
 def _pipelined_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]) -> None:
-    """Send the step behind the batch, without waiting for the batch's answer."""
+    """Send the step after the batch without waiting for the result of the batch."""
     trained = model.forward_backward.submit(inputs=batch, return_logps=False)
     model.clip_grad_and_step(max_grad_norm=1.0)
     trained.result()
 
 
 class _BareLoop:
-    """What a person would write without Twinkle: pad to the longest, forward, backward, clip, step."""
+    """Training loop without Twinkle: pad to the longest example, forward, backward, clip, step."""
 
     def __init__(self) -> None:
         torch.set_num_threads(THREADS)
@@ -127,7 +127,7 @@ class _BareLoop:
         self._optimizer = torch.optim.AdamW(trainable, lr=1e-4)
 
     def step(self, batch: list[dict[str, Any]]) -> None:
-        """Train on a batch; labels come shifted, so the loss is taken without shifting again."""
+        """Train on a batch. The labels are already shifted, so the loss does not shift them again."""
         length = max(len(feature['input_ids']) for feature in batch)
         ids = _padded(batch, 'input_ids', length, 0)
         labels = _padded(batch, 'labels', length, IGNORE_INDEX)

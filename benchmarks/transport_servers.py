@@ -1,7 +1,7 @@
-"""Plain servers that stream the same bytes, to compare with; `python -m benchmarks.transport_servers http|zmq MIB`.
+"""Plain HTTP and ZeroMQ servers for comparison; `python -m benchmarks.transport_servers http|zmq MIB`.
 
-Each prints the address where it listens, and serves until it is ended. They check nothing and know nothing
-of versions: what they show is what their transport can do.
+Each prints its address and serves until it is terminated. The servers have no checksums and no versions, so they show
+the throughput of their transport.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ import zmq.asyncio
 
 CHUNK_BYTES = 1 << 20
 ZMQ_WINDOW = 8
-"""Chunks on their way at once; the reader grants more as it takes them."""
+"""Number of unacknowledged chunks; the reader requests another one after it has received one."""
 
 
 def main() -> None:
-    """Serve."""
+    """Start the server that the command line names."""
     kind, size_mib = sys.argv[1], int(sys.argv[2])
     payload = random_bytes(size_mib << 20)
     if kind == 'http':
@@ -30,13 +30,13 @@ def main() -> None:
 
 
 def random_bytes(count: int) -> bytes:
-    """Return bytes that no layer can compress; one block of them again and again."""
+    """Return incompressible bytes, a repeated block of pseudo-random values."""
     block = bytes((index * 2_654_435_761 >> 7) & 0xFF for index in range(CHUNK_BYTES))
     return (block * (count // CHUNK_BYTES + 1))[:count]
 
 
 def serve_http(payload: bytes) -> None:
-    """Serve the bytes as one response, a chunk at a time."""
+    """Serve the bytes as one response in chunks."""
     view = memoryview(payload)
 
     async def app(
@@ -51,38 +51,38 @@ def serve_http(payload: bytes) -> None:
         await send({'type': 'http.response.body', 'body': b''})
 
     listener = socket.create_server(('127.0.0.1', 0))
-    tell('127.0.0.1', listener.getsockname()[1])
+    print_address('127.0.0.1', listener.getsockname()[1])
     server = uvicorn.Server(uvicorn.Config(app, log_level='error', lifespan='off'))
     asyncio.run(server.serve(sockets=[listener]))
 
 
 async def chunks(view: memoryview) -> AsyncIterator[bytes]:
-    """Yield the bytes in chunks, as a service would read them."""
+    """Yield the bytes in chunks, each copied as if it were read from a store."""
     for begin in range(0, len(view), CHUNK_BYTES):
         yield bytes(view[begin : begin + CHUNK_BYTES])
 
 
 async def serve_zmq(payload: bytes) -> None:
-    """Serve the bytes to each reader that asks; a credit lets one more chunk go."""
+    """Serve the bytes to each reader; each request of a reader releases one more chunk."""
     view = memoryview(payload)
     context = zmq.asyncio.Context()
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port('tcp://127.0.0.1')
-    tell('127.0.0.1', port)
-    places: dict[bytes, int] = {}
+    print_address('127.0.0.1', port)
+    offsets: dict[bytes, int] = {}
     while True:
         reader, word = await router.recv_multipart()
         if word == b'begin':
-            places[reader] = 0
+            offsets[reader] = 0
         for _ in range(ZMQ_WINDOW if word == b'begin' else 1):
-            begin = places[reader]
+            begin = offsets[reader]
             if begin < len(view):
-                places[reader] = begin + CHUNK_BYTES
+                offsets[reader] = begin + CHUNK_BYTES
                 await router.send_multipart([reader, view[begin : begin + CHUNK_BYTES]], copy=False)
 
 
-def tell(host: str, port: int) -> None:
-    """Say where it listens."""
+def print_address(host: str, port: int) -> None:
+    """Print the address of the server."""
     sys.stdout.write(f'{host}:{port}\n')
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""Bytes per second of a version's weights over loopback: this project's stream, uvicorn + httpx, and ZeroMQ.
+"""Bytes per second of a version's weights over loopback: Twinkle's stream, uvicorn + httpx, and ZeroMQ.
 
-In turns within one run, a server process and this one each. The stream of the checkpoint service is resumable,
-xxh3 is checked for each chunk and blake3 for the whole; the two others move bytes and check nothing.
+The transports alternate within one run, each with a separate server process. The stream of the checkpoint service is
+resumable and verifies xxh3 for each chunk and blake3 for the state; the other two transfer bytes without checks.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Move = Callable[[], Awaitable[int]]
 
 
 def main() -> dict[str, Any]:
-    """Move the same amount by each way and return the figures."""
+    """Transfer the same bytes with each transport and return the figures."""
     return asyncio.run(_measure())
 
 
@@ -67,7 +67,7 @@ async def _rounds(ways: dict[str, tuple[Move, int]]) -> dict[str, Any]:
             seconds[name].append(time.perf_counter() - begin)
             cpu[name].append(time.process_time() + _cpu_seconds(server_id) - busy)
             if abs(count - (SIZE_MIB << 20)) > CHUNK_BYTES:
-                raise RuntimeError(f'{name} moved {count} bytes')
+                raise RuntimeError(f'{name} transferred {count} bytes instead of {SIZE_MIB << 20}')
     size_gb = (SIZE_MIB << 20) / 1e9
     return {
         name: {
@@ -123,7 +123,7 @@ async def _zmq(address: str) -> int:
 
 
 class _Server:
-    """A plain server's process and where it listens."""
+    """Process id and address of a plain server."""
 
     def __init__(self, process: 'subprocess.Popen[str]') -> None:
         assert process.stdout is not None
@@ -142,6 +142,6 @@ def _server(kind: str) -> Iterator[_Server]:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """Return what a process has used of the processors so far."""
+    """Return the CPU time in seconds that a process has used so far."""
     fields = Path(f'/proc/{process_id}/stat').read_text(encoding='ascii').rpartition(')')[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')

@@ -1,8 +1,8 @@
-"""What a training run's published versions take on the wire: deltas against raw bf16, of real weights.
+"""Bytes on the wire for the published versions of a real training run: deltas against raw bf16.
 
-A LoRA of SmolLM2-135M is trained for fifty steps on the quick start's data; every step is a version,
-rounded to bf16 as `publish_version(dtype='bfloat16')` does. Each version goes whole or as the delta to the
-one before, whichever is smaller, as a subscriber that holds that one gets it, and is unpacked and compared.
+A LoRA adapter of SmolLM2-135M is trained for fifty steps on the quick start's data. Every step gives a version, rounded
+to bf16 as by `publish_version(dtype='bfloat16')`. Each version is sent in full or as a delta to the previous one,
+whichever is smaller, as for a subscriber with the previous version; it is then unpacked and compared.
 """
 
 import json
@@ -35,19 +35,19 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Sent:
-    """One version on its way."""
+    """Sizes and times of the transfer of one version."""
 
     raw_bytes: int
     wire_bytes: int
     encode_seconds: float
     decode_seconds: float
     changed_share: float
-    """Of the weights, against the version before."""
+    """Fraction of the weights that differ from the previous version."""
     is_lossless: bool
 
 
 def main() -> dict[str, Any]:
-    """Train, send every version, and return the figures."""
+    """Train, encode and decode every version, and return the figures."""
     torch.set_num_threads(1)
     versions: list[PackedState] = []
     losses: list[float] = []
@@ -104,7 +104,7 @@ def _send(new: PackedState, base: PackedState) -> Sent:
 
 
 def _version(model: TransformersModel) -> PackedState:
-    """Return the adapter as it is published in bf16."""
+    """Return the adapter as published in bf16."""
     state = model.export_weights()
     rounded = round_tensors(unpack_state(state.manifest, state.data), 'bfloat16')
     return pack_state(rounded.tensors, base_model=MODEL, lora_config=state.manifest.lora_config)

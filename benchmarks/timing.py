@@ -1,4 +1,4 @@
-"""Timing in turns: what is compared runs A, B, A, B, so that what else the machine does falls on all alike."""
+"""Alternating measurements: variants run in the order A, B, A, B, so that other work affects all of them equally."""
 
 import statistics
 import time
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spread:
-    """The seconds that one thing took, over the rounds."""
+    """Durations of one variant over the rounds."""
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Median duration in seconds."""
         return statistics.median(self.seconds)
 
     def as_figures(self) -> dict[str, float]:
-        """Return median and extremes, rounded."""
+        """Return the rounded median, minimum and maximum."""
         return {
             'median_seconds': round(self.median, 5),
             'least_seconds': round(min(self.seconds), 5),
@@ -27,16 +27,16 @@ class Spread:
         }
 
 
-def time_in_turns(
+def time_alternately(
     runs: Mapping[str, Callable[[], Any]], *, rounds: int, warmups: int = 1, finish: Callable[[], None] | None = None
 ) -> dict[str, Spread]:
-    """Run each in turn for some rounds and return how long each took.
+    """Run the variants alternately and return their durations.
 
     Args:
-        runs: what to run, by name.
-        rounds: how often.
-        warmups: rounds before those that count.
-        finish: waits for an accelerator, whose work is done later than it is asked for.
+        runs: variants by name.
+        rounds: number of measured rounds.
+        warmups: number of rounds before the measured ones.
+        finish: waits for an accelerator, which computes asynchronously.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(warmups + rounds):
@@ -51,7 +51,7 @@ def time_in_turns(
 
 
 def ratio_by_round(above: Spread, below: Spread) -> dict[str, float]:
-    """Return the median and the extremes of the ratios of neighbouring turns."""
+    """Return the median, minimum and maximum of the ratios within each round."""
     ratios = [a / b for a, b in zip(above.seconds, below.seconds, strict=True)]
     return {
         'median': round(statistics.median(ratios), 4),

@@ -1,4 +1,4 @@
-"""The model service without a gateway, for benchmarks of it alone: started here, called directly, ended here."""
+"""A model service without a gateway, for benchmarks that call it directly."""
 
 import json
 import subprocess
@@ -26,11 +26,11 @@ _POLL_SECONDS = 0.05
 _END_SECONDS = 60.0
 
 
-class LoneModel:
-    """A running model service and how to train through it; every call blocks."""
+class StandaloneModel:
+    """Client of a running model service; every call blocks."""
 
     def __init__(self, address: str, pid: int, base_model: str, state_dir: Path) -> None:
-        """Connect."""
+        """Connect to the service."""
         self.state_dir = state_dir
         self._pid = pid
         self._base_model = base_model
@@ -39,10 +39,10 @@ class LoneModel:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of its process."""
+        """Resident memory of the service's process in bytes."""
         return resident_bytes(self._pid)
 
-    def create(self, *, lora_rank: int, seed: int = 0) -> 'LoneAdapter':
+    def create(self, *, lora_rank: int, seed: int = 0) -> 'StandaloneAdapter':
         """Create an adapter with AdamW."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=new_id('rq'),
@@ -50,24 +50,23 @@ class LoneModel:
             lora_config=training_config_pb2.LoraConfig(lora_rank=lora_rank, seed=seed),
         )
         adapter = self._connection.loop_thread.run(self._connection.unary(self._stub.CreateAdapter, request)).adapter
-        return LoneAdapter(self._connection, adapter.adapter_id, adapter.parameter_count)
+        return StandaloneAdapter(self._connection, adapter.adapter_id, adapter.parameter_count)
 
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
 
 
-class LoneAdapter:
-    """One adapter of a `LoneModel`."""
+class StandaloneAdapter:
+    """Adapter of a `StandaloneModel`."""
 
     def __init__(self, connection: Connection, adapter_id: str, parameter_count: int) -> None:
-        """Begin its numbers."""
         self.parameter_count = parameter_count
         self._loop = connection.loop_thread
         self._log = OperationLog(connection, adapter_id, last_number=0)
 
     def forward_backward(self, batch: operation_pb2.Batch) -> None:
-        """Add a batch's gradient."""
+        """Add the gradient of a batch."""
         options = operation_pb2.ForwardOptions(is_logprobs_returned=False)
         self._run(forward_backward=operation_pb2.ForwardBackward(batch=batch, options=options))
 
@@ -80,7 +79,7 @@ class LoneAdapter:
 
 
 def random_batch(*, examples: int, length: int, vocabulary: int, seed: int = 0) -> operation_pb2.Batch:
-    """Return a batch of random tokens in which every label counts."""
+    """Return a batch of random tokens with a label at every position."""
     noise = np.random.default_rng(seed)
     features: list[input_feature_pb2.InputFeature] = []
     for _ in range(examples):
@@ -92,8 +91,8 @@ def random_batch(*, examples: int, length: int, vocabulary: int, seed: int = 0) 
 
 
 @contextmanager
-def running_model(base_model: str, **settings: object) -> Iterator[LoneModel]:
-    """Yield a model service with these settings; nothing is behind it, so nothing can be saved or published."""
+def running_model(base_model: str, **settings: object) -> Iterator[StandaloneModel]:
+    """Yield a model service with the given settings. It has no checkpoint service, so it cannot save or publish."""
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         address_file = Path(folder) / 'address.json'
         fixed = {
@@ -109,7 +108,7 @@ def running_model(base_model: str, **settings: object) -> Iterator[LoneModel]:
         try:
             _wait_for(address_file, process)
             address = json.loads(address_file.read_text())['address']
-            model = LoneModel(address, process.pid, base_model, Path(folder))
+            model = StandaloneModel(address, process.pid, base_model, Path(folder))
             try:
                 yield model
             finally:
@@ -124,5 +123,5 @@ def _wait_for(address_file: Path, process: subprocess.Popen[bytes]) -> None:
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > end:
             process.kill()
-            raise RuntimeError(f'the service did not start:\n{(address_file.parent / "log").read_text()[-2000:]}')
+            raise RuntimeError(f'the model service did not start:\n{(address_file.parent / "log").read_text()[-2000:]}')
         time.sleep(_POLL_SECONDS)
