@@ -11,21 +11,21 @@ PROTOS = Path(__file__).parents[3] / 'protos/twinkle/api'
 
 
 def _comment(file: str, field: str) -> str:
-    """Return the lines of comment above a field."""
+    """Return the comment above a field."""
     text = (PROTOS / file).read_text()
     found = re.search(rf'((?: *//.*\n)+) *{re.escape(field)}', text)
     assert found is not None, f'{field} has no comment in {file}'
     return found.group(1)
 
 
-def test_every_stream_is_named_where_it_travels() -> None:
-    """A caller learns each name of `extra_tensors` from the contract, and no name that is refused."""
+def test_comment_lists_every_extra_tensor() -> None:
+    """The comment of `extra_tensors` lists exactly the accepted names."""
     comment = _comment('data/v1/input_feature.proto', 'map<string, twinkle.api.tensor.v1.Tensor> extra_tensors')
     assert set(re.findall(r'"(\w+)"', comment)) == set(EXTRA_STREAMS)
 
 
-def test_the_codes_that_free_a_number_are_told() -> None:
-    """A client that follows the comment keeps in step with the service."""
+def test_comment_lists_the_codes_that_free_a_number() -> None:
+    """The comment of `sequence_number` lists exactly the codes after which a number can be used again."""
     comment = _comment('model/v1/operation.proto', 'int64 sequence_number')
     freed = {code.name for code in Code if is_refusal(_error_of(code))}
     assert set(re.findall(r'\b[A-Z][A-Z_]{5,}\b', comment)) - {'ABORTED', 'ERROR_REASON_SEQUENCE_REUSED'} == freed

@@ -1,4 +1,4 @@
-"""Laws of the contracts that buf cannot hold (STYLE section 7), read from the generated descriptors."""
+"""Rules of the contracts that buf cannot check, tested on the generated descriptors."""
 
 import importlib
 import json
@@ -33,13 +33,13 @@ PREPOSITIONS = {
     'until',
     'with',
 }
-NAMED_AFTER_ALL = {
+ALLOWED_PREPOSITIONS = {
     'twinkle.api.model.v1.Operation.upload_to_hub',
     'twinkle.api.model.v1.WatchOperationsRequest.after_sequence_number',
     'twinkle.api.sampler.v1.AdapterRef.at_least',
 }
-"""Fields whose preposition is part of an established word; this set may only shrink."""
-UNBOUND = {
+"""Fields whose preposition belongs to an established term. This set only shrinks."""
+WITHOUT_DEADLINE = {
     'twinkle.api.checkpoint.v1.CheckpointService.UploadCheckpoint',
     'twinkle.api.checkpoint.v1.CheckpointService.WatchCheckpoints',
     'twinkle.api.checkpoint.v1.WeightStreamService.Publish',
@@ -53,18 +53,18 @@ UNBOUND = {
     'twinkle.api.model.v1.TrainingService.WatchOperations',
     'twinkle.api.sampler.v1.SamplerService.WatchLoad',
 }
-"""Streams that last as long as their caller wants, and resume rather than retry."""
+"""Streams without a deadline. Clients resume them instead of retrying the call."""
 TENANT_ADMINISTRATION = 'twinkle.api.gateway.v1.'
-"""The one package where a tenant may be named in a request: by its administrators."""
+"""Only package whose requests may name a tenant, because administrators send them."""
 
 
 def test_integers_are_signed() -> None:
-    """No field is unsigned: languages without unsigned types would read it wrongly."""
+    """No field is unsigned, because some languages have no unsigned integers."""
     assert [field.full_name for field in _fields() if field.type in UNSIGNED] == []
 
 
 def test_lists_are_paged() -> None:
-    """Every List method takes page_size and page_token and gives next_page_token."""
+    """Every List method accepts page_size and page_token, and returns next_page_token."""
     broken = [
         method.full_name
         for method in _methods()
@@ -78,7 +78,7 @@ def test_lists_are_paged() -> None:
 
 
 def test_reads_have_no_side_effects() -> None:
-    """Get and List methods say NO_SIDE_EFFECTS, so that caches and retries may rely on it."""
+    """Every Get and List method is declared NO_SIDE_EFFECTS, so that caches and retries can rely on it."""
     broken = [
         method.full_name
         for method in _methods()
@@ -89,7 +89,7 @@ def test_reads_have_no_side_effects() -> None:
 
 
 def test_times_are_typed() -> None:
-    """A moment is a Timestamp and a span a Duration, never a number whose unit must be guessed."""
+    """Times are Timestamps and durations are Durations, never numbers with an implicit unit."""
     broken = [
         field.full_name
         for field in _fields()
@@ -103,13 +103,13 @@ def test_times_are_typed() -> None:
 
 
 def test_field_names_have_no_prepositions() -> None:
-    """A field is named by what it is, not by how it relates."""
+    """Field names contain no prepositions, except those of established terms."""
     named = {field.full_name for field in _fields() if PREPOSITIONS & set(field.name.split('_'))}
-    assert named == NAMED_AFTER_ALL
+    assert named == ALLOWED_PREPOSITIONS
 
 
-def test_tenant_comes_from_credentials() -> None:
-    """No request outside the administration of tenants has a field for the tenant."""
+def test_requests_do_not_name_a_tenant() -> None:
+    """Only requests of tenant administration have a field for the tenant."""
     broken = [
         field.full_name
         for field in _fields()
@@ -120,12 +120,12 @@ def test_tenant_comes_from_credentials() -> None:
     assert broken == []
 
 
-def test_every_method_has_its_deadline_and_retries_as_data() -> None:
-    """The service config names every method but the unbound streams, and no method that is not there."""
+def test_service_config_covers_every_method() -> None:
+    """The service config names exactly the methods of the contracts, except streams without a deadline."""
     config = json.loads((resources.files(twinkle.api) / 'service_config.json').read_text())
     named = [f'{name["service"]}.{name["method"]}' for entry in config['methodConfig'] for name in entry['name']]
     assert len(named) == len(set(named))
-    assert set(named) == {method.full_name for method in _methods()} - UNBOUND
+    assert set(named) == {method.full_name for method in _methods()} - WITHOUT_DEADLINE
 
 
 def _files() -> Iterator[FileDescriptor]:
@@ -135,10 +135,10 @@ def _files() -> Iterator[FileDescriptor]:
 
 
 def _fields() -> Iterator[FieldDescriptor]:
-    waiting: list[Descriptor] = [message for file in _files() for message in file.message_types_by_name.values()]
-    while waiting:
-        message = waiting.pop()
-        waiting += message.nested_types
+    pending: list[Descriptor] = [message for file in _files() for message in file.message_types_by_name.values()]
+    while pending:
+        message = pending.pop()
+        pending += message.nested_types
         if not message.GetOptions().map_entry:
             yield from message.fields
 
