@@ -38,7 +38,7 @@ class CheckpointConfig(ServiceConfig):
     max_lora_rank: int = Field(default=256, ge=1)
     """Maximum LoRA rank of an uploaded adapter."""
     upload_hours: float = Field(default=24.0, gt=0)
-    """Time in hours for which an unfinished upload is kept after its last chunk."""
+    """Time in hours for which an unfinished upload is kept after its last stream."""
     idle_version_days: float = Field(default=30.0, gt=0)
     """Time in days without a reader or follower after which an unpinned version is deleted, even if it is the newest.
     Version numbers continue where they were."""
