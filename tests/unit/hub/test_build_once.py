@@ -1,4 +1,4 @@
-"""Folders enter the cache whole or not at all, and once."""
+"""Folders in the cache are built once and are always complete."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_failed_build_leaves_nothing(cache: Path) -> None:
-    """A folder whose making failed is not there, and the next one builds it."""
+    """A failed build leaves no folder, and the next build succeeds."""
 
     def fail(folder: Path) -> None:
         (folder / 'half').write_text('x')
@@ -29,7 +29,7 @@ def test_failed_build_leaves_nothing(cache: Path) -> None:
 
 
 def test_concurrent_builders_build_once(cache: Path) -> None:
-    """Of two that ask at the same time one builds, and both get the folder."""
+    """If two threads need the same folder, one of them builds it and both get it."""
     calls: list[Path] = []
     is_building = threading.Event()
     may_finish = threading.Event()
@@ -51,9 +51,9 @@ def test_concurrent_builders_build_once(cache: Path) -> None:
     assert (cache / 'models/x/file').read_text() == 'x'
 
 
-def test_left_over_of_a_dead_builder_is_removed(cache: Path) -> None:
-    """A process that died while building leaves no folder behind for good."""
-    left_over = cache / 'models/.x-dead'
-    left_over.mkdir(parents=True)
+def test_leftovers_of_a_failed_process_are_removed(cache: Path) -> None:
+    """A build removes temporary folders of a process that died."""
+    leftover = cache / 'models/.x-dead'
+    leftover.mkdir(parents=True)
     build_once(cache / 'models/x', lambda folder: None)
     assert [path.name for path in (cache / 'models').iterdir()] == ['x']

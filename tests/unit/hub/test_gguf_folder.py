@@ -1,4 +1,4 @@
-"""A GGUF file becomes the Hugging Face folder it was made from."""
+"""A GGUF file is converted to the Hugging Face folder of its original model."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_gguf(path: Path) -> None:
-    """Write a one-layer Llama as llama.cpp would: q and k rows interleaved, one matrix quantised."""
+    """Write a one-layer Llama model like llama.cpp: with interleaved q and k rows and one quantised matrix."""
     writer = GGUFWriter(path, 'llama')
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(64)
@@ -58,7 +58,7 @@ def write_gguf(path: Path) -> None:
 
 
 def original() -> dict[str, np.ndarray]:
-    """Return the unquantised tensors, by GGUF name."""
+    """Return the unquantised tensors by GGUF name."""
     q_rows = interleaved(np.arange(HIDDEN * HIDDEN, dtype=np.float32).reshape(HIDDEN, HIDDEN), HEADS)
     return {
         'token_embd.weight': np.eye(len(TOKENS), HIDDEN, dtype=np.float32),
@@ -68,12 +68,12 @@ def original() -> dict[str, np.ndarray]:
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Put the two halves of each head's rows into alternation, as llama.cpp's converter does."""
+    """Return the rows with the two halves of each head interleaved, like the converter of llama.cpp."""
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def test_weights_have_their_names_order_and_type(folder: Path) -> None:
-    """Rotary rows are put back, quantised values widened, and everything is float32."""
+    """Rotary rows are reordered, quantised values are dequantised, and all weights are float32."""
     weights = load_file(folder / 'model.safetensors')
     expected = np.arange(HIDDEN * HIDDEN, dtype=np.float32).reshape(HIDDEN, HIDDEN)
     np.testing.assert_array_equal(weights['model.layers.0.self_attn.q_proj.weight'], expected)
@@ -82,7 +82,7 @@ def test_weights_have_their_names_order_and_type(folder: Path) -> None:
 
 
 def test_config_describes_the_model(folder: Path) -> None:
-    """Sizes come from the file; a file without an output head means tied embeddings."""
+    """Sizes come from the file, and a file without an output head gives tied embeddings."""
     config = json.loads((folder / 'config.json').read_text())
     assert config['num_key_value_heads'] == KV_HEADS
     assert config['head_dim'] == HIDDEN // HEADS
@@ -90,7 +90,7 @@ def test_config_describes_the_model(folder: Path) -> None:
     assert config['rms_norm_eps'] == 1e-5
 
 
-def test_tokenizer_merges_and_keeps_specials(folder: Path) -> None:
-    """The tokenizer joins merged pairs and reads special tokens whole."""
+def test_tokenizer_merges_and_keeps_special_tokens(folder: Path) -> None:
+    """The tokenizer merges pairs and does not split special tokens."""
     tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
     assert tokenizer.encode('<|im_start|>ab1').ids == [1, 7, 5]

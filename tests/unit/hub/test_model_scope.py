@@ -1,4 +1,4 @@
-"""ModelScope up and down, by its own client over a loopback socket."""
+"""Uploads to and downloads from ModelScope with its own client over a loopback socket."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ TOKEN = 'ms_right'
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
-    """Return a hub; nothing is in any cache or mirror, and nothing of the client's comes near this user's files."""
+    """A running hub, with empty caches and without a mirror; the client does not access the user's files."""
     for name in ('TWINKLE_HUB_DIR', 'MODELSCOPE_API_TOKEN', 'TWINKLE_MODEL_ID_ALIASES'):
         monkeypatch.delenv(name, raising=False)
     for name in ('TWINKLE_CACHE_DIR', 'MODELSCOPE_CACHE', 'MODELSCOPE_HOME', 'HF_HOME', 'HOME'):
@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelSc
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a model's folder, with files that are none of its own."""
+    """A model folder with additional files that are not uploaded."""
     folder = tmp_path / 'model'
     (folder / 'deeper').mkdir(parents=True)
     for name, data in {**FILES, 'code.py': b'pass', 'deeper/config.json': b'deep'}.items():
@@ -51,12 +51,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return what is in a folder."""
+    """Return the files in a folder by their relative paths."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def test_a_folder_goes_up_and_comes_down_byte_by_byte(hub: FakeModelScope, folder: Path) -> None:
-    """As one commit of a private repository; a second time nothing is fetched."""
+def test_uploaded_files_are_downloaded_unchanged(hub: FakeModelScope, folder: Path) -> None:
+    """A folder is uploaded as one commit of a private repository, and a second download sends no request."""
     uploaded = upload(folder, 'ms://org/name', token=TOKEN)
     assert hub.files == {'org/name': FILES}
     assert (uploaded.url, uploaded.commit, hub.commits) == (f'{hub.url}/models/org/name', f'{1:040x}', 1)
@@ -70,7 +70,7 @@ def test_a_folder_goes_up_and_comes_down_byte_by_byte(hub: FakeModelScope, folde
 
 
 def test_a_second_upload_replaces_files_of_the_same_name(hub: FakeModelScope, folder: Path) -> None:
-    """In the repository that is there; others stay, and weights that are there are not sent again."""
+    """Files with other names are kept, and weights that exist on the hub are not sent again."""
     upload(folder, 'ms://org/name', token=TOKEN, is_private=False)
     (folder / 'config.json').write_bytes(b'{"new": 1}')
     (folder / 'tokenizer.json').unlink()
@@ -82,15 +82,15 @@ def test_a_second_upload_replaces_files_of_the_same_name(hub: FakeModelScope, fo
 
 
 @pytest.mark.parametrize(('target', 'token'), [('ms://org/name', 'ms_wrong'), ('ms://other/name', TOKEN)])
-def test_what_the_hub_refuses_is_refused(hub: FakeModelScope, folder: Path, target: str, token: str) -> None:
-    """Another's token, another's name; nothing of it is there then."""
+def test_refused_uploads_leave_no_files(hub: FakeModelScope, folder: Path, target: str, token: str) -> None:
+    """A wrong token and a foreign owner are refused, and no file is uploaded."""
     with pytest.raises(UploadRefused):
         upload(folder, target, token=token)
     assert not any(hub.files.values())
 
 
-def test_a_tokenizer_comes_without_weights_and_a_dataset_whole(hub: FakeModelScope) -> None:
-    """What is fetched is what is asked for, and a part is not taken for the whole."""
+def test_only_the_required_files_are_downloaded(hub: FakeModelScope) -> None:
+    """A tokenizer is downloaded without weights, a dataset completely, and a plugin without other files."""
     hub.files['org/name'] = dict(FILES)
     hub.files['datasets/org/rows'] = {'train.jsonl': b'{"x": 1}\n', 'more/notes.md': b'notes'}
     hub.files['org/plugin'] = {'__init__.py': b'', 'notes.pdf': b''}
@@ -101,8 +101,8 @@ def test_a_tokenizer_comes_without_weights_and_a_dataset_whole(hub: FakeModelSco
     assert sorted(contents(resolve_plugin('ms://org/plugin'))) == ['__init__.py']
 
 
-def test_what_is_not_there_is_not_found(hub: FakeModelScope) -> None:
-    """By what was asked for."""
+def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
+    """A missing model and a missing dataset raise their own errors."""
     with pytest.raises(ModelNotFound):
         resolve_model('ms://org/none')
     with pytest.raises(DatasetNotFound):
@@ -110,8 +110,8 @@ def test_what_is_not_there_is_not_found(hub: FakeModelScope) -> None:
     assert hub.commits == 0
 
 
-def test_pushes_in_the_background_are_waited_for_together(hub: FakeModelScope, folder: Path) -> None:
-    """In the order of their beginning; one that failed is told when all are done, and then forgotten."""
+def test_background_pushes_are_awaited_together(hub: FakeModelScope, folder: Path) -> None:
+    """`wait_for` returns results in order; it raises a failure after all pushes are done and then forgets them."""
     pushes = [
         MSHub.async_push_to_hub('org/one', folder, token=TOKEN),
         HubOperation.async_push_to_hub('ms://other/two', folder, token=TOKEN),
@@ -130,15 +130,15 @@ def test_pushes_in_the_background_are_waited_for_together(hub: FakeModelScope, f
         HubOperation.push_to_hub('org/one', folder, token=TOKEN)
 
 
-def test_the_verbs_of_a_hub_take_ids_with_and_without_its_prefix(
+def test_hub_methods_accept_ids_with_and_without_prefix(
     hub: FakeModelScope, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders and aliases too."""
+    """The methods of a hub accept ids with and without its prefix, aliases and folders."""
     assert MSHub.push_to_hub('org/name', folder, token=TOKEN, private=False).url.endswith('/models/org/name')
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'mine=ms://org/name')
-    places = [MSHub.download_model(text) for text in ('org/name', 'ms://org/name', 'mine', str(folder))]
-    assert [contents(Path(place)).keys() >= FILES.keys() for place in places] == [True] * 4
-    assert places[0] == places[1] == places[2]
+    model_folders = [MSHub.download_model(text) for text in ('org/name', 'ms://org/name', 'mine', str(folder))]
+    assert [contents(Path(place)).keys() >= FILES.keys() for place in model_folders] == [True] * 4
+    assert model_folders[0] == model_folders[1] == model_folders[2]
     assert sorted(contents(Path(MSHub.download_file('org/name', 'config.*')))) == ['config.json']
     with pytest.raises(HubError):
         MSHub.download_file('org/name', ['*.bin'])
@@ -150,10 +150,10 @@ def test_the_verbs_of_a_hub_take_ids_with_and_without_its_prefix(
         HFHub.download_model('ms://org/name')
 
 
-def test_a_repository_is_one_wherever_the_program_runs(
+def test_repository_ids_are_unambiguous(
     hub: FakeModelScope, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder of its name is no target of a push, and names that read alike are two."""
+    """A local folder does not change the target of a push, and similar names have separate caches."""
     (tmp_path / 'org' / 'one').mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert MSHub.push_to_hub('org/one', folder, token=TOKEN).url.endswith('/models/org/one')
@@ -163,8 +163,8 @@ def test_a_repository_is_one_wherever_the_program_runs(
     assert texts == ['{"of": "org"}', '{"of": "org--b"}']
 
 
-def test_files_come_from_the_mirror_and_by_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As whole models do."""
+def test_files_are_found_in_the_mirror_and_by_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`download_file` uses the mirror and aliases."""
     mirrored = tmp_path / 'mirror/models/org/name'
     mirrored.mkdir(parents=True)
     (mirrored / 'config.json').write_text('{}')
@@ -190,6 +190,6 @@ for act in (lambda: upload(sys.argv[1], 'ms://org/name', token='any'), lambda: r
 """
 
 
-def test_without_the_client_the_cure_is_named(folder: Path) -> None:
-    """The extra that brings it, in both directions."""
+def test_a_missing_client_is_reported(folder: Path) -> None:
+    """The errors of uploads and downloads without the client name the extra to install."""
     subprocess.run([sys.executable, '-c', WITHOUT_CLIENT, str(folder)], check=True, timeout=60)

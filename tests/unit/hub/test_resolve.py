@@ -1,4 +1,4 @@
-"""Ids find their folders: which place is asked first, and what is said when none has it."""
+"""Ids are resolved to folders: the order of locations, and the errors if no location has the files."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from twinkle.hub import (
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty mirror and caches, no network."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an empty mirror and empty caches; the network is not available."""
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path / 'mirror'))
     monkeypatch.setenv('TWINKLE_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path / 'hf'))
@@ -30,7 +30,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_model(folder: Path) -> Path:
-    """Write the files by which a model's folder is known."""
+    """Write the files of a model folder."""
     folder.mkdir(parents=True)
     for name in ('config.json', 'tokenizer.json', 'model.safetensors'):
         (folder / name).write_text('{}')
@@ -38,7 +38,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_hf_snapshot(root: Path, name: str) -> Path:
-    """Write a model into a Hugging Face cache."""
+    """Write a model to a Hugging Face cache."""
     repository = root / f'models--{name.replace("/", "--")}'
     (repository / 'refs').mkdir(parents=True)
     (repository / 'refs' / 'main').write_text('c0ffee')
@@ -46,35 +46,35 @@ def make_hf_snapshot(root: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize('model_id', ['org/name', 'hf://org/name', 'ms://org/name'])
-def test_mirror_serves_every_prefix(places: Path, model_id: str) -> None:
-    """The mirror has one folder for an id, whichever hub it names."""
-    folder = make_model(places / 'mirror/models/org/name')
+def test_mirror_serves_every_prefix(root: Path, model_id: str) -> None:
+    """The mirror has one folder per id, regardless of the prefix."""
+    folder = make_model(root / 'mirror/models/org/name')
     assert resolve_model(model_id) == folder
 
 
-def test_mirror_is_asked_before_the_caches(places: Path) -> None:
-    """A mirror exists to overrule what was downloaded before."""
-    make_model(places / 'cache/models/org/name')
-    make_hf_snapshot(places / 'hf', 'org/name')
-    folder = make_model(places / 'mirror/models/org/name')
+def test_mirror_has_precedence_over_the_caches(root: Path) -> None:
+    """A model in the mirror has precedence over downloaded ones."""
+    make_model(root / 'cache/models/org/name')
+    make_hf_snapshot(root / 'hf', 'org/name')
+    folder = make_model(root / 'mirror/models/org/name')
     assert resolve_model('hf://org/name') == folder
 
 
-def test_hugging_face_cache_serves_its_own_and_bare_ids(places: Path) -> None:
-    """A snapshot of Hugging Face answers hf:// and bare ids."""
-    folder = make_hf_snapshot(places / 'hf', 'org/name')
+def test_hugging_face_cache_serves_its_own_and_bare_ids(root: Path) -> None:
+    """A snapshot in the Hugging Face cache is found by hf:// ids and bare ids."""
+    folder = make_hf_snapshot(root / 'hf', 'org/name')
     assert resolve_model('hf://org/name') == resolve_model('org/name') == folder
 
 
-def test_model_scope_cache_serves_ms_ids(places: Path) -> None:
-    """A folder of ModelScope's cache answers ms://."""
-    folder = make_model(places / 'ms/models/org/name')
+def test_model_scope_cache_serves_ms_ids(root: Path) -> None:
+    """A folder in the ModelScope cache is found by ms:// ids."""
+    folder = make_model(root / 'ms/models/org/name')
     assert resolve_model('ms://org/name') == folder
 
 
-def test_alias_comes_first(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alias stands for another id."""
-    folder = make_model(places / 'mirror/models/org/name')
+def test_aliases_are_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alias is replaced by its id before anything else is searched."""
+    folder = make_model(root / 'mirror/models/org/name')
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'small=hf://org/name,other=x/y')
     assert resolve_model('small') == folder
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', '{"small": "org/name"}')
@@ -82,38 +82,38 @@ def test_alias_comes_first(places: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_malformed_aliases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that cannot be read is an error, not an empty table."""
+    """A malformed variable with aliases raises an error."""
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'small')
     with pytest.raises(HubError):
         resolve_model('org/name')
 
 
-def test_local_folder_is_taken_as_it_is(places: Path) -> None:
-    """A folder's path is an id, absolute or relative."""
-    folder = make_model(places / 'mine')
+def test_local_folder_is_used(root: Path) -> None:
+    """The absolute or relative path of a folder is a valid id."""
+    folder = make_model(root / 'mine')
     assert resolve_model(str(folder)) == folder
     assert resolve_model('./mine').resolve() == folder
 
 
-def test_local_folder_is_not_taken_where_paths_are_forbidden(places: Path) -> None:
-    """A service that serves strangers does not open paths for them."""
-    folder = make_model(places / 'mine')
+def test_paths_can_be_forbidden(root: Path) -> None:
+    """A path is refused with `is_local_allowed=False`."""
+    folder = make_model(root / 'mine')
     with pytest.raises(ModelNotFound):
         resolve_model(str(folder), is_local_allowed=False)
 
 
-def test_folder_without_weights_serves_the_tokenizer_only(places: Path) -> None:
-    """A snapshot that holds only the tokenizer is not mistaken for a model."""
-    folder = make_model(places / 'mirror/models/org/name')
+def test_folder_without_weights_serves_the_tokenizer_only(root: Path) -> None:
+    """A folder without weights is used for the tokenizer but not for the model."""
+    folder = make_model(root / 'mirror/models/org/name')
     (folder / 'model.safetensors').unlink()
     assert resolve_tokenizer('org/name') == folder
     with pytest.raises(ModelNotFound):
         resolve_model(str(folder))
 
 
-def test_downloads_that_broke_off_are_not_taken_for_whole(places: Path) -> None:
-    """A model lacks a file that its index names; of a dataset the client's unfinished file tells."""
-    partial, whole = make_hf_snapshot(places / 'hf', 'org/name'), make_model(places / 'ms/models/org/name')
+def test_incomplete_downloads_are_skipped(root: Path) -> None:
+    """A model that lacks a file of its index and a dataset with an unfinished file are skipped."""
+    partial, whole = make_hf_snapshot(root / 'hf', 'org/name'), make_model(root / 'ms/models/org/name')
     for index in ('{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}', '{', '[]'):
         (partial / 'model.safetensors.index.json').write_text(index)
         assert resolve_model('org/name') == whole
@@ -121,11 +121,11 @@ def test_downloads_that_broke_off_are_not_taken_for_whole(places: Path) -> None:
             resolve_model(str(partial))
     (partial / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "model.safetensors"}}')
     assert resolve_model('org/name') == partial
-    repository = places / 'hf/datasets--org--rows'
+    repository = root / 'hf/datasets--org--rows'
     for name, text in {'refs/main': 'c0ffee', 'snapshots/c0ffee/train.jsonl': '{}', 'blobs/a.incomplete': ''}.items():
         (repository / name).parent.mkdir(parents=True)
         (repository / name).write_text(text)
-    copy = places / 'ms/datasets/org/rows'
+    copy = root / 'ms/datasets/org/rows'
     copy.mkdir(parents=True)
     (copy / 'train.jsonl').write_text('{}')
     assert resolve_dataset('org/rows') == copy
@@ -133,9 +133,9 @@ def test_downloads_that_broke_off_are_not_taken_for_whole(places: Path) -> None:
     assert resolve_dataset('org/rows') == repository / 'snapshots/c0ffee'
 
 
-def test_dataset_is_found_in_the_mirror_or_at_its_path(places: Path) -> None:
-    """Datasets are folders or files."""
-    folder = places / 'mirror/datasets/org/rows'
+def test_dataset_is_found_in_the_mirror_or_at_its_path(root: Path) -> None:
+    """A dataset is found in the mirror, or is the path of a folder or file."""
+    folder = root / 'mirror/datasets/org/rows'
     folder.mkdir(parents=True)
     file = folder / 'train.jsonl'
     file.write_text('{}')
@@ -146,7 +146,7 @@ def test_dataset_is_found_in_the_mirror_or_at_its_path(places: Path) -> None:
 
 
 def test_unreachable_hub_says_where_to_put_a_copy() -> None:
-    """Where nothing has the model, the error names the mirror's folder."""
+    """The error for a model that is not available locally names the folder in the mirror."""
     with pytest.raises(HubUnreachable, match='models/org/name'):
         resolve_model('ms://org/name')
 
@@ -156,13 +156,13 @@ def test_unreachable_hub_says_where_to_put_a_copy() -> None:
     ['s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'],
 )
 def test_malformed_ids_are_refused(model_id: str) -> None:
-    """What is neither an id nor a path is said to be so."""
+    """A text that is neither an id nor a path is refused."""
     with pytest.raises(ModelNotFound):
         resolve_model(model_id)
 
 
-def test_id_reads_and_writes_the_same() -> None:
-    """`HubId.parse` and `str` are inverses."""
+def test_parsing_and_formatting_are_inverse() -> None:
+    """`HubId.parse` and `str` are inverse functions."""
     assert [str(HubId.parse(text)) for text in ('hf://a/b', 'ms://a/b', 'a/b', 'a')] == [
         'hf://a/b',
         'ms://a/b',
@@ -171,12 +171,12 @@ def test_id_reads_and_writes_the_same() -> None:
     ]
 
 
-def test_prefix_may_be_there_twice() -> None:
-    """`f'ms://{model_id}'` of an id that has its prefix already means that id; two hubs at once mean nothing."""
+def test_a_repeated_prefix_is_accepted() -> None:
+    """An id with a repeated prefix is the same id, as after `f'ms://{model_id}'`."""
     assert [str(HubId.parse(text)) for text in ('ms://ms://a/b', 'hf://hf://hf://a/b')] == ['ms://a/b', 'hf://a/b']
 
 
 def test_unknown_built_in_model_is_refused() -> None:
-    """`get_model` serves its own names only."""
+    """`get_model` accepts only the names of built-in models."""
     with pytest.raises(ModelNotFound):
         get_model('org/name')

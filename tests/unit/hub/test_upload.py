@@ -1,4 +1,4 @@
-"""Uploads, by the hub's own client over a loopback socket."""
+"""Uploads to Hugging Face with its own client over a loopback socket."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ TOKEN = 'hf_right'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with files of every kind, and a link that leads out of it."""
+    """A folder with files of every kind and a link that leaves it."""
     (tmp_path / 'secret.json').write_bytes(b'secret')
     folder = tmp_path / 'model'
     (folder / 'deeper').mkdir(parents=True)
@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_arrives_byte_by_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configuration and texts; no pickles, no code, nothing through a link, nothing that was to be left out."""
+def test_files_are_uploaded_unchanged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration and texts are uploaded, but no pickles, code, links or ignored files."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         uploaded = upload(folder, 'hf://org/name', token=TOKEN, ignore=('twinkle_*', '.*'))
@@ -46,7 +46,7 @@ def test_a_folder_arrives_byte_by_byte(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_second_upload_replaces_files_of_the_same_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the repository that is there; others stay."""
+    """A second upload replaces files of the same name and keeps other files."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         upload(folder, 'hf://org/name', token=TOKEN, is_private=False)
@@ -58,8 +58,8 @@ def test_a_second_upload_replaces_files_of_the_same_name(folder: Path, monkeypat
         assert hub.is_private == {'org/name': False}
 
 
-def test_weights_go_as_large_files(folder: Path) -> None:
-    """Of a process of its own: the client chooses its way of sending large files when it is loaded."""
+def test_weights_are_uploaded_as_large_files(folder: Path) -> None:
+    """Weights are sent with git-lfs; a separate process is used because the client reads its settings on import."""
     weights = os.urandom(100_000)
     (folder / 'model.safetensors').write_bytes(weights)
     code = 'import sys; from twinkle.hub import upload; upload(sys.argv[1], "hf://org/name", token=sys.argv[2])'
@@ -81,10 +81,8 @@ def test_weights_go_as_large_files(folder: Path) -> None:
         ('hf://org/name', 'hf_right\n'),
     ],
 )
-def test_what_no_retry_would_help_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, hub_id: str, token: str
-) -> None:
-    """A wrong token or one that is none, another's name or one that is none; the token is not in what is said."""
+def test_permanent_failures_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, hub_id: str, token: str) -> None:
+    """Invalid tokens and names are refused, and the error does not contain the token."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(UploadRefused) as refusal:
@@ -94,8 +92,8 @@ def test_what_no_retry_would_help_is_refused(
 
 
 @pytest.mark.parametrize('broken', ['create', 'commit'])
-def test_a_hub_that_fails_may_be_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """Whichever part of it; the next try goes through."""
+def test_a_failed_upload_can_be_retried(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """An upload that failed in either request succeeds when it is retried."""
     with running_hub(broken=broken) as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(HubUnreachable):
@@ -105,8 +103,8 @@ def test_a_hub_that_fails_may_be_tried_again(folder: Path, monkeypatch: pytest.M
         assert hub.commits == 1
 
 
-def test_a_hub_that_is_not_there_is_unreachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody listens on its port."""
+def test_a_stopped_hub_is_unreachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub whose port is closed raises HubUnreachable."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
     with pytest.raises(HubUnreachable):
@@ -115,20 +113,20 @@ def test_a_hub_that_is_not_there_is_unreachable(folder: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize('hub_id', ['org/name', 'hf://name', 'hf://../x', 's3://org/name', ''])
 def test_ids_that_name_no_repository_are_refused(folder: Path, hub_id: str) -> None:
-    """A hub and an owner are needed."""
+    """An id without a hub or without an owner is refused."""
     with pytest.raises(HubError):
         upload(folder, hub_id, token=TOKEN)
 
 
-def test_what_cannot_be_uploaded_is_said_before_anything_is_sent(folder: Path, tmp_path: Path) -> None:
-    """No token, no folder, nothing in it."""
+def test_invalid_arguments_are_refused_before_any_request(folder: Path, tmp_path: Path) -> None:
+    """An empty token, a missing folder and a folder without files are refused."""
     for path, token in ((folder, ''), (tmp_path / 'none', TOKEN), (folder / 'deeper', TOKEN)):
         with pytest.raises(HubError):
             upload(path, 'hf://org/name', token=token, ignore=('config.json',))
 
 
-def test_an_upload_in_the_background_is_checked_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hub need not be asked for is refused before a thread begins; its own answer comes with the result."""
+def test_a_background_upload_is_validated_immediately(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid arguments are refused before a thread starts; the answer of the hub is in the future."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(HubError):

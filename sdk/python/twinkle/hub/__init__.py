@@ -1,7 +1,7 @@
-"""From a model's or dataset's id to a folder on this machine.
+"""Resolve ids of models and datasets to local folders, and upload folders to hubs.
 
-Places are asked in this order: aliases, local paths, the mirror named by
-`TWINKLE_HUB_DIR`, the caches, the network. `upload` goes the other way. Loads no torch.
+An id is looked up in this order: aliases, local paths, the mirror in `TWINKLE_HUB_DIR`, the caches, the network. Does
+not import torch.
 """
 
 from twinkle.hub.cache import cache_dir

@@ -1,7 +1,7 @@
-"""The cache of folders that are made once: where it is, and how a folder gets into it whole.
+"""The cache of folders that are built once.
 
-A folder is built under a temporary name and renamed when complete, under a lock between
-processes, so whoever finds it may use it without looking inside.
+A folder is built under a temporary name and renamed when it is complete, under a lock between processes. So a folder in
+the cache is always complete.
 """
 
 import fcntl
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Return the folder named by `TWINKLE_CACHE_DIR`, else `~/.cache/twinkle`."""
+    """Return the cache folder: `TWINKLE_CACHE_DIR`, or `~/.cache/twinkle` if it is unset."""
     named = os.environ.get('TWINKLE_CACHE_DIR')
     return Path(named).expanduser() if named else Path.home() / '.cache' / 'twinkle'
 
 
 @contextmanager
 def locked(name: str) -> Generator[None]:
-    """Hold the cache's lock `name`; other processes that ask for it wait."""
+    """Hold the lock `name` of the cache; other processes that acquire it wait."""
     folder = cache_dir() / 'locks'
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f'{name}.lock').open('w') as lock_file:
@@ -30,13 +30,13 @@ def locked(name: str) -> Generator[None]:
 
 
 def build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """Return `target`, having let `build` fill it if nobody has yet.
+    """Return `target`, and build it first if it does not exist.
 
     Args:
         target: a folder in the cache.
-        build: fills the empty folder it is given; what it raises leaves no `target` behind.
+        build: function that fills the empty folder it gets; if it raises, `target` is not created.
 
-    Concurrency: of several processes one builds and the others wait for it.
+    Concurrency: if several processes need the folder, one of them builds it and the others wait.
     """
     if target.is_dir():
         return target
@@ -45,7 +45,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         if target.is_dir():
             return target
         prefix = f'.{target.name}-'
-        # Nobody else builds while we hold the lock: what is here was left by a process that died.
+        # No other process builds while this one holds the lock, so existing folders are left over from failed builds.
         for left_over in target.parent.glob(f'{prefix}*'):
             shutil.rmtree(left_over, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
@@ -59,7 +59,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _make_readable(folder: Path) -> None:
-    """Temporary folders and some writers' files are private; a cache may be shared between users."""
+    """Make all files readable for other users, because temporary files are private and caches may be shared."""
     folder.chmod(0o755)
     for path in folder.rglob('*'):
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -6,15 +6,15 @@ class HubError(Exception):
 
 
 class ModelNotFound(HubError):
-    """The model is in none of the searched places."""
+    """The model does not exist in any searched location."""
 
 
 class DatasetNotFound(HubError):
-    """The dataset is in none of the searched places."""
+    """The dataset, subset or split does not exist in any searched location."""
 
 
 class PluginNotFound(HubError):
-    """The plugin is in none of the searched places."""
+    """The plugin does not exist in any searched location."""
 
 
 class HubUnreachable(HubError):

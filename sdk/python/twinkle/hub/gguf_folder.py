@@ -1,4 +1,4 @@
-"""Turn a Llama model in a GGUF file into a Hugging Face folder, without torch or transformers."""
+"""Convert a Llama model in a GGUF file to a Hugging Face folder, without torch or transformers."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from twinkle.hub.progress import Report
 Array = npt.NDArray[Any]
 
 _CONTROL_TOKEN = 3
-"""GGUF's token type of special tokens."""
+"""Token type of special tokens in GGUF files."""
 
 _LAYER_PARTS = {
     'attn_norm': 'input_layernorm',
@@ -34,15 +34,15 @@ _OTHER_PARTS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm',
 
 
 def convert_llama(source: Path, folder: Path, report: Report) -> None:
-    """Write config, float32 weights, tokenizer and chat template of `source` into `folder`.
+    """Write the config, float32 weights, tokenizer and chat template of `source` to `folder`.
 
     Args:
         source: a GGUF file of architecture `llama` with a byte-level BPE tokenizer of type `smollm`.
-        folder: exists; files of these names are overwritten.
-        report: told after each tensor.
+        folder: an existing folder; files with the same names are overwritten.
+        report: called after each tensor.
 
     Raises:
-        KeyError: the file lacks a field a Llama model has.
+        KeyError: the file lacks a required field of a Llama model.
     """
     reader = GGUFReader(source)
     fields = {name: field.contents for name, field in reader.fields.items()}
@@ -74,7 +74,7 @@ def _hf_name(name: str) -> str:
 
 
 def _rows_to_halves(weight: Array, *, heads: int) -> Array:
-    """Undo GGUF's row order for rotary embeddings: (pair, half) within a head back to (half, pair)."""
+    """Undo GGUF's row order for rotary embeddings: from (pair, half) to (half, pair) within each head."""
     pairs = weight.shape[0] // heads // 2
     return weight.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
@@ -93,7 +93,7 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
         'num_key_value_heads': fields['llama.attention.head_count_kv'](),
         'head_dim': hidden_size // heads,
         'hidden_act': 'silu',
-        # Stored as float32; rounding gives back the decimal the model was published with.
+        # The value is stored as float32; rounding restores the original decimal.
         'rms_norm_eps': float(f'{fields["llama.attention.layer_norm_rms_epsilon"]():.6g}'),
         'vocab_size': len(fields['tokenizer.ggml.tokens']()),
         'max_position_embeddings': fields['llama.context_length'](),
@@ -115,7 +115,7 @@ def _write_tokenizer(folder: Path, fields: dict[str, Any], config: dict[str, Any
     kinds: list[int] = fields['tokenizer.ggml.token_type']()
     merges = [tuple(merge.split(' ')) for merge in fields['tokenizer.ggml.merges']()]
     tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(tokens)}, merges))
-    # The pre-tokenizer is not in a GGUF file. Without Digits, spaces before numbers split differently.
+    # GGUF files do not contain the pre-tokenizer. Without Digits, spaces before numbers would be split differently.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

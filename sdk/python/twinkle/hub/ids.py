@@ -1,4 +1,4 @@
-"""Ids of models and datasets: `hf://org/name`, `ms://org/name`, a bare id, an alias, a local path."""
+"""Ids of models and datasets: `hf://org/name`, `ms://org/name`, a bare id, an alias or a local path."""
 
 import json
 import os
@@ -17,27 +17,29 @@ _ALIASES_VARIABLE = 'TWINKLE_MODEL_ID_ALIASES'
 
 @dataclass(frozen=True)
 class HubId:
-    """A repository on a hub."""
+    """The id of a repository on a hub."""
 
     source: Source | None
-    """Which hub. None: not said."""
+    """The hub: 'hf' (Hugging Face), 'ms' (ModelScope), or None for a bare id."""
     name: str
-    """`org/name`, or `name` alone for repositories without an owner."""
+    """`org/name`, or only `name` for repositories without an owner."""
 
     @classmethod
     def parse(cls, text: str) -> 'HubId':
-        """Read an id that is not a path; a prefix may be there twice, as where a program puts it before a whole id.
+        """Parse an id that is not a path.
+
+        A repeated prefix such as `ms://ms://org/name` is accepted, because programs add a prefix to complete ids.
 
         Raises:
-            HubError: it has an unknown prefix or is no `org/name`.
+            HubError: the id has an unknown prefix or is not of the form `org/name`.
         """
         prefix, separator, name = text.rpartition('://')
         if separator and len({*prefix.split('://')}) == 1:
             prefix = prefix.partition('://')[0]
         if prefix not in ('', 'hf', 'ms') or (separator and not prefix):
-            raise HubError(f'{text!r} begins with neither hf:// nor ms://')
+            raise HubError(f'{text!r} has an unknown prefix; use hf:// or ms://')
         if not _NAME.fullmatch(name) or '..' in name:
-            raise HubError(f'{text!r} is no id; write org/name, hf://org/name, ms://org/name or the path of a folder')
+            raise HubError(f'invalid id {text!r}; use org/name, hf://org/name, ms://org/name or the path of a folder')
         return cls(prefix or None, name)
 
     def __str__(self) -> str:
@@ -45,7 +47,7 @@ class HubId:
 
 
 def local_path(text: str) -> Path | None:
-    """Return the path `text` names if it is one: absolute, from `~` or `.`, or of something that exists here."""
+    """Return `text` as a path if it is absolute, begins with `~`, `./` or `../`, or exists; otherwise None."""
     if '://' in text:
         return None
     path = Path(text).expanduser()
@@ -54,12 +56,13 @@ def local_path(text: str) -> Path | None:
 
 
 def without_alias(model_id: str) -> str:
-    """Return what `model_id` stands for in `TWINKLE_MODEL_ID_ALIASES`, else `model_id`.
+    """Return the id that the alias `model_id` stands for, or `model_id` if it is not an alias.
 
-    The variable holds `name=id` pairs separated by commas, or a JSON object.
+    The environment variable `TWINKLE_MODEL_ID_ALIASES` defines aliases as `name=id` pairs separated by commas, or as a
+    JSON object.
 
     Raises:
-        HubError: the variable is neither.
+        HubError: the variable is malformed.
     """
     text = os.environ.get(_ALIASES_VARIABLE, '').strip()
     if not text:
@@ -75,5 +78,5 @@ def _aliases(text: str) -> dict[str, str]:
             raise HubError(f'{_ALIASES_VARIABLE} is not JSON: {error}') from error
     pairs = [pair.partition('=') for pair in text.split(',') if pair.strip()]
     if not all(separator for _, separator, _ in pairs):
-        raise HubError(f'{_ALIASES_VARIABLE} must read name=id,name=id or be a JSON object, got {text!r}')
+        raise HubError(f'{_ALIASES_VARIABLE} must have the form name=id,name=id or be a JSON object, got {text!r}')
     return {name.strip(): target.strip() for name, _, target in pairs}

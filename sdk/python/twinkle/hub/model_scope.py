@@ -1,7 +1,7 @@
-"""ModelScope's hub, spoken to with its own client (`modelscope-hub`), which is an extra.
+"""Access to ModelScope with its own client (`modelscope-hub`), an optional dependency.
 
-The client keeps its own retries: it tries again for minutes where the hub is overloaded. `MODELSCOPE_ENDPOINT` or
-`MODELSCOPE_DOMAIN` name another server that speaks the same, `MODELSCOPE_API_TOKEN` is for private repositories.
+The client retries by itself, for minutes if the hub is overloaded. `MODELSCOPE_ENDPOINT` or `MODELSCOPE_DOMAIN` selects
+another server with the same API; `MODELSCOPE_API_TOKEN` is needed for private repositories.
 """
 
 import base64
@@ -18,38 +18,40 @@ from twinkle.hub.errors import HubUnreachable, UploadRefused
 from twinkle.hub.ids import HubId
 
 LIBRARY = 'modelscope_hub'
-"""The client's module."""
+"""Module name of the client."""
 INSTALL = 'twinkle-grpc[modelscope]'
-"""What brings it."""
+"""Requirement that installs the client."""
 
 _INLINE_BYTES = 1 << 20
-"""Larger files go by git-lfs whatever they are called."""
+"""Maximum size of a file inside a commit; larger files use git-lfs regardless of their names."""
 _REFUSED = frozenset({400, 401, 403, 404, 409, 422})
-"""Answers of the hub that another try would get again."""
+"""HTTP status codes for which a retry does not help."""
 
 
 class RepositoryMissing(Exception):
-    """ModelScope has no such repository that this machine may read."""
+    """The repository does not exist on ModelScope or is not accessible."""
 
 
 def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None) -> Path:
-    """Return a folder with the files of a repository that match, downloading them once.
+    """Return a folder with the matching files of a repository, which are downloaded once.
 
     Args:
         name: `org/name`.
         repo_type: 'model' or 'dataset'.
-        patterns: files wanted. None: all.
+        patterns: patterns of the files to download; None downloads all files.
 
     Raises:
-        RepositoryMissing: there is no such repository.
+        RepositoryMissing: the repository does not exist or is not accessible.
         ImportError: the client is not installed.
-        OSError, ValueError, RuntimeError: the hub did not give it.
+        OSError: the download failed.
+        ValueError: the download failed.
+        RuntimeError: the download failed.
     """
     client = _client()
-    # Also of the name: 'a/b--c' and 'a--b/c' would be one folder.
-    wanted = hashlib.sha256('\n'.join((name, *(patterns or ()))).encode()).hexdigest()[:12]
-    # What is here is whole: a download that breaks off leaves nothing under this name.
-    target = cache_dir() / 'modelscope' / f'{repo_type}s' / f'{name.replace("/", "--")}--{wanted}'
+    # The digest includes the name, because 'a/b--c' and 'a--b/c' would otherwise share a folder.
+    digest = hashlib.sha256('\n'.join((name, *(patterns or ()))).encode()).hexdigest()[:12]
+    # An existing folder is complete, because `build_once` removes the folder of a failed download.
+    target = cache_dir() / 'modelscope' / f'{repo_type}s' / f'{name.replace("/", "--")}--{digest}'
 
     def fill(folder: Path) -> None:
         api = client.HubApi(endpoint=_endpoint())
@@ -64,11 +66,21 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None) -> Path:
 
 
 def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_private: bool) -> tuple[str, str]:
-    """Put files of a folder into a model repository, which is made where there is none; return its URL and commit.
+    """Upload files of a folder to a model repository, which is created if it is missing.
+
+    Args:
+        folder: the folder with the files.
+        names: names of the files to upload.
+        target: the repository.
+        token: access token with write permission.
+        is_private: whether a repository that is created is private.
+
+    Returns:
+        The URL of the repository and the id of the commit; the id is empty if the hub does not return it.
 
     Raises:
-        UploadRefused: the hub does not take it from this token or under this name.
-        HubUnreachable: the hub did not answer, or its client is not installed; try again later.
+        UploadRefused: the hub refuses the token or the name.
+        HubUnreachable: the hub did not answer, or its client is not installed; retry later.
     """
     try:
         client = _client()
@@ -84,17 +96,17 @@ def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_pri
         status = getattr(error, 'status_code', None)
         if status in _REFUSED:
             raise UploadRefused(
-                f'{target} does not take the upload (HTTP {status}): check that the owner exists and that the token '
-                'may write there'
+                f'{target} refused the upload (HTTP {status}): check that the owner exists and that the token has '
+                'write permission'
             ) from error
-        raise HubUnreachable(f'{target} failed with {type(error).__name__}; try again later') from error
+        raise HubUnreachable(f'{target} failed with {type(error).__name__}; retry later') from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise HubUnreachable(f'{target} did not take the upload ({type(error).__name__}); try again later') from error
+        raise HubUnreachable(f'uploading to {target} failed ({type(error).__name__}); retry later') from error
     return f'{api.legacy.endpoint}/models/{target.name}', commit
 
 
 def _client() -> Any:
-    """Load the client by name: a machine that never speaks to ModelScope does not need it."""
+    """Import the client; imported only here, because it is an optional dependency."""
     return importlib.import_module(LIBRARY)
 
 
@@ -108,32 +120,32 @@ def _make(client: Any, api: Any, target: HubId, *, is_private: bool) -> None:
         try:
             api.create_repo(target.name, 'model', visibility=visibility)
         except client.errors.AlreadyExistsError:
-            # Somebody else made it meanwhile.
+            # Another process created the repository in the meantime.
             return
 
 
 def _commit(api: Any, folder: Path, names: Sequence[str], target: HubId) -> str:
-    """Upload these files as one commit, all or none, and return its id; empty where the hub does not say it.
+    """Upload the files as one atomic commit and return its id, which is empty if the hub does not return it.
 
-    The client's own `upload_folder` commits what it could send and leaves out the rest, so its single steps are used.
+    The client's `upload_folder` commits even if it could not send all files, so its individual steps are used instead.
     """
     files = [_File.of(folder / name) for name in names]
     large = [{'oid': file.sha256, 'size': file.size_bytes} for file in files if file.is_large]
-    places: dict[str, Any] = api.legacy.validate_blobs(target.name, 'model', large) if large else {}
+    upload_urls: dict[str, Any] = api.legacy.validate_blobs(target.name, 'model', large) if large else {}
     for file in files:
-        # Two files of the same content are one object, which is sent once.
-        place = places.pop(file.sha256, None) if file.is_large else None
-        if place:
+        # Files with the same content are one object, which is sent once.
+        upload_url = upload_urls.pop(file.sha256, None) if file.is_large else None
+        if upload_url:
             with file.path.open('rb') as content:
-                api.legacy.upload_blob(place, content, file.size_bytes)
+                api.legacy.upload_blob(upload_url, content, file.size_bytes)
     message = f'Upload {len(files)} files'
-    said = api.legacy.create_commit(target.name, 'model', [file.action() for file in files], message)
-    return next((str(said[key]) for key in ('oid', 'Oid', 'CommitId', 'Id') if said.get(key)), '')
+    response = api.legacy.create_commit(target.name, 'model', [file.action() for file in files], message)
+    return next((str(response[key]) for key in ('oid', 'Oid', 'CommitId', 'Id') if response.get(key)), '')
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file on its way up."""
+    """A file to upload."""
 
     path: Path
     size_bytes: int
@@ -146,11 +158,11 @@ class _File:
 
     @property
     def is_large(self) -> bool:
-        """Whether it goes by git-lfs; others are inside the commit."""
+        """Whether the file uses git-lfs; other files are part of the commit request."""
         return self.path.suffix == '.safetensors' or self.size_bytes > _INLINE_BYTES
 
     def action(self) -> dict[str, Any]:
-        """Return what the commit says of it."""
+        """Return the file's entry in the commit request."""
         content = '' if self.is_large else base64.b64encode(self.path.read_bytes()).decode()
         return {
             'action': 'create',

@@ -1,4 +1,4 @@
-"""The hubs' verbs under the names that programs know: up in the foreground or background, and down."""
+"""Upload to and download from hubs, with the method names that existing programs use."""
 
 import importlib
 import os
@@ -16,13 +16,13 @@ from twinkle.hub.upload import Uploaded, upload, upload_later
 
 
 class HubOperation:
-    """Whatever hub an id names: `hf://org/name` or `ms://org/name`.
+    """Operations on the hub that an id selects: `hf://org/name` or `ms://org/name`.
 
-    Concurrency: the pushes in the background are those of the whole process; any thread may wait for them.
+    Concurrency: background pushes are shared by the whole process; any thread may wait for them.
     """
 
     source: ClassVar[Source | None] = None
-    """The hub of ids without a prefix. None: they are looked for in every place, and cannot be pushed to."""
+    """Hub of ids without a prefix. None: bare ids are searched in all locations and cannot be pushed to."""
     _pushes: ClassVar[list[Future[Uploaded]]] = []
 
     @classmethod
@@ -35,14 +35,17 @@ class HubOperation:
         private: bool = True,
         ignore_patterns: Sequence[str] = (),
     ) -> Uploaded:
-        """Put the files of a folder into a model repository as one commit; as `twinkle.hub.upload`, errors too.
+        """Upload the files of a folder to a model repository as one commit; see `twinkle.hub.upload`.
 
         Args:
-            repo_id: where to.
-            folder_path: what; only read.
-            token: of someone who may write there.
-            private: whether a repository that is made can be seen by its owner only.
-            ignore_patterns: of files to leave out.
+            repo_id: the repository.
+            folder_path: the folder to upload; it is not changed.
+            token: access token with write permission.
+            private: whether a repository that is created is private. Default: True.
+            ignore_patterns: patterns of file names to leave out. Default: none.
+
+        Raises:
+            HubError: as in `twinkle.hub.upload`, or the id belongs to another hub.
         """
         return upload(folder_path, cls._of_hub(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns))
 
@@ -56,9 +59,12 @@ class HubOperation:
         private: bool = True,
         ignore_patterns: Sequence[str] = (),
     ) -> Future[Uploaded]:
-        """Begin `push_to_hub` in the background; `wait_for` waits, and a program that ends does too.
+        """Start `push_to_hub` in the background; `wait_for` waits for it, and so does the program before it exits.
 
-        What can be told without the hub is refused at once.
+        The arguments are those of `push_to_hub` and are checked immediately.
+
+        Raises:
+            HubError: an argument is invalid. Errors of the hub are raised by the future.
         """
         push = upload_later(
             folder_path, cls._of_hub(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns)
@@ -68,61 +74,72 @@ class HubOperation:
 
     @classmethod
     def wait_for(cls, timeout: float | None = None) -> list[Uploaded]:
-        """Wait until every push that was begun is done, and return where they went, in the order of their beginning.
+        """Wait for all background pushes and return their results, in the order in which they were started.
 
         Args:
-            timeout: seconds for each of them. Unset: as long as it takes.
+            timeout: seconds to wait for each push. Default: None, no limit.
 
         Raises:
-            HubError: one failed; the first in order. All are forgotten then.
-            TimeoutError: one is not done in time; the next call waits for all of them again.
+            HubError: a push failed; the error is that of the first one. All pushes are then removed.
+            TimeoutError: a push is not done in time; the next call waits for all pushes again.
         """
         pushes = list(HubOperation._pushes)
         for push in pushes:
             if wait((push,), timeout).not_done:
-                raise TimeoutError(f'a push is not done after {timeout} seconds')
+                raise TimeoutError(f'a push did not finish within {timeout} seconds; call wait_for again')
         for push in pushes:
-            with suppress(ValueError):  # another thread waited for it too
+            with suppress(ValueError):  # another thread removed it
                 HubOperation._pushes.remove(push)
         return [push.result() for push in pushes]
 
     @classmethod
     def download_model(cls, model_id: str) -> str:
-        """Return the local folder of a model with its weights; as `twinkle.hub.resolve_model`, errors too."""
+        """Return the local folder of a model with its weights; see `twinkle.hub.resolve_model` for the errors."""
         return str(resolve_model(cls._id(model_id)))
 
     @classmethod
     def download_file(cls, repo_id: str, allow_patterns: str | Sequence[str]) -> str:
-        """Return a local folder with the files of a model's repository that match.
+        """Return a local folder with the matching files of a model repository.
+
+        Args:
+            repo_id: the repository, an alias or a folder.
+            allow_patterns: one or several patterns of file names.
 
         Raises:
-            ModelNotFound: there is no such repository.
+            ModelNotFound: the repository does not exist.
             HubUnreachable: the hub did not answer, or its client is not installed.
-            HubError: no file of it matches.
+            HubError: no file matches.
         """
         patterns = (allow_patterns,) if isinstance(allow_patterns, str) else tuple(allow_patterns)
         folder = resolve_files(cls._id(repo_id), patterns)
         if not any(_matches(path.relative_to(folder), patterns) for path in folder.rglob('*') if path.is_file()):
-            raise HubError(f'{repo_id} has no file that is one of {", ".join(patterns)}')
+            raise HubError(f'{repo_id} has no file that matches {", ".join(patterns)}')
         return str(folder)
 
     @classmethod
     def load_dataset(
         cls, dataset_id: str, *, subset_name: str = 'default', split: str = 'train', streaming: bool = False
     ) -> Any:
-        """Return a dataset of the `datasets` library from a hub's repository or a folder; no code of it is run.
+        """Load a repository or folder with the Hugging Face library `datasets`; code in the repository is not run.
 
-        `twinkle.dataset.Dataset` reads the same without that library.
+        `twinkle.dataset.Dataset` reads the same data without this library.
+
+        Args:
+            dataset_id: the repository or a folder.
+            subset_name: name of the subset. Default: 'default'.
+            split: name of the split. Default: 'train'.
+            streaming: whether to return a `datasets.IterableDataset`. Default: False.
 
         Raises:
-            DatasetNotFound: no place has it, or it has no such subset or split.
-            HubUnreachable: only the network could have it and it did not answer, or `datasets` is not installed.
+            DatasetNotFound: the dataset, the subset or the split does not exist.
+            HubUnreachable: the dataset is not available locally and the hub did not answer, or `datasets` is not
+                installed.
         """
         folder = resolve_dataset(cls._id(dataset_id))
         try:
             library = importlib.import_module('datasets')
         except ImportError as error:
-            raise HubUnreachable('reading rows with datasets needs it: pip install datasets') from error
+            raise HubUnreachable('the library datasets is not installed (pip install datasets)') from error
         subset = None if subset_name == 'default' else subset_name
         try:
             return library.load_dataset(str(folder), subset, split=split, streaming=streaming)
@@ -131,37 +148,37 @@ class HubOperation:
 
     @classmethod
     def _id(cls, text: str) -> str:
-        """Return an id with the prefix of this hub; paths and aliases stay what they are.
+        """Return an id with the prefix of this hub; paths and aliases are returned unchanged.
 
         Raises:
-            HubError: the id names another hub.
+            HubError: the id belongs to another hub.
         """
-        is_elsewhere = local_path(text) is not None or without_alias(text) != text
-        return text if is_elsewhere else cls._of_hub(text)
+        is_path_or_alias = local_path(text) is not None or without_alias(text) != text
+        return text if is_path_or_alias else cls._of_hub(text)
 
     @classmethod
     def _of_hub(cls, text: str) -> str:
-        """Return a repository's id with the prefix of this hub.
+        """Return a repository id with the prefix of this hub.
 
         Raises:
-            HubError: the id names another hub.
+            HubError: the id belongs to another hub.
         """
         if cls.source is None:
             return text
         hub_id = HubId.parse(text)
         if hub_id.source not in (None, cls.source):
-            raise HubError(f'{text!r} is not of the hub {cls.source}://; use HubOperation, which takes both')
+            raise HubError(f'{text!r} does not belong to the hub {cls.source}://; use HubOperation for all hubs')
         return str(HubId(cls.source, hub_id.name))
 
 
 class HFHub(HubOperation):
-    """Hugging Face: ids may leave out `hf://`."""
+    """Operations on Hugging Face; the prefix `hf://` of ids is optional."""
 
     source: ClassVar[Source | None] = 'hf'
 
 
 class MSHub(HubOperation):
-    """ModelScope: ids may leave out `ms://`."""
+    """Operations on ModelScope; the prefix `ms://` of ids is optional."""
 
     source: ClassVar[Source | None] = 'ms'
 

@@ -1,4 +1,4 @@
-"""Progress of long work, shown on the terminal: a bar where there is one, lines elsewhere."""
+"""Progress of long operations on standard error: bars on a terminal, otherwise lines."""
 
 import sys
 from collections.abc import Generator
@@ -10,10 +10,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class Report(Protocol):
-    """Told how far a stage of the work is."""
+    """Callback for the progress of an operation in stages."""
 
     def __call__(self, stage: str, *, done: float, total: float) -> None:
-        """Say that `done` of `total` parts of `stage` are behind us; `done == total` ends the stage."""
+        """Report that `done` of `total` units of `stage` are complete; `done == total` ends the stage."""
         ...
 
 
@@ -34,7 +34,7 @@ def terminal_progress() -> Generator[Report]:
 
 
 class _Lines:
-    """One line when a stage begins."""
+    """Writes one line at the beginning of each stage."""
 
     def __init__(self) -> None:
         self._stages: set[str] = set()
@@ -46,7 +46,7 @@ class _Lines:
 
 
 class _Bars:
-    """One bar a stage."""
+    """Shows one bar per stage."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars

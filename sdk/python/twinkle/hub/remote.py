@@ -1,4 +1,4 @@
-"""The hubs on the network and the caches their own clients keep."""
+"""Downloads from the hubs, and the caches of their clients."""
 
 import importlib
 import os
@@ -20,31 +20,31 @@ TOKENIZER_FILES = (
     'preprocessor_config.json',
     'special_tokens_map.json',
 )
-"""What a template needs of a model's repository."""
+"""Patterns of the files in a model repository that a template needs."""
 
 MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json', 'vocab*', 'merges.txt', '*.model')
-"""What a model needs of it: no pickles and no code."""
+"""Patterns of the files in a model repository that a model needs; they exclude pickles and code."""
 
 PLUGIN_FILES = ('*.py', '*.json', '*.yaml', '*.txt', '*.jinja')
-"""What a plugin is made of."""
+"""Patterns of the files of a plugin."""
 
 
 def hugging_face_snapshots(name: str, kind: Kind) -> Iterator[Path]:
-    """Yield the snapshot of branch `main` in Hugging Face's cache, if there is one.
+    """Yield the snapshot of branch `main` in the Hugging Face cache, if it exists.
 
-    One of a dataset whose download broke off is none: nobody could tell that rows are missing.
+    An incomplete download of a dataset is skipped, because missing rows could not be detected later.
     """
     home = Path(os.environ.get('HF_HOME', '~/.cache/huggingface')).expanduser()
     root = Path(os.environ.get('HF_HUB_CACHE', home / 'hub')).expanduser()
     repository = root / f'{kind}--{name.replace("/", "--")}'
     branch = repository / 'refs' / 'main'
-    is_broken_off = kind == 'datasets' and any((repository / 'blobs').glob('*.incomplete'))
-    if branch.is_file() and not is_broken_off:
+    is_incomplete = kind == 'datasets' and any((repository / 'blobs').glob('*.incomplete'))
+    if branch.is_file() and not is_incomplete:
         yield repository / 'snapshots' / branch.read_text().strip()
 
 
 def model_scope_folders(name: str, kind: Kind) -> Iterator[Path]:
-    """Yield the folders in which ModelScope's clients, old and new, keep a repository."""
+    """Yield the cache folders that old and new ModelScope clients use for a repository."""
     root = Path(os.environ.get('MODELSCOPE_CACHE', '~/.cache/modelscope')).expanduser()
     yield root / 'hub' / kind / name
     yield root / kind / name
@@ -54,12 +54,14 @@ def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None) -> 
     """Download a repository with its hub's own client, which shows progress, and return its folder.
 
     Args:
-        patterns: files wanted. None: all.
+        hub_id: the repository; a bare id means Hugging Face.
+        kind: 'models' or 'datasets'.
+        patterns: patterns of the files to download; None downloads all files.
 
     Raises:
-        ModelNotFound: the hub has no such model.
-        DatasetNotFound: the hub has no such dataset.
-        HubUnreachable: the hub did not answer or its client is not installed.
+        ModelNotFound: the model does not exist on the hub or is not accessible.
+        DatasetNotFound: the dataset does not exist on the hub or is not accessible.
+        HubUnreachable: the hub did not answer, or its client is not installed.
     """
     if hub_id.source == 'ms':
         return _download_model_scope(hub_id, kind, patterns)
@@ -76,9 +78,11 @@ def _download_hugging_face(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] 
         )
     except client.errors.RepositoryNotFoundError as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
-        raise missing(f'Hugging Face has no {kind.removesuffix("s")} {hub_id.name} that you may read') from error
+        problem = f'Hugging Face has no accessible {kind.removesuffix("s")} {hub_id.name}'
+        raise missing(problem) from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise _unreachable(hub_id, kind, f'Hugging Face did not give it ({type(error).__name__})') from error
+        reason = f'downloading from Hugging Face failed ({type(error).__name__})'
+        raise _unreachable(hub_id, kind, reason) from error
     return Path(folder)
 
 
@@ -87,16 +91,17 @@ def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] |
         return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns)
     except model_scope.RepositoryMissing as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
-        raise missing(f'ModelScope has no {kind.removesuffix("s")} {hub_id.name} that you may read') from error
+        raise missing(f'ModelScope has no accessible {kind.removesuffix("s")} {hub_id.name}') from error
     except ImportError as error:
         reason = f"its client is not installed (pip install '{model_scope.INSTALL}')"
         raise _unreachable(hub_id, kind, reason) from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise _unreachable(hub_id, kind, f'ModelScope did not give it ({type(error).__name__})') from error
+        reason = f'downloading from ModelScope failed ({type(error).__name__})'
+        raise _unreachable(hub_id, kind, reason) from error
 
 
 def _client(library: str, hub_id: HubId, kind: Kind) -> Any:
-    """Load a hub's client by name: a machine that never downloads needs neither."""
+    """Import a hub's client; imported only here, because it is not needed without downloads."""
     try:
         return importlib.import_module(library)
     except ImportError as error:
@@ -105,8 +110,8 @@ def _client(library: str, hub_id: HubId, kind: Kind) -> Any:
 
 def _unreachable(hub_id: HubId, kind: Kind, reason: str) -> HubUnreachable:
     return HubUnreachable(
-        f'{hub_id} is neither in the mirror ({_mirror()}) nor in a cache, and the network is no help: {reason}. '
-        f'Put a copy at $TWINKLE_HUB_DIR/{kind}/{hub_id.name}, or give the path of a local folder'
+        f'{hub_id} is neither in the mirror ({_mirror()}) nor in a cache, and {reason}. '
+        f'Put a copy at $TWINKLE_HUB_DIR/{kind}/{hub_id.name}, or use the path of a local folder'
     )
 
 

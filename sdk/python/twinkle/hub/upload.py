@@ -1,7 +1,7 @@
-"""A folder of this machine to a repository on a hub.
+"""Upload a local folder to a repository on a hub.
 
-Only what a model's folder is made of goes up: weights in safetensors, configuration, tokenizer, texts. Each hub is
-spoken to with its own client.
+Only the files of a model are uploaded: weights in safetensors, configuration, tokenizer and texts. Each hub is accessed
+with its own client.
 """
 
 import importlib
@@ -19,30 +19,32 @@ from twinkle.hub.ids import HubId
 _TOKEN_VARIABLES = {'hf': 'HF_TOKEN', 'ms': 'MODELSCOPE_API_TOKEN'}
 
 UPLOAD_FILES = ('*.safetensors', '*.json', '*.txt', '*.model', '*.jinja', '*.md', 'LICENSE*')
-"""What is uploaded: no pickles and no code."""
+"""Patterns of the files that are uploaded; they exclude pickles and code."""
 _REFUSED = frozenset({400, 401, 403, 404, 409, 422})
-"""Answers of the hub that another try would get again."""
+"""HTTP status codes for which a retry does not help."""
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Where a folder went."""
+    """The result of an upload."""
 
     url: str
-    """Of the repository."""
+    """URL of the repository."""
     commit: str
-    """Digest of the commit that holds the files; empty where ModelScope did not say it."""
+    """Id of the commit with the files; empty if ModelScope did not return it."""
 
 
 def token_variable(hub_id: str) -> str:
-    """Return the variable in which the hub of an id has its users keep their token, so that none gets another's.
+    """Return the name of the environment variable for the token of an id's hub.
+
+    The hubs use different variables, so that a token is never sent to the wrong hub.
 
     Raises:
-        HubError: the id is malformed or names no hub.
+        HubError: the id is malformed or has no hub prefix.
     """
     source = HubId.parse(hub_id).source
     if source is None:
-        raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name or ms://org/name')
+        raise HubError(f'{hub_id!r} is not a repository to upload to; use hf://org/name or ms://org/name')
     return _TOKEN_VARIABLES[source]
 
 
@@ -54,27 +56,27 @@ def upload(
     is_private: bool = True,
     ignore: tuple[str, ...] = (),
 ) -> Uploaded:
-    """Put the files of a folder, not of its subfolders, into a repository as one commit.
+    """Upload the files of a folder, without its subfolders, to a model repository as one commit.
 
-    The repository is made where there is none; files of the same name are replaced, others stay.
+    A missing repository is created. Files with the same name are replaced, and other files are kept.
 
     Args:
-        folder: What to upload; only read.
-        hub_id: `hf://org/name` or `ms://org/name`. `HF_ENDPOINT` and `MODELSCOPE_ENDPOINT` name other servers that
-            speak the same.
-        token: Of someone who may write there. It is neither kept nor logged.
-        is_private: Whether a repository that is made can be seen by its owner only.
-        ignore: Patterns of files to leave out.
+        folder: the folder to upload; it is not changed.
+        hub_id: `hf://org/name` or `ms://org/name`. `HF_ENDPOINT` and `MODELSCOPE_ENDPOINT` select other servers with
+            the same API.
+        token: access token with write permission. It is neither stored nor logged.
+        is_private: whether a repository that is created is private. Default: True.
+        ignore: patterns of file names to leave out. Default: none.
 
     Raises:
-        HubError: the id is malformed or names no hub, or the folder has nothing to upload.
-        UploadRefused: the hub does not take it from this token or under this name, whenever it is asked.
-        HubUnreachable: the hub did not answer, or its client is not installed; try again later.
+        HubError: the id is malformed or has no hub prefix, the token is empty, or the folder has no files to upload.
+        UploadRefused: the hub refuses the token or the name; a retry does not help.
+        HubUnreachable: the hub did not answer, or its client is not installed; retry later.
 
-    Idempotency: the same files again leave the repository as it is.
+    Idempotency: uploading the same files again leaves the content of the repository unchanged.
     """
-    order = _order(folder, hub_id, token, ignore)
-    return _carry_out(order, token=token, is_private=is_private)
+    request = _upload_request(folder, hub_id, token, ignore)
+    return _execute(request, token=token, is_private=is_private)
 
 
 def upload_later(
@@ -85,57 +87,57 @@ def upload_later(
     is_private: bool = True,
     ignore: tuple[str, ...] = (),
 ) -> Future[Uploaded]:
-    """Begin an `upload` in a thread of its own, and return its result to come; a program that ends waits for it.
+    """Start an `upload` in a background thread and return its future; the program waits for it before it exits.
 
-    The folder must stay as it is until then. What can be told without the hub is refused at once.
+    The folder must not change until the future is done. The arguments are checked immediately.
 
     Args:
-        folder: As of `upload`.
-        hub_id: As of `upload`.
-        token: As of `upload`.
-        is_private: As of `upload`.
-        ignore: As of `upload`.
+        folder: as in `upload`.
+        hub_id: as in `upload`.
+        token: as in `upload`.
+        is_private: as in `upload`.
+        ignore: as in `upload`.
 
     Raises:
-        HubError: as `upload`, but for `HubUnreachable` and what the hub itself refuses: the result raises those.
+        HubError: an argument is invalid, as in `upload`. Errors of the hub are raised by the future.
     """
-    order = _order(folder, hub_id, token, ignore)
+    request = _upload_request(folder, hub_id, token, ignore)
     thread = ThreadPoolExecutor(1, 'hub-upload')
     try:
-        return thread.submit(_carry_out, order, token=token, is_private=is_private)
+        return thread.submit(_execute, request, token=token, is_private=is_private)
     finally:
         thread.shutdown(wait=False)
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What goes where."""
+class _UploadRequest:
+    """A validated upload."""
 
     folder: Path
     target: HubId
     names: list[str]
-    """Of the files."""
+    """Names of the files to upload, sorted."""
 
 
-def _order(folder: str | os.PathLike[str], hub_id: str, token: str, ignore: tuple[str, ...]) -> _Order:
+def _upload_request(folder: str | os.PathLike[str], hub_id: str, token: str, ignore: tuple[str, ...]) -> _UploadRequest:
     target = HubId.parse(hub_id)
     if target.source is None or '/' not in target.name:
-        raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name or ms://org/name')
+        raise HubError(f'{hub_id!r} is not a repository to upload to; use hf://org/name or ms://org/name')
     if not token:
-        raise HubError(f'uploading to {hub_id} needs a token that may write there')
+        raise HubError(f'the token is empty; uploading to {hub_id} needs a token with write permission')
     if not (token.isascii() and token.isprintable()):
-        raise UploadRefused(f'{hub_id}: no hub gave out this token: a token is of printable ASCII characters')
-    return _Order(Path(folder), target, _names(Path(folder), ignore))
+        raise UploadRefused(f'{hub_id}: the token is invalid: it must consist of printable ASCII characters')
+    return _UploadRequest(Path(folder), target, _names(Path(folder), ignore))
 
 
 def _names(folder: Path, ignore: tuple[str, ...]) -> list[str]:
-    """Return the files to upload. A link could lead out of the folder, so none is followed."""
+    """Return the names of the files to upload; symbolic links are excluded, because they may leave the folder."""
     if not folder.is_dir():
-        raise HubError(f'there is no folder {folder}')
+        raise HubError(f'the folder {folder} does not exist')
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.is_symlink())
     chosen = [name for name in names if _is_any(name, UPLOAD_FILES) and not _is_any(name, ignore)]
     if not chosen:
-        raise HubError(f'{folder} holds nothing to upload; there would have to be {", ".join(UPLOAD_FILES)}')
+        raise HubError(f'{folder} has no files to upload; supported are {", ".join(UPLOAD_FILES)}')
     return chosen
 
 
@@ -143,14 +145,14 @@ def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _carry_out(order: _Order, *, token: str, is_private: bool) -> Uploaded:
-    if order.target.source == 'hf':
-        return _upload_hugging_face(order, token=token, is_private=is_private)
-    return Uploaded(*model_scope.put(order.folder, order.names, order.target, token=token, is_private=is_private))
+def _execute(request: _UploadRequest, *, token: str, is_private: bool) -> Uploaded:
+    if request.target.source == 'hf':
+        return _upload_hugging_face(request, token=token, is_private=is_private)
+    return Uploaded(*model_scope.put(request.folder, request.names, request.target, token=token, is_private=is_private))
 
 
-def _upload_hugging_face(order: _Order, *, token: str, is_private: bool) -> Uploaded:
-    target, names = order.target, order.names
+def _upload_hugging_face(request: _UploadRequest, *, token: str, is_private: bool) -> Uploaded:
+    target, names = request.target, request.names
     try:
         client: Any = importlib.import_module('huggingface_hub')
     except ImportError as error:
@@ -158,20 +160,20 @@ def _upload_hugging_face(order: _Order, *, token: str, is_private: bool) -> Uplo
             f'uploading to {target} needs its client, which is not installed (pip install huggingface_hub)'
         ) from error
     api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
-    files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(order.folder / name)) for name in names]
+    files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(request.folder / name)) for name in names]
     try:
         repository = api.create_repo(target.name, private=is_private, exist_ok=True)
         commit = api.create_commit(target.name, files, commit_message=f'Upload {len(names)} files')
     except client.errors.HfHubHTTPError as error:
         if error.response.status_code in _REFUSED:
             raise UploadRefused(
-                f'{target} does not take the upload (HTTP {error.response.status_code}): check that the owner exists '
-                'and that the token may write there'
+                f'{target} refused the upload (HTTP {error.response.status_code}): check that the owner exists and '
+                'that the token has write permission'
             ) from error
-        raise HubUnreachable(f'{target} failed with HTTP {error.response.status_code}; try again later') from error
+        raise HubUnreachable(f'{target} failed with HTTP {error.response.status_code}; retry later') from error
     except client.errors.HFValidationError as error:
-        raise UploadRefused(f'{target} does not take the upload: no repository can have that name') from error
-    # The client lets the errors of what it sends with through.
+        raise UploadRefused(f'{target} refused the upload: the name is not valid for a repository') from error
+    # The client does not wrap the errors of its HTTP library.
     except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
-        raise HubUnreachable(f'{target} did not take the upload ({type(error).__name__}); try again later') from error
+        raise HubUnreachable(f'uploading to {target} failed ({type(error).__name__}); retry later') from error
     return Uploaded(str(repository), commit.oid)
