@@ -1,4 +1,4 @@
-"""Batches come in an order that can be taken up again exactly."""
+"""Batches have a reproducible order, which a resumed run continues exactly."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ from twinkle.infra import DeviceMesh
     ],
 )
 def test_last_batch_follows_the_options(options: dict[str, Any], sizes: list[int]) -> None:
-    """A last batch that is too small is left out, and the length says so."""
+    """A last batch that is too small is left out, and the length of the loader matches."""
     loader = DataLoader(range(10), batch_size=4, **options)
     assert [len(batch) for batch in loader] == sizes
     assert len(loader) == len(sizes)
@@ -34,8 +34,8 @@ def test_last_batch_follows_the_options(options: dict[str, Any], sizes: list[int
     flags=st.fixed_dictionaries({'shuffle': st.booleans(), 'drop_last': st.booleans()}),
     stop=st.integers(0, 12),
 )
-def test_resumed_run_sees_the_rest(size: int, batch_size: int, flags: dict[str, bool], stop: int) -> None:
-    """Stopping after any batch of two epochs and resuming in a new loader gives the identical rest."""
+def test_resumed_run_gets_the_remaining_batches(size: int, batch_size: int, flags: dict[str, bool], stop: int) -> None:
+    """Resuming after any batch of two epochs gives the same remaining batches."""
     first, second = (DataLoader(range(size), batch_size=batch_size, **flags) for _ in range(2))
     states = [first.get_state()]
     batches: list[list[int]] = []
@@ -50,7 +50,7 @@ def test_resumed_run_sees_the_rest(size: int, batch_size: int, flags: dict[str, 
 
 
 def test_epochs_are_shuffled_differently_and_repeatably() -> None:
-    """The order depends on seed and epoch alone."""
+    """The order depends only on the seed and the epoch."""
     first, second = (DataLoader(range(50), batch_size=50, shuffle=True, seed=3) for _ in range(2))
     epochs = [list(first).pop() for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -59,49 +59,49 @@ def test_epochs_are_shuffled_differently_and_repeatably() -> None:
 
 
 def test_order_is_the_same_in_every_version() -> None:
-    """A cursor kept from an older release still means the same."""
+    """The order equals the recorded values, so stored positions stay valid."""
     assert list(epoch_order(8, seed=42, epoch=0)) == [4, 1, 3, 6, 0, 7, 2, 5]
     np.testing.assert_array_equal(epoch_order(4, seed=None, epoch=9), [0, 1, 2, 3])
 
 
-def test_loop_left_early_is_not_taken_up() -> None:
-    """As everywhere, a new loop is a new epoch."""
+def test_a_new_loop_is_a_new_epoch() -> None:
+    """A new loop starts a new epoch, even if the previous loop was left early."""
     loader = DataLoader(range(10), batch_size=2)
     assert next(iter(loader)) == [0, 1]
     assert next(iter(loader)) == [0, 1]
 
 
-def test_dataset_may_be_made_by_a_function_and_batches_processed() -> None:
-    """A callable makes the dataset, and a processor sees each batch."""
+def test_dataset_function_and_processor() -> None:
+    """A function may create the dataset, and the processor is applied to each batch."""
     loader = DataLoader(lambda: range(4), batch_size=2)
     loader.set_processor(sum)
     assert list(loader) == [1, 5]
 
 
 def test_state_of_another_loader_is_refused() -> None:
-    """A position means nothing in another order."""
+    """A state with another dataset size or order is refused."""
     state = DataLoader(range(10), batch_size=2).get_state()
     for other in (DataLoader(range(9), batch_size=2), DataLoader(range(10), batch_size=2, shuffle=True)):
-        with pytest.raises(ValueError, match='the state is of a loader with'):
+        with pytest.raises(ValueError, match='the state has'):
             other.resume_from_checkpoint(state)
 
 
 @pytest.mark.parametrize('count', [-1, 3])
 def test_position_within_a_batch_is_refused(count: int) -> None:
-    """A loader begins where a batch begins."""
+    """A position that is not the beginning of a batch is refused."""
     with pytest.raises(ValueError, match='consumed_train_samples'):
         DataLoader(range(10), batch_size=2).skip_consumed_samples(count)
 
 
 @pytest.mark.parametrize('options', [{'batch_size': 0}, {'batch_size': 2, 'min_batch_size': 3}])
 def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
-    """Sizes that make no batch are named."""
+    """The error of an invalid batch size names the option."""
     with pytest.raises(ValueError, match='batch_size'):
         DataLoader(range(4), **options)
 
 
 def test_options_without_effect_are_not_silent() -> None:
-    """Workers warn, unknown options and a mesh in which this process has no rank are refused."""
+    """Workers cause a warning; unknown options and a mesh without this process are refused."""
     with pytest.warns(UserWarning, match='num_workers'):
         DataLoader(range(4), batch_size=2, num_workers=2)
     with pytest.raises(TypeError, match='pin_memory'):
@@ -111,7 +111,7 @@ def test_options_without_effect_are_not_silent() -> None:
 
 
 def test_empty_dataset_has_no_batches() -> None:
-    """Nothing to read is not an error."""
+    """An empty dataset gives no batches and no error."""
     loader = DataLoader([], batch_size=2)
     assert list(loader) == []
     assert len(loader) == 0

@@ -1,4 +1,4 @@
-"""Each rank of a mesh knows its part of a batch."""
+"""Each rank of a mesh reads its part of a batch."""
 
 import pytest
 
@@ -7,25 +7,25 @@ from twinkle.infra import DeviceMesh, NotSupportedYet
 
 
 def first_batch(mesh: DeviceMesh, rank: int | None, **options: str) -> list[int]:
-    """What a rank reads first of 0, 1, 2, ... in batches of 8."""
+    """Return a rank's part of the first batch of 0, 1, 2, ... in batches of 8."""
     return next(iter(DataLoader(range(16), batch_size=8, device_mesh=mesh, rank=rank, **options)))
 
 
 def test_data_axes_share_a_batch_and_others_repeat_it() -> None:
-    """Dp and fsdp ranks read different parts in order; tp ranks of one of them read the same."""
+    """Ranks on dp and fsdp axes read different parts, and tp ranks read the same part."""
     mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
     parts = [first_batch(mesh, rank) for rank in range(8)]
     assert parts[::2] == parts[1::2] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_rank_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun nobody has to say the rank."""
+    """The default rank is the environment variable `RANK`."""
     monkeypatch.setenv('RANK', '1')
     assert first_batch(DeviceMesh.from_sizes(dp_size=2), None) == [4, 5, 6, 7]
 
 
 def test_batches_for_other_processes_are_refused() -> None:
-    """A group is this process; a mesh of several ranks beside it would need a driver."""
+    """Only a group that consists of this process is supported."""
     assert first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='default') == list(range(8))
     with pytest.raises(NotSupportedYet):
         first_batch(DeviceMesh.from_sizes(dp_size=2), None, remote_group='default')
@@ -33,8 +33,8 @@ def test_batches_for_other_processes_are_refused() -> None:
         first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='trainers')
 
 
-def test_batches_that_cannot_be_shared_are_refused() -> None:
-    """Sizes that would leave a rank without examples, and ranks outside the mesh, are named."""
+def test_batches_that_cannot_be_divided_are_refused() -> None:
+    """Sizes that leave a rank without examples and ranks outside the mesh are refused."""
     mesh = DeviceMesh.from_sizes(dp_size=3)
     for options in ({'batch_size': 4}, {'batch_size': 6, 'min_batch_size': 2}):
         with pytest.raises(ValueError, match='batch_size'):
@@ -44,7 +44,7 @@ def test_batches_that_cannot_be_shared_are_refused() -> None:
 
 
 def test_last_batch_is_shared_or_left_out() -> None:
-    """A rest that gives every rank something is read, a smaller one is not."""
+    """A last batch is read if every rank gets an example, and is left out otherwise."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
     sizes = {
         size: [

@@ -1,4 +1,4 @@
-"""Rows that cannot be read are replaced, and it is told."""
+"""Rows that cannot be read are replaced and reported."""
 
 import logging
 import pickle
@@ -12,8 +12,8 @@ from twinkle.dataloader import BadSamples, DataLoader
 from twinkle.dataset import DatasetMeta, IterableDataset, LazyDataset
 
 
-def refusing(bad: Set[int], kind: type[Any] = LazyDataset, size: int = 10) -> Any:
-    """Rows 0, 1, ... of which `bad` cannot be read."""
+def dataset_with_bad_rows(bad: Set[int], kind: type[Any] = LazyDataset, size: int = 10) -> Any:
+    """Return a dataset with rows 0, 1, ..., in which the rows `bad` cannot be read."""
 
     def decode(value: int) -> int:
         if value in bad:
@@ -26,13 +26,13 @@ def refusing(bad: Set[int], kind: type[Any] = LazyDataset, size: int = 10) -> An
 
 
 def values(loader: DataLoader) -> list[list[int]]:
-    """The numbers of one epoch."""
+    """Return the numbers of one epoch."""
     return [[row['x'] for row in batch] for batch in loader]
 
 
-def test_another_row_takes_the_place_and_it_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches keep their size and places; the report says which row, why, and what came instead."""
-    loader = DataLoader(refusing({2, 5}), batch_size=4)
+def test_bad_rows_are_replaced_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Batches keep their sizes, and each replacement names the row, the reason and the row used instead."""
+    loader = DataLoader(dataset_with_bad_rows({2, 5}), batch_size=4)
     with caplog.at_level(logging.WARNING, logger='twinkle'):
         batches = values(loader)
     assert [len(batch) for batch in batches] == [4, 4, 2]
@@ -44,15 +44,15 @@ def test_another_row_takes_the_place_and_it_is_reported(caplog: pytest.LogCaptur
 
 
 def test_replacements_are_the_same_in_every_run() -> None:
-    """They follow from seed, epoch and place alone."""
-    first, second = (DataLoader(refusing({2, 5, 7}), batch_size=3, shuffle=True) for _ in range(2))
+    """Replacements depend only on the seed, the epoch and the position."""
+    first, second = (DataLoader(dataset_with_bad_rows({2, 5, 7}), batch_size=3, shuffle=True) for _ in range(2))
     assert [values(first) for _ in range(2)] == [values(second) for _ in range(2)]
     assert first.replacements == second.replacements
 
 
-def test_next_row_of_a_stream_takes_the_place() -> None:
-    """Batches of a stream are filled up with what follows."""
-    loader = DataLoader(refusing({0, 4, 9}, IterableDataset), batch_size=4)
+def test_a_stream_continues_with_its_next_row() -> None:
+    """Batches of a stream are filled with the following rows."""
+    loader = DataLoader(dataset_with_bad_rows({0, 4, 9}, IterableDataset), batch_size=4)
     assert values(loader) == [[1, 2, 3, 5], [6, 7, 8]]
     assert [(entry.position, entry.index, entry.replacement) for entry in loader.replacements] == [
         (0, None, None), (4, None, None), (9, None, None),
@@ -61,9 +61,9 @@ def test_next_row_of_a_stream_takes_the_place() -> None:
 
 @pytest.mark.parametrize('kind', [LazyDataset, IterableDataset])
 def test_retries_are_bounded(kind: type[Any]) -> None:
-    """When nothing can be read, the program is told after the bound, with the last reason."""
+    """Reading fails after the maximum number of retries, with the last reason."""
     for max_retries, count in ((20, 21), (0, 1)):
-        loader = DataLoader(refusing(set(range(100)), kind, 100), batch_size=4, max_retries=max_retries)
+        loader = DataLoader(dataset_with_bad_rows(set(range(100)), kind, 100), batch_size=4, max_retries=max_retries)
         with pytest.raises(BadSamples, match='is bad') as caught:
             list(loader)
         assert caught.value.count == count
@@ -72,15 +72,15 @@ def test_retries_are_bounded(kind: type[Any]) -> None:
         DataLoader([], batch_size=1, max_retries=-1)
 
 
-def test_faults_of_the_program_are_not_replaced() -> None:
-    """An error that data do not cause comes through as it is."""
+def test_programming_errors_are_raised() -> None:
+    """An exception that is not caused by data is raised unchanged."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': 1}]))
     dataset.cast_column('x', lambda value: value.absent)
     with pytest.raises(AttributeError):
         list(DataLoader(dataset, batch_size=1))
 
 
-def test_error_travels_between_processes() -> None:
-    """It is pickled whole."""
+def test_the_error_can_be_pickled() -> None:
+    """A pickled BadSamples keeps its attributes."""
     error = pickle.loads(pickle.dumps(BadSamples(3, 'place 1', 'why')))
     assert (error.count, error.place, error.reason) == (3, 'place 1', 'why')

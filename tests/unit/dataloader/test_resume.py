@@ -1,4 +1,4 @@
-"""A run that stops anywhere and goes on sees the identical rest: indexed or streamed, on any number of ranks."""
+"""A resumed run gets exactly the remaining batches, for datasets and streams, on any number of ranks."""
 
 import json
 from collections.abc import Iterable
@@ -25,27 +25,27 @@ from twinkle.infra import DeviceMesh
 EPOCHS = 3
 
 
-def odd_only(value: int) -> int:
-    """Refuse some values, as bad data would be."""
+def some_refused(value: int) -> int:
+    """Return the value, or raise for some values like a function that meets invalid data."""
     if value % 7 == 3:
         raise ValueError(value)
     return value
 
 
 def dataset_of(kind: str, size: int) -> Any:
-    """Rows `{'x': ...}` some of which cannot be read."""
+    """Return a dataset with rows `{'x': ...}`; some of its rows cannot be read."""
     dataset = (LazyDataset if kind == 'lazy' else IterableDataset)(DatasetMeta(data=[{'x': i} for i in range(size)]))
-    dataset.cast_column('x', odd_only)
+    dataset.cast_column('x', some_refused)
     return dataset
 
 
 def values(batches: Iterable[list[dict[str, int]]]) -> list[list[int]]:
-    """The numbers in batches."""
+    """Return the numbers in batches."""
     return [[row['x'] for row in batch] for batch in batches]
 
 
 def joined(parts: list[list[list[int]]]) -> list[list[int]]:
-    """Each batch, from the parts that the ranks read."""
+    """Return the batches that the parts of all ranks form."""
     return [list(chain.from_iterable(batch)) for batch in zip(*parts, strict=True)]
 
 
@@ -58,7 +58,7 @@ def joined(parts: list[list[list[int]]]) -> list[list[int]]:
     buffer=st.integers(1, 9),
     stop=st.floats(0, 1),
 )
-def test_resumed_ranks_see_the_rest(
+def test_resumed_ranks_get_the_remaining_batches(
     kind: str,
     size: int,
     batch_ranks: tuple[int, int],
@@ -66,7 +66,7 @@ def test_resumed_ranks_see_the_rest(
     buffer: int,
     stop: float,
 ) -> None:
-    """Resuming after any batch, by whole state or by count, gives each rank its identical rest over three epochs."""
+    """Resuming after any batch, by state or by count, gives each rank its remaining batches over three epochs."""
     per_rank, ranks = batch_ranks
     mesh = DeviceMesh.from_sizes(dp_size=ranks)
     options: dict[str, Any] = {'shuffle': shuffle, 'shuffle_buffer': buffer, 'device_mesh': mesh}
@@ -96,8 +96,8 @@ def test_resumed_ranks_see_the_rest(
 @given(
     size=st.integers(0, 40), per_rank=st.integers(1, 4), ranks=st.integers(1, 4), is_stream=st.booleans(),
 )  # fmt: skip
-def test_ranks_together_read_each_batch_once(size: int, per_rank: int, ranks: int, is_stream: bool) -> None:  # noqa: FBT001
-    """Joined, the ranks' parts are the batches of one process, and no rank's part is empty."""
+def test_ranks_divide_each_batch(size: int, per_rank: int, ranks: int, is_stream: bool) -> None:  # noqa: FBT001
+    """The parts of all ranks form the batches of one process, and no part is empty."""
     mesh = DeviceMesh.from_sizes(dp_size=ranks)
     meta = DatasetMeta(data=[{'x': i} for i in range(size)])
     dataset = IterableDataset(meta) if is_stream else LazyDataset(meta)
@@ -109,8 +109,8 @@ def test_ranks_together_read_each_batch_once(size: int, per_rank: int, ranks: in
     assert all(part for batches in parts for part in batches)
 
 
-def test_packs_of_a_stream_resume_bit_for_bit() -> None:
-    """What packing holds back when a run stops is held back again when it goes on."""
+def test_packs_of_a_stream_resume_exactly() -> None:
+    """A resumed stream of packs gives bitwise equal packs."""
     lengths = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 300).astype(int), 1, 128)
 
     class Packs:
@@ -134,8 +134,8 @@ def test_packs_of_a_stream_resume_bit_for_bit() -> None:
                 assert [pack[name].tobytes() for pack in mine] == [pack[name].tobytes() for pack in other]
 
 
-def test_encoded_packs_without_end_resume(tiny_llama_dir: Path) -> None:
-    """A cyclic stream that is mapped, encoded, packed and shuffled goes on with the identical packs on its rank."""
+def test_endless_packs_resume_exactly(tiny_llama_dir: Path) -> None:
+    """A resumed rank of an endless, encoded, packed and shuffled stream gets bitwise equal packs."""
 
     def loader() -> DataLoader:
         turns = [
@@ -160,7 +160,7 @@ def test_encoded_packs_without_end_resume(tiny_llama_dir: Path) -> None:
 
 
 def test_state_does_not_depend_on_the_number_of_ranks() -> None:
-    """A run may go on on more ranks than it stopped on."""
+    """A run may resume on more ranks than before."""
     stream = dataset_of('stream', 50)
     one = DataLoader(stream, batch_size=4, min_batch_size=4, shuffle=True)
     head = list(islice(one, 3))
@@ -172,13 +172,13 @@ def test_state_does_not_depend_on_the_number_of_ranks() -> None:
     assert [*values(head), *joined([values(loader) for loader in two])][: len(whole)] == whole
 
 
-def test_stream_state_of_another_order_or_place_is_refused() -> None:
-    """A seed, a buffer or a count that does not fit is named; so is a dataset that can be read once only."""
+def test_invalid_stream_states_are_refused() -> None:
+    """States with another seed or buffer, positions within a batch, and iterators as datasets are refused."""
     stream = dataset_of('stream', 30)
     loader = DataLoader(stream, batch_size=4, shuffle=True)
     list(islice(loader, 2))
     for other in ({'shuffle': True, 'seed': 1}, {'shuffle': True, 'shuffle_buffer': 7}, {}):
-        with pytest.raises(ValueError, match='the state is of a loader with'):
+        with pytest.raises(ValueError, match='the state has'):
             DataLoader(stream, batch_size=4, **other).resume_from_checkpoint(loader.get_state())
     within = DataLoader(stream, batch_size=4)
     within.skip_consumed_samples(5)
@@ -195,8 +195,8 @@ def test_stream_state_of_another_order_or_place_is_refused() -> None:
         len(within)
 
 
-def test_streamed_loop_left_early_begins_the_next_epoch() -> None:
-    """As with indexed rows, a new loop is a new epoch, in another order, and its position can be taken up."""
+def test_a_new_loop_over_a_stream_is_a_new_epoch() -> None:
+    """A new loop over a stream starts the next epoch, even if the previous loop was left early."""
     stream = dataset_of('stream', 30)
     loader, other = (DataLoader(stream, batch_size=4, shuffle=True) for _ in range(2))
     next(iter(loader))

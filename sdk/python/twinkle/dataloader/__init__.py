@@ -1,4 +1,4 @@
-"""Datasets read batch by batch. Loads no torch."""
+"""Read datasets in batches, with exact resumption. Does not import torch."""
 
 from twinkle.dataloader.dataloader import DataLoader, LoaderOptions, LoaderState
 from twinkle.dataloader.order import count_batches, epoch_order

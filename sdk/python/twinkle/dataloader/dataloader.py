@@ -1,4 +1,4 @@
-"""Batches of a dataset, in an order that can be taken up again exactly."""
+"""Batches of a dataset in a reproducible order, which a resumed run continues exactly."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,56 +11,60 @@ from twinkle.infra import DeviceMesh, place_here, refuse_many_ranks, runtime
 
 
 class LoaderOptions(TypedDict, total=False):
-    """How a loader reads its dataset."""
+    """Options of a loader."""
 
     min_batch_size: int
-    """A last batch of fewer examples is left out. Unset: one for each data rank, or `batch_size` with `drop_last`."""
+    """Minimum size of the last batch; a smaller one is left out. Default: the number of data ranks, or `batch_size`
+    with `drop_last`."""
     device_mesh: DeviceMesh | None
-    """Mesh whose data ranks share each batch, each reading its part. Unset: that of `initialize`."""
+    """Mesh whose data ranks share each batch; each rank reads its part. Default: the mesh of `initialize`."""
     rank: int | None
-    """This process's rank in the mesh. Unset: the environment's `RANK`."""
+    """Rank of this process in the mesh. Default: the environment variable `RANK`."""
     remote_group: str | None
-    """Group of ranks that the batches are for: one that is this process, which reads them."""
+    """Group of ranks that uses the batches; only a group that consists of this process is supported. Default: none."""
     shuffle: bool
-    """Read in another random order each epoch. Unset: False."""
+    """Whether each epoch has a different random order. Default: False."""
     shuffle_buffer: int
-    """Rows of a stream that are held to shuffle it. Unset: 1000."""
+    """Number of rows in the shuffle buffer of a stream, at least 1. Default: 1000."""
     seed: int
-    """Of the random orders. Unset: 42."""
+    """Seed of the random orders. Default: 42."""
     drop_last: bool
-    """Leave out a last batch that is not full. Unset: False."""
+    """Whether an incomplete last batch is left out. Default: False."""
     max_retries: int
-    """Most rows tried in the place of one that cannot be read. Unset: 20."""
+    """Maximum number of rows tried instead of a row that cannot be read. Default: 20."""
     num_workers: int
-    """Rows are read in this process, so workers would have nothing to do; above 0 only warns."""
+    """No effect, because rows are read in this process; a value above 0 causes a warning. Default: 0."""
 
 
 class LoaderState(TypedDict):
-    """A position, and what it is a position in."""
+    """The position of a loader, and the options that determine its order."""
 
     consumed_train_samples: int
-    """Examples before the position, counted over all epochs and ranks."""
+    """Number of examples before the position, over all epochs and ranks."""
     epoch: int
-    """Zero-based."""
+    """Zero-based epoch."""
     epoch_samples: int
-    """Examples of this epoch before the position."""
+    """Number of examples of this epoch before the position, over all ranks."""
     seed: int | None
-    """None: not shuffled."""
+    """Seed of the random orders; None without shuffling."""
     batch_size: int
+    """Number of examples per batch, over all ranks."""
     dataset_size: int | None
-    """Rows. None: a stream, which does not know."""
+    """Number of rows; None for a stream."""
     epoch_size: int | None
-    """Examples that an epoch gives out. None: a stream, which does not know."""
+    """Number of examples per epoch; None for a stream."""
     shuffle_buffer: int | None
-    """Rows held to shuffle. None: not a shuffled stream."""
+    """Number of rows in the shuffle buffer; None unless the dataset is a shuffled stream."""
 
 
 class DataLoader:
-    """Reads a dataset in batches: lists of rows.
+    """Reads a dataset in batches, which are lists of rows.
 
-    Each `for` loop is one epoch. The position is an example count, and the order is a pure
-    function of seed and epoch, so a run that is resumed sees exactly what it would have seen, on any number
-    of ranks. A row that cannot be read is replaced by another one, which is logged and kept in `replacements`.
+    Each `for` loop is one epoch. The position is a number of examples, and the order is a pure function of seed and
+    epoch. Therefore a resumed run gets exactly the batches that an uninterrupted run gets, on any number of ranks. A
+    row that cannot be read is replaced by another row; the replacement is logged and added to `replacements`.
+
+    Concurrency: not safe to share between threads.
     """
 
     def __init__(
@@ -69,22 +73,24 @@ class DataLoader:
         """Open a dataset.
 
         Args:
-            dataset: what has indices or can be iterated over again and again, or a function that makes it.
-            batch_size: examples a batch, over all data ranks; a multiple of their number.
+            dataset: an object with indices and a length, an object that can be iterated over repeatedly, or a function
+                that returns one of them.
+            batch_size: number of examples per batch over all data ranks; a multiple of the number of data ranks.
+            options: see `LoaderOptions`.
 
         Raises:
-            ValueError: a number is out of range, this process is no rank of the mesh, or the group is unknown.
-            NotSupportedYet: the group is more than this process, or the mesh is that of a group of several ranks.
-            TypeError: an option is unknown, or the dataset can be read once only.
+            ValueError: a number is out of range, this process has no rank in the mesh, or the group is unknown.
+            NotSupportedYet: the group has several ranks, or the mesh of the group has several ranks.
+            TypeError: an option is unknown, or the dataset can be read only once.
         """
         _check_options(options)
         self._layout = _layout(batch_size, options)
         self.batch_size = batch_size
         self.min_batch_size = self._layout.min_batch_size
         self.seed: int | None = self._layout.seed
-        """Of the random orders; None: not shuffled."""
+        """Seed of the random orders; None without shuffling."""
         self.dataset: Any = dataset() if callable(dataset) else dataset
-        """What is read."""
+        """The dataset that is read."""
         self._log = ReplacementLog(options.get('max_retries', 20))
         self._source = _source(self.dataset, self._layout, self._log)
         self._processor: Callable[[list[Any]], Any] | None = None
@@ -93,20 +99,23 @@ class DataLoader:
 
     @property
     def replacements(self) -> Sequence[Replacement]:
-        """Rows that could not be read and what took their place, in the order of reading."""
+        """Rows that could not be read and the rows used instead, in the order of reading."""
         return tuple(self._log.entries)
 
     def set_processor(self, processor: Callable[[list[Any]], Any]) -> None:
-        """Apply `processor` to each batch before it is given out."""
+        """Set a function that is applied to each batch before the loader yields it."""
         self._processor = processor
 
     def skip_consumed_samples(self, consumed_train_samples: int) -> None:
-        """Begin the next loop behind this many examples, counted over all epochs.
+        """Start the next loop after this many examples.
 
-        A stream is read up to there when the loop begins.
+        A stream is read up to this position when the loop starts.
+
+        Args:
+            consumed_train_samples: number of examples over all epochs and ranks, at least 0.
 
         Raises:
-            ValueError: it is negative, or not where a batch of this loader begins (a stream says so in the loop).
+            ValueError: the number is negative or is not the beginning of a batch (for a stream, the loop raises this).
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
@@ -114,14 +123,14 @@ class DataLoader:
         self._is_resuming = True
 
     def resume_from_checkpoint(self, consumed_train_samples: 'int | Mapping[str, Any]') -> None:
-        """Go on where a run stopped.
+        """Start the next loop at the position where an earlier run stopped.
 
         Args:
-            consumed_train_samples: the count, or the whole of an earlier `get_state`, which in a
-                stream saves reading the epochs before its own.
+            consumed_train_samples: the number of examples, or the result of an earlier `get_state`. The full state
+                avoids reading earlier epochs of a stream again.
 
         Raises:
-            ValueError: the state is of another dataset, batch size or order.
+            ValueError: the state belongs to another dataset, batch size or order, or is not the beginning of a batch.
         """
         if not isinstance(consumed_train_samples, Mapping):
             self.skip_consumed_samples(consumed_train_samples)
@@ -129,13 +138,13 @@ class DataLoader:
         state, now = consumed_train_samples, self.get_state()
         for name in ('seed', 'batch_size', 'dataset_size', 'epoch_size', 'shuffle_buffer'):
             if state.get(name, now[name]) != now[name]:
-                raise ValueError(f'the state is of a loader with {name} {state[name]}, this one has {now[name]}')
+                raise ValueError(f'the state has {name} {state[name]}, but this loader has {name} {now[name]}')
         self.skip_consumed_samples(int(state['consumed_train_samples']))
         if self._source.size is None and 'epoch' in state:
             self._position = Position(self._position.consumed, int(state['epoch']), int(state['epoch_samples']))
 
     def get_state(self) -> LoaderState:
-        """Return the position behind the last batch given out; JSON-ready."""
+        """Return the position after the last batch that was yielded, as JSON values."""
         layout, source = self._layout, self._source
         is_shuffled_stream = source.size is None and layout.seed is not None
         return LoaderState(
@@ -156,12 +165,12 @@ class DataLoader:
             TypeError: the dataset is a stream.
         """
         if not isinstance(self._source, IndexedBatches):
-            raise TypeError('a loader of a stream has no length')
+            raise TypeError('the loader has no length, because its dataset is a stream')
         return self._source.batch_count
 
     def __iter__(self) -> Iterator[Any]:
         if self._position.within and not self._is_resuming:
-            # A loop that was left early is not taken up.
+            # The previous loop was left early; a new loop starts the next epoch.
             self._position = self._source.next_epoch(self._position)
         self._is_resuming = False
         for batch, position in self._source.batches(self._position):
@@ -205,7 +214,9 @@ def _source(dataset: Any, layout: Layout, log: ReplacementLog) -> BatchSource:
     if hasattr(dataset, '__getitem__') and hasattr(dataset, '__len__'):
         return IndexedBatches(cast('Rows', dataset), layout, log)
     if not isinstance(dataset, Iterable):
-        raise TypeError(f'a dataset must have indices or be iterable, got {type(dataset).__name__}')
+        raise TypeError(f'a dataset must support indices or iteration, got {type(dataset).__name__}')
     if isinstance(dataset, Iterator):
-        raise TypeError('this dataset can be read once only; give an object whose every iteration begins anew')
+        raise TypeError(
+            'the dataset is an iterator, which can be read only once; give an object that can be re-iterated'
+        )
     return StreamedBatches(cast('Iterable[Any]', dataset), layout, log)

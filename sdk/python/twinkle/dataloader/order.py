@@ -1,4 +1,4 @@
-"""The order in which a dataset is read: a pure function of its size, a seed and the epoch."""
+"""The order in which a dataset is read, as a pure function of its size, the seed and the epoch."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -11,14 +11,15 @@ _SEED_MASK = (1 << 64) - 1
 
 
 def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
-    """Return int64 [size]: the indices in the order of one epoch.
+    """Return the row indices of one epoch in order, int64 [size].
 
-    The same arguments give the same order on every machine and in every version: it is a stable
-    sort by words of numpy's PCG64, whose stream numpy promises to keep (that of its shuffles it does not).
+    The same arguments give the same order on every machine and in every version. The order is a stable sort by words of
+    numpy's PCG64, because numpy guarantees that this stream does not change (unlike its shuffle functions).
 
     Args:
-        seed: None: ascending.
-        epoch: zero-based; each epoch has another order.
+        size: number of rows.
+        seed: seed of the order; None gives ascending indices.
+        epoch: zero-based epoch; each epoch has a different order.
     """
     if seed is None:
         return np.arange(size)
@@ -27,30 +28,38 @@ def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.in
 
 
 def replacement_index(size: int, *, seed: int, place: tuple[int, int], attempt: int) -> int:
-    """Return the index of the row that is tried in the place of a bad one: a pure function, as `epoch_order`.
+    """Return the index of a row that is tried instead of an unreadable row; deterministic like `epoch_order`.
 
     Args:
-        place: epoch, and place in its order.
-        attempt: from 1.
+        size: number of rows.
+        seed: seed of the choice.
+        place: the epoch, and the position of the unreadable row in its order.
+        attempt: number of the attempt, starting with 1.
     """
     return _words([seed & _SEED_MASK, *place, attempt])() % size
 
 
 def shuffled_stream(rows: Iterator[Any], *, seed: int, epoch: int, buffer_size: int) -> Iterator[Any]:
-    """Yield rows in a random order, each at most as far ahead as `buffer_size` rows are held.
+    """Yield rows in a random order, using a shuffle buffer.
 
-    The same arguments and rows give the same order on every machine, as `epoch_order`.
+    The same arguments and rows give the same order on every machine.
+
+    Args:
+        rows: the rows in their original order.
+        seed: seed of the order.
+        epoch: zero-based epoch; each epoch has a different order.
+        buffer_size: number of rows in the buffer, at least 1. A row moves forward by less than this number.
     """
     draw = _words([seed & _SEED_MASK, epoch])
-    held = list(islice(rows, buffer_size))
+    buffer = list(islice(rows, buffer_size))
     for row in rows:
-        slot = draw() % len(held)
-        yield held[slot]
-        held[slot] = row
-    while held:
-        slot = draw() % len(held)
-        held[slot], held[-1] = held[-1], held[slot]
-        yield held.pop()
+        slot = draw() % len(buffer)
+        yield buffer[slot]
+        buffer[slot] = row
+    while buffer:
+        slot = draw() % len(buffer)
+        buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
+        yield buffer.pop()
 
 
 def _words(entropy: list[int]) -> Callable[[], int]:
@@ -58,6 +67,6 @@ def _words(entropy: list[int]) -> Callable[[], int]:
 
 
 def count_batches(size: int, *, batch_size: int, min_batch_size: int) -> int:
-    """Return the number of batches of an epoch; a last batch below `min_batch_size` is left out."""
+    """Return the number of batches per epoch of `size` rows; a last batch below `min_batch_size` is left out."""
     full, rest = divmod(size, batch_size)
     return full + (rest >= min_batch_size and rest > 0)

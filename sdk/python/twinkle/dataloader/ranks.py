@@ -1,4 +1,4 @@
-"""Which part of each batch a rank reads."""
+"""The part of each batch that a rank reads."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,27 @@ class RankSlice:
     """One of several equal parts of each batch."""
 
     rank: int = 0
-    """Zero-based, among those that read different data."""
+    """Zero-based index of the part."""
     world_size: int = 1
     """Number of parts."""
 
     def of(self, count: int) -> range:
-        """Return the places of this part in a batch of `count`; parts differ in length by at most one."""
+        """Return the positions of this part in a batch of `count` examples; part lengths differ by at most one."""
         return range(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
 
 
 def rank_slice(mesh: DeviceMesh | None, *, rank: int | None) -> RankSlice:
     """Return the part of each batch that this process reads.
 
-    Ranks that differ in `dp` or `fsdp` read different parts; those that differ in other axes only, the same.
+    Ranks with different `dp` or `fsdp` coordinates read different parts; ranks that differ only in other axes read the
+    same part.
 
     Args:
-        rank: of this process in the mesh. Unset: the environment's `RANK`.
+        mesh: the device mesh; None and a mesh of one rank mean that this process reads whole batches.
+        rank: rank of this process in the mesh. None: the environment variable `RANK`.
 
     Raises:
-        ValueError: the mesh has several ranks and this process is none of them.
+        ValueError: the mesh has several ranks, and this process is not one of them.
     """
     if mesh is None or mesh.world_size == 1:
         return RankSlice()

@@ -1,4 +1,4 @@
-"""What happens to rows that cannot be read: others take their place, up to a bound, and it is told."""
+"""Replacement of rows that cannot be read; replacements are limited and logged."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from twinkle.infra import get_logger
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """A row that another one stood in for."""
+    """The replacement of one row that could not be read."""
 
     epoch: int
-    """Zero-based."""
+    """Zero-based epoch."""
     position: int
-    """Place in the epoch's order; in a stream, before it is shuffled."""
+    """Zero-based position in the epoch's order; for a stream, the position before shuffling."""
     index: int | None
-    """The row that could not be read. None: it is of a stream."""
+    """Index of the row that could not be read; None for a stream."""
     replacement: int | None
-    """The row in its place. None: the next one of the stream."""
+    """Index of the row used instead; None for a stream, which continues with its next row."""
     reason: str
-    """What reading it raised."""
+    """Type and message of the exception."""
 
 
 @error_class(
-    '{count} rows in a row could not be read for {place}; the last one: {reason}. '
-    'Leave such rows out with filter() or check(), or raise max_retries'
+    '{count} consecutive rows could not be read for {place}; last reason: {reason}. '
+    'Remove such rows with filter() or check(), or increase max_retries'
 )
 class BadSamples(RuntimeError):
     """Too many consecutive rows cannot be read, so the data or the program is wrong."""
@@ -35,32 +35,35 @@ class BadSamples(RuntimeError):
     count: int
     """Number of rows that were tried."""
     place: str
+    """Position and epoch of the row, for humans."""
     reason: str
+    """Type and message of the last exception."""
 
 
 class ReplacementLog:
-    """Collects replacements and logs each."""
+    """Logs and collects replacements."""
 
     def __init__(self, max_retries: int) -> None:
         self.max_retries = max_retries
-        """Most rows tried in the place of one."""
+        """Maximum number of rows tried instead of one row."""
         self.entries: list[Replacement] = []
-        """What was replaced, in the order of reading."""
+        """All replacements, in the order of reading."""
 
     def add(self, entry: Replacement) -> None:
-        """Note a replacement."""
+        """Log and store a replacement."""
         self.entries.append(entry)
-        bad = 'a row of the stream' if entry.index is None else f'row {entry.index}'
-        good = 'the next one' if entry.replacement is None else f'row {entry.replacement}'
+        row = 'row of the stream' if entry.index is None else f'row {entry.index}'
+        replacement = 'the next row' if entry.replacement is None else f'row {entry.replacement}'
         get_logger().warning(
-            '%s took the place of %s (epoch %d, place %d): %s', good, bad, entry.epoch, entry.position, entry.reason
-        )
+            '%s cannot be read and is replaced by %s (epoch %d, position %d): %s',
+            row, replacement, entry.epoch, entry.position, entry.reason,
+        )  # fmt: skip
 
     def without_refused(self, items: Iterable[Any], *, epoch: int) -> Iterator[Any]:
-        """Yield the rows of a stream, leaving out and noting those that were refused.
+        """Yield the readable rows of a stream, and record each `RefusedRow` as a replacement.
 
         Raises:
-            BadSamples: more than `max_retries` follow each other.
+            BadSamples: more than `max_retries` consecutive rows are refused.
         """
         refused_count = 0
         for position, item in enumerate(items):
@@ -71,5 +74,5 @@ class ReplacementLog:
             refused_count += 1
             reason = f'{type(item.error).__name__}: {item.error}'
             if refused_count > self.max_retries:
-                raise BadSamples(refused_count, f'place {position} of the stream', reason) from item.error
+                raise BadSamples(refused_count, f'position {position} of the stream', reason) from item.error
             self.add(Replacement(epoch=epoch, position=position, index=None, replacement=None, reason=reason))

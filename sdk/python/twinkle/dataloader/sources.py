@@ -1,4 +1,4 @@
-"""Batches of one epoch: of rows that have indices, and of streams."""
+"""Batches of one epoch, for datasets with indices and for streams."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from twinkle.dataloader.replacing import BadSamples, Replacement, ReplacementLog
 from twinkle.dataset import ROW_ERRORS, IterableDataset
 
 _REPLACEMENT_SEED = 42
-"""Of the replacements, where rows are not shuffled."""
+"""Seed of the choice of replacements if rows are not shuffled."""
 
 
 class Rows(Protocol):
-    """What can be read by index."""
+    """A dataset that is read by index."""
 
     def __len__(self) -> int: ...
 
@@ -24,59 +24,59 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How batches are cut."""
+    """Sizes, order and rank of batches."""
 
     batch_size: int
-    """Examples of a batch over all ranks."""
+    """Number of examples per batch, over all ranks."""
     min_batch_size: int
-    """A last batch of fewer is left out."""
+    """Minimum size of the last batch; a smaller one is left out."""
     part: RankSlice
-    """What of each batch this process reads."""
+    """Part of each batch that this process reads."""
     seed: int | None
-    """Of the random orders. None: not shuffled."""
+    """Seed of the random orders; None without shuffling."""
     shuffle_buffer: int
-    """Rows of a stream that are held to shuffle it."""
+    """Number of rows in the shuffle buffer of a stream."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two batches."""
+    """A position between two batches."""
 
     consumed: int = 0
-    """Examples before it, over all epochs and ranks."""
+    """Number of examples before the position, over all epochs and ranks."""
     epoch: int = 0
-    """Zero-based."""
+    """Zero-based epoch."""
     within: int = 0
-    """Examples of this epoch before it."""
+    """Number of examples of this epoch before the position."""
 
 
 class BatchSource(Protocol):
-    """Batches from a position on."""
+    """Produces the batches of an epoch, starting at a position."""
 
     @property
     def size(self) -> int | None:
-        """Number of rows, None if unknown."""
+        """Number of rows, or None if unknown."""
         ...
 
     @property
     def epoch_size(self) -> int | None:
-        """Number of examples that an epoch gives out, None if unknown."""
+        """Number of examples per epoch, or None if unknown."""
         ...
 
     def located(self, consumed: int) -> Position:
-        """Return the position behind this many examples, counted over all epochs.
+        """Return the position after this many examples, counted over all epochs and ranks.
 
         Raises:
-            ValueError: no batch begins there.
+            ValueError: the position is not the beginning of a batch.
         """
         ...
 
     def next_epoch(self, position: Position) -> Position:
-        """Return where the epoch behind that of `position` begins."""
+        """Return the beginning of the epoch after the one of `position`."""
         ...
 
     def batches(self, position: Position) -> Iterator[tuple[list[Any], Position]]:
-        """Yield this rank's part of each batch up to the epoch's end, with the position behind it.
+        """Yield this rank's part of each remaining batch of the epoch, with the position after the batch.
 
         Raises:
             BadSamples: too many rows cannot be read.
@@ -85,7 +85,7 @@ class BatchSource(Protocol):
 
 
 class IndexedBatches:
-    """Batches of rows that have indices."""
+    """Batches of a dataset with indices."""
 
     def __init__(self, rows: Rows, layout: Layout, log: ReplacementLog) -> None:
         self._rows = rows
@@ -99,28 +99,28 @@ class IndexedBatches:
 
     @property
     def batch_count(self) -> int:
-        """Batches of one epoch."""
+        """Number of batches per epoch."""
         layout = self._layout
         return count_batches(self.size, batch_size=layout.batch_size, min_batch_size=layout.min_batch_size)
 
     @property
     def epoch_size(self) -> int:
-        """Examples that an epoch gives out, those of a last batch that is left out not counted."""
+        """Number of examples per epoch, without the examples of a last batch that is left out."""
         return min(self.batch_count * self._layout.batch_size, self.size)
 
     def located(self, consumed: int) -> Position:
-        """Return the position behind this many examples; see `BatchSource`."""
+        """Return the position after this many examples; see `BatchSource`."""
         size = self.epoch_size
         epoch, within = divmod(consumed, size) if size else (0, 0)
         if within % self._layout.batch_size:
             raise ValueError(
-                f'no batch begins at consumed_train_samples {consumed}: '
-                f'batches of {self._layout.batch_size} begin anew with each epoch of {size} examples'
+                f'consumed_train_samples {consumed} is not the beginning of a batch: each epoch has {size} examples '
+                f'in batches of {self._layout.batch_size}'
             )
         return Position(consumed, epoch, within)
 
     def next_epoch(self, position: Position) -> Position:
-        """Return where the next epoch begins; what is left of this one counts as consumed."""
+        """Return the beginning of the next epoch; the remaining examples of this epoch count as consumed."""
         return Position((position.epoch + 1) * self.epoch_size, position.epoch + 1)
 
     def batches(self, position: Position) -> Iterator[tuple[list[Any], Position]]:
@@ -129,12 +129,12 @@ class IndexedBatches:
         order = epoch_order(self.size, seed=self._layout.seed, epoch=epoch)
         for offset in range(position.within, size, self._layout.batch_size):
             count = min(self._layout.batch_size, size - offset)
-            places = [offset + place for place in self._layout.part.of(count)]
-            batch = [self._read(int(order[place]), (epoch, place)) for place in places]
+            positions = [offset + index for index in self._layout.part.of(count)]
+            batch = [self._read(int(order[index]), (epoch, index)) for index in positions]
             yield batch, Position(epoch * size + offset + count, epoch, offset + count)
 
     def _read(self, index: int, place: tuple[int, int]) -> Any:
-        """Return row `index`, or the one in its place."""
+        """Return row `index`, or its replacement if the row cannot be read."""
         errors: list[Exception] = []
         for attempt in range(self._log.max_retries + 1):
             chosen = self._chosen(place, attempt) if attempt else index
@@ -146,7 +146,8 @@ class IndexedBatches:
             if errors:
                 self._log.add(_replacement(place, index, chosen, errors[0]))
             return row
-        raise BadSamples(len(errors), f'place {place[1]} of epoch {place[0]}', _told(errors[-1])) from errors[-1]
+        location = f'position {place[1]} of epoch {place[0]}'
+        raise BadSamples(len(errors), location, _describe(errors[-1])) from errors[-1]
 
     def _chosen(self, place: tuple[int, int], attempt: int) -> int:
         seed = self._layout.seed if self._layout.seed is not None else _REPLACEMENT_SEED
@@ -154,8 +155,9 @@ class IndexedBatches:
 
 
 class StreamedBatches:
-    """Batches of a stream. A position is found again by reading up to it, so it is exact whatever the rows go through.
+    """Batches of a stream.
 
+    To start at a position, the stream is read up to it, so the position is exact for any transformation of the rows.
     Every rank reads the whole stream and keeps its part.
     """
 
@@ -166,27 +168,28 @@ class StreamedBatches:
 
     @property
     def size(self) -> None:
-        """Unknown."""
+        """None, because the number of rows is unknown."""
         return
 
     @property
     def epoch_size(self) -> None:
-        """Unknown."""
+        """None, because the number of examples is unknown."""
         return
 
     def located(self, consumed: int) -> Position:
-        """Return the position behind this many examples, as one of the first epoch; `batches` finds the true one."""
+        """Return a provisional position in the first epoch; `batches` finds the actual epoch while reading."""
         return Position(consumed, 0, consumed)
 
     def next_epoch(self, position: Position) -> Position:
-        """Return where the next epoch begins."""
+        """Return the beginning of the next epoch."""
         return Position(position.consumed, position.epoch + 1)
 
     def batches(self, position: Position) -> Iterator[tuple[list[Any], Position]]:
         """Yield this rank's part of each batch; see `BatchSource`.
 
         Raises:
-            ValueError: no batch begins at the position.
+            ValueError: the position is not the beginning of a batch.
+            BadSamples: too many consecutive rows cannot be read.
         """
         begin, epoch, skipped = position.consumed - position.within, position.epoch, position.within
         has_ended = False
@@ -194,16 +197,18 @@ class StreamedBatches:
             given = 0
             for batch in self._epoch(epoch):
                 if given < skipped < given + len(batch):
-                    raise ValueError(f'no batch begins at consumed_train_samples {position.consumed}')
+                    raise ValueError(f'consumed_train_samples {position.consumed} is not the beginning of a batch')
                 given += len(batch)
                 if given > skipped:
-                    part = [batch[place] for place in self._layout.part.of(len(batch))]
+                    part = [batch[index] for index in self._layout.part.of(len(batch))]
                     yield part, Position(begin + given, epoch, given)
-            # An epoch that was skipped whole is not the one to be read.
+            # A completely skipped epoch is followed by the next one.
             has_ended = given > skipped or given == 0
             begin, epoch, skipped = begin + given, epoch + 1, skipped - given
         if skipped > 0:
-            raise ValueError(f'the stream has no rows at consumed_train_samples {position.consumed}')
+            raise ValueError(
+                f'consumed_train_samples {position.consumed} cannot be reached: an epoch of the stream has no batches'
+            )
 
     def _epoch(self, epoch: int) -> Iterator[list[Any]]:
         items = self._rows.items() if isinstance(self._rows, IterableDataset) else iter(self._rows)
@@ -217,8 +222,8 @@ class StreamedBatches:
 
 def _replacement(place: tuple[int, int], index: int, chosen: int, error: Exception) -> Replacement:
     epoch, position = place
-    return Replacement(epoch=epoch, position=position, index=index, replacement=chosen, reason=_told(error))
+    return Replacement(epoch=epoch, position=position, index=index, replacement=chosen, reason=_describe(error))
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f'{type(error).__name__}: {error}'
