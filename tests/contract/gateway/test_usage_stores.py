@@ -70,7 +70,7 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
     return {item.run_id: item.work for item in await store.list_of(tenant_id, **{'begin': None, 'end': None, **times})}
 
 
-async def test_quota_is_kept_as_it_was_set_last(stores: Stores) -> None:
+async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
     """A quota is stored with its unset limits, separately for each tenant."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
@@ -97,7 +97,7 @@ async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
     assert await used(stores.usage, 'carol') == {}
 
 
-async def test_batch_that_comes_again_counts_once(stores: Stores) -> None:
+async def test_repeated_batch_counts_once(stores: Stores) -> None:
     """A batch that is recorded twice counts once; the same number of another writer is another batch."""
     work = ('alice', 'run-1', Work(prompt_count=1))
     for one in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
@@ -108,7 +108,7 @@ async def test_batch_that_comes_again_counts_once(stores: Stores) -> None:
     assert await used(stores.usage) == {'run-1': Work(prompt_count=3)}
 
 
-async def test_meter_counts_what_it_went_on(stores: Stores) -> None:
+async def test_meter_counts_only_its_increase(stores: Stores) -> None:
     """Repeated and reordered readings of a meter count only its increase."""
     for number, (store, tokens) in enumerate(
         [(stores.usage, 10), (stores.others, 10), (stores.others, 25), (stores.usage, 17), (stores.usage, 25)], 1
@@ -138,7 +138,7 @@ async def test_two_gateways_lose_and_double_nothing(stores: Stores) -> None:
     assert found['run-3'].sampled_token_count == 40
 
 
-async def test_time_is_cut_by_the_hour(stores: Stores) -> None:
+async def test_period_covers_whole_hours(stores: Stores) -> None:
     """A period includes the hours that start in it, and excludes its end."""
     for hours in range(3):
         moment = START + timedelta(hours=hours)
@@ -155,7 +155,7 @@ async def test_time_is_cut_by_the_hour(stores: Stores) -> None:
     assert await count(end=noon) == 0
 
 
-async def test_stored_bytes_are_those_of_what_is_kept(database_url: str) -> None:
+async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> None:
     """Stored bytes are reported by run and in total, without deleted checkpoints."""
     database = await Database.open(database_url)
     shelf, usage = SqlCheckpointStore(database), SqlUsageStore(database)

@@ -138,7 +138,7 @@ async def test_ids_of_another_tenant_are_unknown_to_every_route(world: TwoTenant
 
 
 @pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
-async def test_weights_of_another_tenant_are_unknown_in_an_own_session(world: TwoTenants, path: str) -> None:
+async def test_weights_of_another_tenant_cannot_be_used_in_a_session(world: TwoTenants, path: str) -> None:
     """A tenant cannot use another tenant's weights in its session."""
     made = await world.call('POST', '/api/v1/create_session', world.secrets['bob'], {'sdk_version': '0.38.0'})
     answers: set[tuple[int, str]] = set()

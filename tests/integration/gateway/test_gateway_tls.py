@@ -111,7 +111,7 @@ async def test_internal_address_takes_no_connection_without_a_certificate(tmp_pa
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_gateway_with_a_public_certificate_alone(tmp_path: Path, folder: Path) -> None:
+async def test_public_certificate_without_internal_certificates(tmp_path: Path, folder: Path) -> None:
     """Samplers join at the internal address with the token if only clients use TLS."""
     public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
     async with _gateway(tmp_path, public_tls=public) as gateway:

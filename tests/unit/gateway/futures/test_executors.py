@@ -171,7 +171,7 @@ async def test_results_expire_and_stray_files_are_deleted() -> None:
         assert await gateway.outcome(waiting) == b'owt'
 
 
-def test_busy_and_unavailable_services_are_waited_for() -> None:
+def test_busy_and_unavailable_services_are_retried() -> None:
     """Errors of an unavailable or busy service are transient; errors of an invalid request are not."""
     failures = (ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1))
     assert all(error.disposition.is_transient for error in failures)

@@ -73,7 +73,7 @@ def test_every_tenant_gets_its_share_to_within_two_starts(weights: list[int], to
         assert abs(counts[tenant] - share) <= 2 + weight / min(weights), counts
 
 
-def test_idle_tenant_saves_up_nothing() -> None:
+def test_idle_tenant_accumulates_no_share() -> None:
     """A tenant that was idle for long is not served ahead of all others when it returns."""
     queue = FutureQueue(Bounds(per_tenant=1, total=1))
     for number in range(300):

@@ -62,7 +62,7 @@ def test_configured_pepper_is_used_unchanged(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_state_folder_has_its_own_lasting_pepper(tmp_path: Path) -> None:
+def test_each_state_folder_has_a_permanent_pepper(tmp_path: Path) -> None:
     """A state folder always gives the same pepper, and two folders have different ones."""
     first = pepper_of(GatewayConfig(state_dir=tmp_path / 'a'))
     assert pepper_of(GatewayConfig(state_dir=tmp_path / 'a')) == first != pepper_of(GatewayConfig(state_dir=tmp_path))

@@ -43,7 +43,7 @@ def reading(tokens: int, run_id: str = 'run-1', operations: int = 1) -> Reading:
 
 
 async def test_counts_are_written_in_one_batch() -> None:
-    """One request holds the sums by tenant and run, and a flush without new counts writes nothing."""
+    """One batch holds the sums by tenant and run, and a flush without new counts writes nothing."""
     world = World()
     for _ in range(3):
         world.meter.count('alice', 'run-1', WORK)

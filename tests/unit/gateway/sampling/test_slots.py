@@ -135,7 +135,7 @@ async def test_waiting_requests_of_a_tenant_are_bounded() -> None:
             assert not other.is_granted
 
 
-def test_idle_tenants_are_forgotten_and_active_ones_are_not() -> None:
+def test_idle_tenants_are_removed_and_active_ones_are_kept() -> None:
     """Shares that thousands of tenants used remember the active and the latest ones only."""
     shares = FairShares(equal_weight, is_active=lambda name: name == 't0')
     for number in range(5000):

@@ -158,7 +158,7 @@ def test_compressed_body_is_restored_or_too_long(data: bytes, limit: int) -> Non
             decompressed(body[:-1], limit_bytes=limit)
 
 
-def test_compressed_bomb_is_refused() -> None:
+def test_decompression_bomb_is_refused() -> None:
     """A decompression bomb is refused without being expanded."""
     frame = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(1 << 22)

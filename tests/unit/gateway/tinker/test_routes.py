@@ -153,7 +153,7 @@ async def test_wrong_field_of_a_new_model_is_named(api: TinkerApi, change: dict[
     assert api.store.futures == {}
 
 
-async def test_batch_reaches_the_trainer_and_comes_back(api: TinkerApi) -> None:
+async def test_batch_reaches_the_trainer_and_its_results_are_returned(api: TinkerApi) -> None:
     """Tokens, labels and weights reach the trainer; log-probabilities come back with offsets and summed metrics."""
     model_id = await api.model()
     one = datum([1, 2, 3], [2, 3, 4], weights=[0, 1, -2.5])
@@ -201,7 +201,7 @@ async def test_compressed_batch_is_read(api: TinkerApi) -> None:
     assert (await api.post('forward_backward', content=body, headers=headers)).status_code == 200
 
 
-async def test_old_client_speaks_json_both_ways(api: TinkerApi) -> None:
+async def test_old_client_sends_and_reads_json(api: TinkerApi) -> None:
     """SDKs up to 0.24 send and read JSON lists for forward and forward_backward."""
     model_id = await api.model()
     example = {
@@ -224,7 +224,7 @@ async def test_old_client_speaks_json_both_ways(api: TinkerApi) -> None:
     ]
 
 
-async def test_operations_run_in_order_whatever_order_they_come_in(api: TinkerApi) -> None:
+async def test_operations_run_in_order_for_any_order_of_arrival(api: TinkerApi) -> None:
     """Operations that arrive as 2, 3, 1 run as 1, 2, 3."""
     model_id = await api.model()
     posted = {
@@ -251,7 +251,7 @@ async def test_repeat_is_the_same_future_and_another_content_is_refused(api: Tin
     assert len(api.trainer.operations) == 1
 
 
-async def test_step_takes_its_own_arguments(api: TinkerApi) -> None:
+async def test_arguments_of_a_step_reach_the_trainer(api: TinkerApi) -> None:
     """Rate, betas, eps, decay and clipping reach the trainer; 0 disables clipping."""
     model_id = await api.model()
     adam = {'learning_rate': 0.25, 'beta1': 0.5, 'beta2': 0.75, 'eps': 1e-8, 'weight_decay': 0.125}
@@ -309,7 +309,7 @@ async def test_resent_save_keeps_its_first_sampling_session(api: TinkerApi) -> N
     assert (other.status_code, other.json()['reason']) == (400, 'REQUEST_ID_REUSED')
 
 
-async def test_model_begins_from_saved_weights(api: TinkerApi) -> None:
+async def test_model_starts_from_saved_weights(api: TinkerApi) -> None:
     """A model can be created from saved weights, and saved weights can be loaded into a model."""
     source = await api.model()
     await api.outcome(await api.post('save_weights', {'model_id': source, 'seq_id': 1, 'path': 'mid'}))

@@ -168,7 +168,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
     assert sampling.ended == 1
 
 
-async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
+async def test_full_queue_is_a_429_and_is_retried(sampling: FakeSampling) -> None:
     """A full queue is a 429, and the same request is accepted later."""
     sampling.gate.clear()
     async with tinker_api(sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
@@ -238,7 +238,7 @@ async def test_wrong_request_is_refused_with_a_detail(
         ([5, 6], ((), (5, 6), False)),
     ],
 )
-def test_stops_mean_what_tinker_means(stop: Any, expected: tuple[Any, ...]) -> None:
+def test_stop_conditions_have_tinker_s_meaning(stop: Any, expected: tuple[Any, ...]) -> None:
     """Stops may be a string, strings or tokens; an empty list ignores even the end of sequence."""
     params = sample_request(body('h', params={'stop': stop})).request.params
     assert (tuple(params.stop_strings), tuple(params.stop_token_ids), params.is_eos_ignored) == expected
