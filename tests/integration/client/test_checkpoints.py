@@ -29,7 +29,7 @@ TENSORS = unpack_state(STATE.manifest, STATE.data)
 
 
 @dataclass(frozen=True)
-class World:
+class Deployment:
     """A running gateway and checkpoint service, and the key of a tenant."""
 
     gateway: RunningGateway
@@ -49,7 +49,7 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Deployment]:
     """Run a gateway and a checkpoint service, with an adapter on the client's disk."""
     config = STATE.manifest.lora_config
     assert config is not None
@@ -65,34 +65,34 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
         monkeypatch.setenv('TWINKLE_API_KEY', secret)
         monkeypatch.setenv('COLUMNS', '300')
-        yield World(gateway, checkpoints, secret, tmp_path / 'adapter')
+        yield Deployment(gateway, checkpoints, secret, tmp_path / 'adapter')
 
 
-async def test_uploaded_adapter_downloads_unchanged(world: World, tmp_path: Path) -> None:
+async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_path: Path) -> None:
     """The download is bitwise equal, a repeated upload gives the same checkpoint, and no temporary files remain."""
 
     def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
         labels = {'from': 'elsewhere'}
-        made = library.upload(world.adapter, 'mine', base_model=MODEL, user_metadata=labels)
-        again = library.upload(world.adapter, 'mine', base_model=MODEL)
+        made = library.upload(deployment.adapter, 'mine', base_model=MODEL, user_metadata=labels)
+        again = library.upload(deployment.adapter, 'mine', base_model=MODEL)
         seen: list[tuple[int, int]] = []
         folder = client.download_checkpoint(made.path, tmp_path / 'back', report=lambda *at: seen.append(at))
         return made, again, folder, seen
 
-    made, again, folder, seen = await world.run(act)
+    made, again, folder, seen = await deployment.run(act)
     assert (made.path, dict(made.user_metadata)) == (again.path, {'from': 'elsewhere'})
     assert read_peft_folder(folder)[0] == TENSORS
     assert sorted(path.name for path in folder.iterdir()) == ['adapter_config.json', 'adapter_model.safetensors']
-    assert sorted(path.name for path in world.adapter.iterdir()) == sorted(path.name for path in folder.iterdir())
+    assert sorted(path.name for path in deployment.adapter.iterdir()) == sorted(path.name for path in folder.iterdir())
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] > len(STATE.data)
 
 
-async def test_interrupted_upload_is_resumed(world: World, tmp_path: Path) -> None:
+async def test_interrupted_upload_is_resumed(deployment: Deployment, tmp_path: Path) -> None:
     """The client sends only the bytes that the server lacks."""
     archive = tmp_path / 'adapter.tar'
     with tarfile.open(archive, 'w') as tar:
-        for path in sorted(world.adapter.iterdir()):
+        for path in sorted(deployment.adapter.iterdir()):
             tar.add(path, path.name)
     data = archive.read_bytes()
     upload_id = f'up-{blake3(data).hexdigest()[:40]}'
@@ -104,11 +104,11 @@ async def test_interrupted_upload_is_resumed(world: World, tmp_path: Path) -> No
         for chunk in iter_chunks(data[:half], chunk_bytes=1 << 19):
             yield wire.UploadCheckpointRequest(chunk=chunk_to_proto(chunk))
 
-    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
-    failure = await failure_of(stub.UploadCheckpoint(interrupted(), metadata=bearer(world.secret)))
+    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(deployment.gateway.channel)
+    failure = await failure_of(stub.UploadCheckpoint(interrupted(), metadata=bearer(deployment.secret)))
     assert failure.metadata['offset'] == str(half)
     sent: list[int] = []
-    made = await world.run(
+    made = await deployment.run(
         lambda _, library: library.upload(
             archive, 'mine', base_model=MODEL, report=lambda done, total: sent.append(done)
         )
@@ -117,14 +117,14 @@ async def test_interrupted_upload_is_resumed(world: World, tmp_path: Path) -> No
     assert half < sent[0] <= half + (1 << 20)
 
 
-async def test_download_restarts_if_the_partial_file_does_not_match(world: World, tmp_path: Path) -> None:
+async def test_download_restarts_if_the_partial_file_does_not_match(deployment: Deployment, tmp_path: Path) -> None:
     """A partial file of another archive, without a digest, of excessive length, or with damage is discarded."""
-    made = await world.run(lambda _, library: library.upload(world.adapter, 'mine', base_model=MODEL))
+    made = await deployment.run(lambda _, library: library.upload(deployment.adapter, 'mine', base_model=MODEL))
     whole = tmp_path / 'whole'
-    await world.run(lambda client, _: client.download_checkpoint(made.path, whole))
+    await deployment.run(lambda client, _: client.download_checkpoint(made.path, whole))
     request = wire.DownloadCheckpointRequest(checkpoint_path=made.path)
-    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
-    pieces = [piece async for piece in stub.DownloadCheckpoint(request, metadata=bearer(world.secret))]
+    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(deployment.gateway.channel)
+    pieces = [piece async for piece in stub.DownloadCheckpoint(request, metadata=bearer(deployment.secret))]
     digest, size = pieces[0].archive_digest, pieces[0].archive_size_bytes
     cases = [(b'other', 'f' * 64), (b'other', ''), (bytes(size + 1), digest), (b'x' * 700, digest)]
     for number, (beginning, recorded) in enumerate(cases):
@@ -132,28 +132,28 @@ async def test_download_restarts_if_the_partial_file_does_not_match(world: World
         folder.mkdir()
         (folder / '.download.tar').write_bytes(beginning)
         (folder / '.download.digest').write_text(recorded)
-        await world.run(lambda client, _, folder=folder: client.download_checkpoint(made.path, folder))
+        await deployment.run(lambda client, _, folder=folder: client.download_checkpoint(made.path, folder))
         assert read_peft_folder(folder)[0] == TENSORS
         assert not list(folder.glob('.*'))
 
 
-async def test_upload_of_anything_but_an_adapter_is_refused(world: World, tmp_path: Path) -> None:
+async def test_upload_of_anything_but_an_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     """The client refuses an empty folder or a missing base model, and the server refuses a malformed archive."""
     (tmp_path / 'empty').mkdir()
     for source, base_model, error in (
         (tmp_path / 'empty', MODEL, ValueError),
-        (world.adapter, '', ValueError),
-        (world.adapter / 'adapter_config.json', MODEL, UsageError),
+        (deployment.adapter, '', ValueError),
+        (deployment.adapter / 'adapter_config.json', MODEL, UsageError),
     ):
         with pytest.raises(error):
-            await world.run(
+            await deployment.run(
                 lambda _, library, source=source, base_model=base_model: library.upload(
                     source, 'mine', base_model=base_model
                 )
             )
 
 
-async def test_checkpoint_commands(world: World, tmp_path: Path) -> None:
+async def test_checkpoint_commands(deployment: Deployment, tmp_path: Path) -> None:
     """Each checkpoint command has its effect, from upload to deletion."""
 
     async def run(*arguments: str, status: int = 0) -> str:
@@ -161,16 +161,16 @@ async def test_checkpoint_commands(world: World, tmp_path: Path) -> None:
         assert result.exit_code == status, result.output
         return result.stdout
 
-    output = await run('upload', str(world.adapter), '--name', 'mine', '--base-model', MODEL)
+    output = await run('upload', str(deployment.adapter), '--name', 'mine', '--base-model', MODEL)
     (path,) = [line for line in output.splitlines() if line.startswith('twinkle://')]
     await run('publish', path)
     await run('ttl', path, '30d')
-    found = await world.run(lambda client, _: client.get_checkpoint(path))
+    found = await deployment.run(lambda client, _: client.get_checkpoint(path))
     assert found.is_public
     assert found.HasField('expire_time')
     await run('unpublish', path)
     await run('ttl', path)
-    found = await world.run(lambda client, _: client.get_checkpoint(path))
+    found = await deployment.run(lambda client, _: client.get_checkpoint(path))
     assert not found.is_public
     assert not found.HasField('expire_time')
     assert path in await run('list')
@@ -182,4 +182,4 @@ async def test_checkpoint_commands(world: World, tmp_path: Path) -> None:
     assert read_peft_folder(tmp_path / 'back')[0] == TENSORS
     await run('delete', path)
     with pytest.raises(NotFoundError):
-        await world.run(lambda client, _: client.get_checkpoint(path))
+        await deployment.run(lambda client, _: client.get_checkpoint(path))

@@ -88,49 +88,52 @@ All other methods must answer NOT_FOUND for another tenant's id, or refuse clien
 
 
 @pytest.fixture
-async def world(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
+async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
     """A gateway with two tenants."""
     async with two_tenants(tmp_path, tiny_llama_dir) as running:
         yield running
 
 
-async def refused(world: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
+async def refused(deployment: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
     """Return status and body of a response, without the ids of this call."""
     method, path = route
-    answer = await world.call(method, url_of(path, ids), secret, body_of(path, ids))
+    answer = await deployment.call(method, url_of(path, ids), secret, body_of(path, ids))
     request_id = answer.headers['x-request-id']
     return answer.status_code, ids.hidden(answer.text).replace(request_id, '<request>')
 
 
-async def bad_secrets(world: TwoTenants) -> list[str]:
+async def bad_secrets(deployment: TwoTenants) -> list[str]:
     """Return an unknown, a revoked and an expired secret."""
-    revoked = await world.gateway.make_key('alice')
-    expired = await world.gateway.make_key('alice', ttl=timedelta(seconds=1))
-    stub = key_service_pb2_grpc.KeyServiceStub(world.gateway.channel)
+    revoked = await deployment.gateway.make_key('alice')
+    expired = await deployment.gateway.make_key('alice', ttl=timedelta(seconds=1))
+    stub = key_service_pb2_grpc.KeyServiceStub(deployment.gateway.channel)
     await stub.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=revoked.key.key_id), metadata=ADMIN)
-    world.gateway.clock.advance(timedelta(seconds=1))
+    deployment.gateway.clock.advance(timedelta(seconds=1))
     return ['tml-unknown', revoked.secret, expired.secret]
 
 
-async def test_every_route_needs_a_valid_key(world: TwoTenants) -> None:
+async def test_every_route_needs_a_valid_key(deployment: TwoTenants) -> None:
     """Every route refuses calls without a key, and gives the same answer for unknown, revoked and expired keys."""
-    secrets = await bad_secrets(world)
-    routes = routes_of(world)
+    secrets = await bad_secrets(deployment)
+    routes = routes_of(deployment)
     assert len(routes) > 50
     for route in routes:
-        assert (await refused(world, route, None, world.alices))[0] == 401, route
-        answers = {await refused(world, route, secret, world.alices) for secret in secrets}
+        assert (await refused(deployment, route, None, deployment.alices))[0] == 401, route
+        answers = {await refused(deployment, route, secret, deployment.alices) for secret in secrets}
         assert [status for status, _ in answers] == [401], route
 
 
-async def test_ids_of_another_tenant_are_unknown_to_every_route(world: TwoTenants) -> None:
+async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoTenants) -> None:
     """Every route gives exactly the same answer for another tenant's id and for an unknown id."""
-    bob = world.secrets['bob']
-    for route in routes_of(world):
+    bob = deployment.secrets['bob']
+    for route in routes_of(deployment):
         name = ' '.join(route)
-        foreign, absent = await refused(world, route, bob, world.alices), await refused(world, route, bob, ABSENT)
+        foreign, absent = (
+            await refused(deployment, route, bob, deployment.alices),
+            await refused(deployment, route, bob, ABSENT),
+        )
         if name in ROUTES_WITHOUT_IDS:
-            assert world.alices.model not in foreign[1], name
+            assert deployment.alices.model not in foreign[1], name
             assert foreign[0] == absent[0], name
         else:
             assert foreign == absent, name
@@ -138,22 +141,22 @@ async def test_ids_of_another_tenant_are_unknown_to_every_route(world: TwoTenant
 
 
 @pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
-async def test_weights_of_another_tenant_cannot_be_used_in_a_session(world: TwoTenants, path: str) -> None:
+async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment: TwoTenants, path: str) -> None:
     """A tenant cannot use another tenant's weights in its session."""
-    made = await world.call('POST', '/api/v1/create_session', world.secrets['bob'], {'sdk_version': '0.38.0'})
+    made = await deployment.call('POST', '/api/v1/create_session', deployment.secrets['bob'], {'sdk_version': '0.38.0'})
     answers: set[tuple[int, str]] = set()
-    for ids in (world.alices, ABSENT):
+    for ids in (deployment.alices, ABSENT):
         own = replace(ids, session=made.json()['session_id'])
-        status, text = await refused(world, ('POST', f'/api/v1/{path}'), world.secrets['bob'], own)
+        status, text = await refused(deployment, ('POST', f'/api/v1/{path}'), deployment.secrets['bob'], own)
         answers.add((status, ids.hidden(text)))
     assert [status for status, _ in answers] == [404], answers
 
 
-async def test_ids_of_another_tenant_are_unknown_to_every_method(world: TwoTenants) -> None:
+async def test_ids_of_another_tenant_are_unknown_to_every_method(deployment: TwoTenants) -> None:
     """Every method gives exactly the same answer for another tenant's id and for an unknown id."""
-    made = await world.gateway.make_key('bob', scopes=(1, 2, 3))
+    made = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
-        foreign, absent = [await outcome(world, method, ids, made.secret) for ids in (world.alices, ABSENT)]
+        foreign, absent = [await outcome(deployment, method, ids, made.secret) for ids in (deployment.alices, ABSENT)]
         name = f'{method.containing_service.name}/{method.name}'
         if name in CREATING_METHODS:
             assert foreign[0] == absent[0] == 'OK', name
@@ -242,13 +245,13 @@ async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
     raise AssertionError('grpc.aio ended five calls by itself')
 
 
-async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
+async def outcome(deployment: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
     """Return the error of a call, or OK if it gives a response."""
     path = f'/{method.containing_service.full_name}/{method.name}'
     builder = REQUESTS.get(method.name)
     request = (builder(ids) if builder else message_of(method.input_type, ids)).SerializeToString()
     metadata = bearer(secret) if secret else None
-    channel: Any = world.gateway.channel
+    channel: Any = deployment.gateway.channel
     try:
         call, answer = await first_answer(lambda: channel.stream_stream(path)(iter([request]), metadata=metadata))
     except grpc.aio.AioRpcError as error:
@@ -262,30 +265,30 @@ async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret:
     return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(response)))
 
 
-async def test_every_method_needs_a_valid_key(world: TwoTenants) -> None:
+async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
     """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
-    secrets = await bad_secrets(world)
+    secrets = await bad_secrets(deployment)
     for method in methods():
-        answers = {await outcome(world, method, world.alices, secret) for secret in secrets}
+        answers = {await outcome(deployment, method, deployment.alices, secret) for secret in secrets}
         assert len(answers) == 1, answers
         assert {answer[0] for answer in answers} == {'UNAUTHENTICATED'}, method.full_name
         if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
             # This deployment has no internal token, so that a caller on loopback without a key counts as a service.
-            assert (await outcome(world, method, world.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
+            assert (await outcome(deployment, method, deployment.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
 
 
-async def test_every_method_and_route_needs_its_scope(world: TwoTenants) -> None:
+async def test_every_method_and_route_needs_its_scope(deployment: TwoTenants) -> None:
     """A key with all scopes except the required one is refused, with the name of the missing scope."""
     secrets = {
-        scope: (await world.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
+        scope: (await deployment.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
         for number, scope in enumerate(Scope, 1)
     }
     for method in methods():
         needed = requirement_of(f'{method.containing_service.full_name}/{method.name}')
         for scope in [needed] if isinstance(needed, Scope) else ():
-            refusal = await outcome(world, method, world.alices, secrets[scope])
+            refusal = await outcome(deployment, method, deployment.alices, secrets[scope])
             assert refusal[:2] == ('PERMISSION_DENIED', 'SCOPE_MISSING'), method.full_name
-    for route in routes_of(world):
-        needed = requirement_of(native_method_of(world, route)[1:])
+    for route in routes_of(deployment):
+        needed = requirement_of(native_method_of(deployment, route)[1:])
         if isinstance(needed, Scope) and route[1] != '/api/v1/files/{token}/{name}':
-            assert (await refused(world, route, secrets[needed], world.alices))[0] == 403, route
+            assert (await refused(deployment, route, secrets[needed], deployment.alices))[0] == 403, route

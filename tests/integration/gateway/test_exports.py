@@ -33,7 +33,7 @@ LEASE = timedelta(seconds=6)
 
 
 @dataclass(frozen=True)
-class World:
+class Deployment:
     """A gateway and a checkpoint service, with the keys of two tenants."""
 
     gateway: RunningGateway
@@ -75,12 +75,12 @@ class World:
 
 
 @asynccontextmanager
-async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> AsyncIterator[World]:
+async def exporting(state_dir: Path, checkpoints: Running, **exports: Any) -> AsyncIterator[Deployment]:
     """Run a gateway over a checkpoint service, with keys for the tenants alice and bob."""
     options = {'folder': state_dir / 'out', 'poll': timedelta(milliseconds=20), 'lease': LEASE, **exports}
     async with running_gateway(state_dir, upstream=checkpoints.address, internal_token='', exports=options) as gateway:
         secrets = {name: (await gateway.make_key(name, scopes=(1,))).secret for name in ('alice', 'bob')}
-        yield World(gateway, checkpoints, secrets, state_dir)
+        yield Deployment(gateway, checkpoints, secrets, state_dir)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def save(checkpoints: Running, seed: int = 1) -> None:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, checkpoints: Running) -> AsyncIterator[World]:
+async def deployment(tmp_path: Path, checkpoints: Running) -> AsyncIterator[Deployment]:
     """A gateway over the checkpoint service."""
     async with exporting(tmp_path / 'gateway', checkpoints) as running:
         yield running
@@ -123,26 +123,26 @@ def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
     return read_peft_folder(folder)[0] == unpack_state(STATE.manifest, STATE.data)
 
 
-async def test_checkpoint_is_exported_to_a_hub(world: World, hub: FakeHub, tmp_path: Path) -> None:
+async def test_checkpoint_is_exported_to_a_hub(deployment: Deployment, hub: FakeHub, tmp_path: Path) -> None:
     """An export makes one private commit with the tenant's token, and repeating the request returns the same export."""
-    made = (await world.start()).export
-    done = await world.until_finished(made.export_id)
+    made = (await deployment.start()).export
+    done = await deployment.until_finished(made.export_id)
     assert done.state == messages.EXPORT_STATE_DONE
     assert (done.url, done.commit, done.attempt_count) == (f'{hub.url}/org/name', f'{1:040x}', 1)
     assert done.read_bytes == done.size_bytes > len(STATE.data)
     assert has_checkpoint(hub.files['org/name'], tmp_path / 'seen')
     assert hub.is_private == {'org/name': True}
-    assert (await world.start()).export == done
+    assert (await deployment.start()).export == done
     assert hub.commits == 1
 
 
-async def test_checkpoint_is_exported_to_the_tenants_folder(world: World, tmp_path: Path) -> None:
+async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployment, tmp_path: Path) -> None:
     """An export to a folder writes below the tenant's folder and leaves other files there unchanged."""
     target = tmp_path / 'gateway' / 'out' / 'alice' / 'a' / 'b'
     target.mkdir(parents=True)
     (target / 'README.md').write_text('mine')
-    made = (await world.start(target='file:///a/b', hub_token='')).export
-    done = await world.until_finished(made.export_id)
+    made = (await deployment.start(target='file:///a/b', hub_token='')).export
+    done = await deployment.until_finished(made.export_id)
     assert (done.state, done.url, done.commit) == (messages.EXPORT_STATE_DONE, target.as_uri(), '')
     assert sorted(path.name for path in target.iterdir()) == [
         'README.md',
@@ -153,18 +153,18 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(world: World, tmp_pa
     assert not list((tmp_path / 'gateway' / 'exports').iterdir())
 
 
-async def test_unreachable_hub_is_retried(world: World, hub: FakeHub) -> None:
+async def test_unreachable_hub_is_retried(deployment: Deployment, hub: FakeHub) -> None:
     """A waiting export shows the error of its last attempt, and no file contains the token in plain text."""
     hub.broken = 'commit'
-    made = (await world.start()).export
-    waiting = await world.until(made.export_id, lambda export: export.HasField('failure'))
+    made = (await deployment.start()).export
+    waiting = await deployment.until(made.export_id, lambda export: export.HasField('failure'))
     assert waiting.state == messages.EXPORT_STATE_WAITING
     assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
-    files = [path for path in world.state_dir.rglob('*') if path.is_file()]
+    files = [path for path in deployment.state_dir.rglob('*') if path.is_file()]
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
     hub.broken = ''
-    world.gateway.clock.advance(timedelta(minutes=1))
-    done = await world.until_finished(made.export_id)
+    deployment.gateway.clock.advance(timedelta(minutes=1))
+    done = await deployment.until_finished(made.export_id)
     assert (done.state, done.attempt_count, hub.commits) == (messages.EXPORT_STATE_DONE, 2, 1)
     assert not done.HasField('failure')
 
@@ -172,10 +172,12 @@ async def test_unreachable_hub_is_retried(world: World, hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ('fields', 'attempts'), [({'hub_token': 'hf_wrong'}, 1), ({'target': 'hf://stranger/name'}, 1)]
 )
-async def test_refusal_of_a_hub_is_final(world: World, hub: FakeHub, fields: dict[str, str], attempts: int) -> None:
+async def test_refusal_of_a_hub_is_final(
+    deployment: Deployment, hub: FakeHub, fields: dict[str, str], attempts: int
+) -> None:
     """An export that the hub refuses fails after one attempt, with a message that does not contain the token."""
-    made = (await world.start(**fields)).export
-    failed = await world.until_finished(made.export_id)
+    made = (await deployment.start(**fields)).export
+    failed = await deployment.until_finished(made.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, attempts)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_HUB_REFUSED
     assert 'hf_' not in failed.failure.message
@@ -185,22 +187,22 @@ async def test_refusal_of_a_hub_is_final(world: World, hub: FakeHub, fields: dic
 async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
     """A claim of a killed gateway is taken over after its lease, and the hub gets no second commit."""
     state_dir = tmp_path / 'gateway'
-    async with exporting(state_dir, checkpoints, at_once=0) as world:
-        first = (await world.start()).export
-        second = (await world.start(request_id='rq-2', target='file:///x', hub_token='')).export
+    async with exporting(state_dir, checkpoints, at_once=0) as deployment:
+        first = (await deployment.start()).export
+        second = (await deployment.start(request_id='rq-2', target='file:///x', hub_token='')).export
         database = await Database.open(GatewayConfig(state_dir=state_dir).database_address())
-        store, now = SqlExportStore(database), world.gateway.clock.now()
+        store, now = SqlExportStore(database), deployment.gateway.clock.now()
         claims = [await store.claim(now, lease=LEASE) for _ in range(2)]
         assert {claim.export_id for claim in claims if claim} == {first.export_id, second.export_id}
         assert await store.claim(now, lease=LEASE) is None
         await database.close()
-    async with exporting(state_dir, checkpoints) as world:
-        third = (await world.start(request_id='rq-3', is_private=False)).export
-        assert (await world.until_finished(third.export_id)).state == messages.EXPORT_STATE_DONE
-        assert (await world.get(first.export_id)).state == messages.EXPORT_STATE_RUNNING
-        world.gateway.clock.advance(LEASE)
+    async with exporting(state_dir, checkpoints) as deployment:
+        third = (await deployment.start(request_id='rq-3', is_private=False)).export
+        assert (await deployment.until_finished(third.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await deployment.get(first.export_id)).state == messages.EXPORT_STATE_RUNNING
+        deployment.gateway.clock.advance(LEASE)
         for export_id in (first.export_id, second.export_id):
-            done = await world.until_finished(export_id)
+            done = await deployment.until_finished(export_id)
             assert (done.state, done.attempt_count) == (messages.EXPORT_STATE_DONE, 2)
         assert hub.commits == 1
 
@@ -208,92 +210,96 @@ async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, check
 async def test_export_resumes_immediately_after_a_shutdown(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
     """A gateway that shuts down releases its running exports, which the next gateway resumes."""
     hub.delay_seconds = 60
-    async with exporting(tmp_path / 'gateway', checkpoints) as world:
-        made = (await world.start()).export
+    async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
+        made = (await deployment.start()).export
         await asyncio.to_thread(hub.asked.wait)
     hub.delay_seconds = 0
-    async with exporting(tmp_path / 'gateway', checkpoints) as world:
-        assert (await world.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
+    async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
+        assert (await deployment.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
         assert hub.commits == 1
 
 
-async def test_cancellation_stops_a_running_upload(world: World, hub: FakeHub) -> None:
+async def test_cancellation_stops_a_running_upload(deployment: Deployment, hub: FakeHub) -> None:
     """Cancelling kills the upload process, and cancelling again changes nothing."""
     hub.delay_seconds = 60
-    made = (await world.start()).export
+    made = (await deployment.start()).export
     await asyncio.to_thread(hub.asked.wait)
-    request, metadata = messages.CancelExportRequest(export_id=made.export_id), bearer(world.secrets['alice'])
-    cancelled = (await world.stub.CancelExport(request, metadata=metadata)).export
+    request, metadata = messages.CancelExportRequest(export_id=made.export_id), bearer(deployment.secrets['alice'])
+    cancelled = (await deployment.stub.CancelExport(request, metadata=metadata)).export
     assert cancelled.state == messages.EXPORT_STATE_CANCELLED
-    folder = world.state_dir / 'exports'
+    folder = deployment.state_dir / 'exports'
     while any(folder.iterdir()):
-        await world.get(made.export_id)
-    assert (await world.stub.CancelExport(request, metadata=metadata)).export == cancelled
+        await deployment.get(made.export_id)
+    assert (await deployment.stub.CancelExport(request, metadata=metadata)).export == cancelled
     assert not hub.commits
 
 
 async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: Running) -> None:
     """An export fails if its checkpoint was replaced before the export ran."""
-    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
-        made = (await world.start(target='file:///x', hub_token='')).export
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
+        made = (await deployment.start(target='file:///x', hub_token='')).export
     await save(checkpoints, seed=2)
-    async with exporting(tmp_path / 'gateway', checkpoints) as world:
-        failed = await world.until_finished(made.export_id)
+    async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
+        failed = await deployment.until_finished(made.export_id)
         assert failed.failure.reason == error_reason_pb2.ERROR_REASON_CHECKPOINT_CHANGED
         assert not (tmp_path / 'gateway' / 'out').exists()
 
 
-async def test_exports_of_another_tenant_are_not_found(world: World) -> None:
+async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -> None:
     """A tenant can neither read nor cancel another tenant's exports, nor export its checkpoints."""
-    made = (await world.start(target='file:///x', hub_token='')).export
-    bob = bearer(world.secrets['bob'])
+    made = (await deployment.start(target='file:///x', hub_token='')).export
+    bob = bearer(deployment.secrets['bob'])
     for call in (
-        world.stub.GetExport(messages.GetExportRequest(export_id=made.export_id), metadata=bob),
-        world.stub.CancelExport(messages.CancelExportRequest(export_id=made.export_id), metadata=bob),
+        deployment.stub.GetExport(messages.GetExportRequest(export_id=made.export_id), metadata=bob),
+        deployment.stub.CancelExport(messages.CancelExportRequest(export_id=made.export_id), metadata=bob),
     ):
         assert (await failure_of(call)).reason == 'EXPORT_NOT_FOUND'
-    assert not (await world.stub.ListExports(messages.ListExportsRequest(), metadata=bob)).exports
-    assert (await failure_of(world.start(key='bob'))).reason == 'CHECKPOINT_NOT_FOUND'
-    listed = await world.stub.ListExports(messages.ListExportsRequest(), metadata=bearer(world.secrets['alice']))
+    assert not (await deployment.stub.ListExports(messages.ListExportsRequest(), metadata=bob)).exports
+    assert (await failure_of(deployment.start(key='bob'))).reason == 'CHECKPOINT_NOT_FOUND'
+    listed = await deployment.stub.ListExports(
+        messages.ListExportsRequest(), metadata=bearer(deployment.secrets['alice'])
+    )
     assert [export.export_id for export in listed.exports] == [made.export_id]
 
 
 async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_path: Path, checkpoints: Running) -> None:
     """Repeating a request returns its export, even if the checkpoint was deleted since."""
-    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
-        made = (await world.start()).export
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
+        made = (await deployment.start()).export
         deletion = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
         await checkpoints.checkpoints.DeleteCheckpoint(deletion, metadata=as_tenant('alice'))
-        assert (await world.start()).export == made
-        assert (await failure_of(world.start(target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
-        assert (await failure_of(world.start(request_id='rq-2'))).reason == 'CHECKPOINT_NOT_FOUND'
+        assert (await deployment.start()).export == made
+        assert (await failure_of(deployment.start(target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
+        assert (await failure_of(deployment.start(request_id='rq-2'))).reason == 'CHECKPOINT_NOT_FOUND'
 
 
 @pytest.mark.parametrize('obstacle', ['a', 'a/b', 'a/b/adapter_config.json/x'])
-async def test_conflicting_file_or_folder_fails_the_export(world: World, tmp_path: Path, obstacle: str) -> None:
+async def test_conflicting_file_or_folder_fails_the_export(
+    deployment: Deployment, tmp_path: Path, obstacle: str
+) -> None:
     """An export fails without a retry if an existing file is in the way of its folder, or a folder of its file."""
     path = tmp_path / 'gateway' / 'out' / 'alice' / obstacle
     path.parent.mkdir(parents=True)
     path.write_text('mine')
-    made = (await world.start(target='file:///a/b', hub_token='')).export
-    failed = await world.until_finished(made.export_id)
+    made = (await deployment.start(target='file:///a/b', hub_token='')).export
+    failed = await deployment.until_finished(made.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, 1)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_INVALID_FIELD
     assert (path.read_text(), str(tmp_path) in failed.failure.message) == ('mine', False)
 
 
-async def test_disk_error_is_retried(world: World, tmp_path: Path) -> None:
+async def test_disk_error_is_retried(deployment: Deployment, tmp_path: Path) -> None:
     """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
     path = tmp_path / 'gateway' / 'out' / 'alice'
     path.parent.mkdir(parents=True)
     path.symlink_to(path)
-    made = (await world.start(target='file:///a', hub_token='')).export
-    waiting = await world.until(made.export_id, lambda export: export.HasField('failure'))
+    made = (await deployment.start(target='file:///a', hub_token='')).export
+    waiting = await deployment.until(made.export_id, lambda export: export.HasField('failure'))
     assert waiting.state == messages.EXPORT_STATE_WAITING
     assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     path.unlink()
-    world.gateway.clock.advance(timedelta(minutes=1))
-    assert (await world.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
+    deployment.gateway.clock.advance(timedelta(minutes=1))
+    assert (await deployment.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
 
 
 @pytest.mark.parametrize(
@@ -315,31 +321,35 @@ async def test_disk_error_is_retried(world: World, tmp_path: Path) -> None:
         ({'checkpoint_path': ''}, 'INVALID_FIELD'),
     ],
 )
-async def test_invalid_request_is_refused(world: World, fields: dict[str, str], reason: str) -> None:
+async def test_invalid_request_is_refused(deployment: Deployment, fields: dict[str, str], reason: str) -> None:
     """An invalid request is refused with its reason, and no export is stored."""
-    assert (await failure_of(world.start(**fields))).reason == reason
-    listed = await world.stub.ListExports(messages.ListExportsRequest(), metadata=bearer(world.secrets['alice']))
+    assert (await failure_of(deployment.start(**fields))).reason == reason
+    listed = await deployment.stub.ListExports(
+        messages.ListExportsRequest(), metadata=bearer(deployment.secrets['alice'])
+    )
     assert not listed.exports
 
 
 async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: Path, checkpoints: Running) -> None:
     """A reused request id with other content and a 17th unfinished export are refused; an equal push is not."""
-    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         for number in range(16):
-            await world.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
-        assert (await failure_of(world.start(request_id='rq-0', target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
-        assert (await failure_of(world.start(request_id='rq-16'))).reason == 'QUOTA_EXCEEDED'
+            await deployment.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
         assert (
-            await world.start(request_id='rq-3', target='hf://org/name-3')
+            await failure_of(deployment.start(request_id='rq-0', target='hf://org/other'))
+        ).reason == 'REQUEST_ID_REUSED'
+        assert (await failure_of(deployment.start(request_id='rq-16'))).reason == 'QUOTA_EXCEEDED'
+        assert (
+            await deployment.start(request_id='rq-3', target='hf://org/name-3')
         ).export.state == messages.EXPORT_STATE_WAITING
-        known = await world.start(request_id='rq-3', target='hf://org/name-3')
-        assert (await world.start(request_id='rq-17', target='hf://org/name-3')).export == known.export
+        known = await deployment.start(request_id='rq-3', target='hf://org/name-3')
+        assert (await deployment.start(request_id='rq-17', target='hf://org/name-3')).export == known.export
 
 
 async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
     """Equal pushes return one export; another token, target, visibility or state makes another export."""
-    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
-        started = await asyncio.gather(*(world.start(request_id=f'rq-{number}') for number in range(4)))
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
+        started = await asyncio.gather(*(deployment.start(request_id=f'rq-{number}') for number in range(4)))
         (export_id,) = {answer.export.export_id for answer in started}
         others: tuple[dict[str, Any], ...] = (
             {'hub_token': 'hf_other'},
@@ -348,20 +358,21 @@ async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints
             {'is_private': False},
         )
         ids = [
-            (await world.start(request_id=f'other-{i}', **fields)).export.export_id for i, fields in enumerate(others)
+            (await deployment.start(request_id=f'other-{i}', **fields)).export.export_id
+            for i, fields in enumerate(others)
         ]
         await save(checkpoints, seed=2)
-        ids.append((await world.start(request_id='rq-5')).export.export_id)
+        ids.append((await deployment.start(request_id='rq-5')).export.export_id)
         assert len({export_id, *ids}) == 1 + len(ids)
 
 
-async def test_finished_push_can_be_repeated(world: World, hub: FakeHub) -> None:
+async def test_finished_push_can_be_repeated(deployment: Deployment, hub: FakeHub) -> None:
     """A push that repeats a finished one is a new export, for which the hub makes no second commit."""
-    made = (await world.start()).export
-    await world.until_finished(made.export_id)
-    again = (await world.start(request_id='rq-2')).export
+    made = (await deployment.start()).export
+    await deployment.until_finished(made.export_id)
+    again = (await deployment.start(request_id='rq-2')).export
     assert again.export_id != made.export_id
-    assert (await world.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
+    assert (await deployment.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
     assert hub.commits == 1
 
 
@@ -369,14 +380,14 @@ async def test_local_changes_take_effect_without_polling(tmp_path: Path, checkpo
     """Exports that are started or cancelled at this gateway take effect immediately, at any poll interval."""
     hub.delay_seconds = 60
     day = timedelta(days=1)
-    async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as world:
-        made = (await world.start()).export
+    async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as deployment:
+        made = (await deployment.start()).export
         await asyncio.to_thread(hub.asked.wait)
         request = messages.CancelExportRequest(export_id=made.export_id)
-        await world.stub.CancelExport(request, metadata=bearer(world.secrets['alice']))
-        folder = world.state_dir / 'exports'
+        await deployment.stub.CancelExport(request, metadata=bearer(deployment.secrets['alice']))
+        folder = deployment.state_dir / 'exports'
         while any(folder.iterdir()):
-            await world.get(made.export_id)
+            await deployment.get(made.export_id)
         hub.delay_seconds = 0
-        again = (await world.start(request_id='rq-2', target='file:///x', hub_token='')).export
-        assert (await world.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
+        again = (await deployment.start(request_id='rq-2', target='file:///x', hub_token='')).export
+        assert (await deployment.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE

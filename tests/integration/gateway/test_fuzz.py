@@ -52,8 +52,8 @@ pytestmark = [
 async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
     """All services, with items of two tenants."""
     options = FuturesConfig(gap=timedelta(milliseconds=50))
-    async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as world:
-        running = Fuzzed(world, tmp_path)
+    async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as deployment:
+        running = Fuzzed(deployment, tmp_path)
         yield running
         await running.check()
         running.close()
@@ -101,7 +101,7 @@ async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st
     """Bodies are valid except for hostile parts, in JSON or protobuf, with right, damaged or false compression."""
     del number
     ids = await fuzzed.ids()
-    verb, path = data.draw(st.sampled_from([route for route in routes_of(fuzzed.world) if route[0] != 'GET']))
+    verb, path = data.draw(st.sampled_from([route for route in routes_of(fuzzed.deployment) if route[0] != 'GET']))
     one = data.draw(st.sampled_from(ids))
     headers = {'content-type': 'application/json'}
     if path in WIRE_ROUTES and data.draw(st.booleans()):
@@ -135,7 +135,7 @@ async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: in
     """Path parameters and query parameters are filled with hostile texts and known ids."""
     del number
     ids = await fuzzed.ids()
-    verb, path = data.draw(st.sampled_from(routes_of(fuzzed.world)))
+    verb, path = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))
     texts = st.sampled_from([text for text in TEXTS if len(text) < 3000]) | st.sampled_from(known_of(ids)[''])
     url = ''
     for part in path.split('/')[1:]:

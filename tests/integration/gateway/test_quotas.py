@@ -42,7 +42,7 @@ FORWARD = {
 
 
 @dataclass
-class World:
+class Deployment:
     """A gateway with a model service, and the key of a tenant."""
 
     gateway: RunningGateway
@@ -104,7 +104,7 @@ class World:
 
 
 @pytest.fixture
-async def world(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
+async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Deployment]:
     """A deployment with a key of the tenant alice."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
@@ -122,7 +122,7 @@ async def world(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
         async with httpx.AsyncClient(
             base_url=f'http://{gateway.http_address}', headers={'x-api-key': secret}, timeout=60
         ) as http:
-            yield World(gateway, model, http, secret)
+            yield Deployment(gateway, model, http, secret)
 
 
 def batch() -> operation_pb2.Batch:
@@ -138,154 +138,158 @@ def forward_backward() -> operation_pb2.ForwardBackward:
     return operation_pb2.ForwardBackward(batch=batch())
 
 
-async def test_training_is_metered_once_in_both_apis(world: World) -> None:
+async def test_training_is_metered_once_in_both_apis(deployment: Deployment) -> None:
     """Tokens and operations are counted by run and only once, and stored bytes equal the checkpoints' sizes."""
-    await world.create('r1')
+    await deployment.create('r1')
     for _ in range(2):
-        await world.execute(1, forward_backward=forward_backward())
-    await world.execute(2, step=operation_pb2.Step())
-    saved = await world.execute(3, save=operation_pb2.Save(name='one'))
-    used = await world.until_used(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
+        await deployment.execute(1, forward_backward=forward_backward())
+    await deployment.execute(2, step=operation_pb2.Step())
+    saved = await deployment.execute(3, save=operation_pb2.Save(name='one'))
+    used = await deployment.until_used(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
     assert (used.trained_token_count, used.stored_bytes) == (LENGTH, saved.result.save.size_bytes)
     assert (used.sampled_token_count, used.prompt_count) == (0, 0)
 
-    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
-    made = await world.post(
+    session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
+    made = await deployment.post(
         'create_model',
         session_id=session,
         model_seq_id=0,
-        base_model=world.model.base_model,
+        base_model=deployment.model.base_model,
         lora_config={'rank': 4},
     )
-    run = (await world.post('retrieve_future', request_id=made['request_id']))['model_id']
+    run = (await deployment.post('retrieve_future', request_id=made['request_id']))['model_id']
     for _ in range(2):
-        done = await world.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
-        await world.post('retrieve_future', request_id=done['request_id'])
-    world.run = run
-    assert (await world.until_used(lambda item: item.operation_count > 0)).trained_token_count == 3
+        done = await deployment.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
+        await deployment.post('retrieve_future', request_id=done['request_id'])
+    deployment.run = run
+    assert (await deployment.until_used(lambda item: item.operation_count > 0)).trained_token_count == 3
 
 
-async def test_adapter_beyond_the_quota_is_refused_in_both_apis(world: World) -> None:
+async def test_adapter_beyond_the_quota_is_refused_in_both_apis(deployment: Deployment) -> None:
     """A refused creation creates nothing, a repeated creation succeeds, and a deletion allows a new adapter."""
-    await world.allow(max_adapters=1)
-    await world.create('r1')
-    failure = await failure_of(world.create('r2'))
+    await deployment.allow(max_adapters=1)
+    await deployment.create('r1')
+    failure = await failure_of(deployment.create('r2'))
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
     assert failure.metadata == {'quota': 'max_adapters', 'limit': '1'}
     assert failure.retry_seconds is None
-    assert await world.create('r1') == world.run
+    assert await deployment.create('r1') == deployment.run
 
-    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
-    fields = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
-    made = await world.post('create_model', session_id=session, model_seq_id=0, **fields)
-    refused = await world.post('retrieve_future', request_id=made['request_id'])
+    session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
+    fields = {'base_model': deployment.model.base_model, 'lora_config': {'rank': 4}}
+    made = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
+    refused = await deployment.post('retrieve_future', request_id=made['request_id'])
     assert (refused['category'], 'max_adapters' in refused['error']) == ('user', True)
 
-    stub = adapter_service_pb2_grpc.AdapterServiceStub(world.gateway.channel)
-    listed = await stub.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=world.metadata)
-    assert [adapter.adapter_id for adapter in listed.adapters] == [world.run]
-    await stub.DeleteAdapter(adapter_service_pb2.DeleteAdapterRequest(adapter_id=world.run), metadata=world.metadata)
-    await world.create('r3')
+    stub = adapter_service_pb2_grpc.AdapterServiceStub(deployment.gateway.channel)
+    listed = await stub.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=deployment.metadata)
+    assert [adapter.adapter_id for adapter in listed.adapters] == [deployment.run]
+    await stub.DeleteAdapter(
+        adapter_service_pb2.DeleteAdapterRequest(adapter_id=deployment.run), metadata=deployment.metadata
+    )
+    await deployment.create('r3')
 
 
-async def test_repeated_creation_at_another_gateway_returns_its_adapter(world: World, tmp_path: Path) -> None:
+async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployment: Deployment, tmp_path: Path) -> None:
     """The repeat succeeds at the adapter limit, although that gateway has not seen the first request."""
-    made = await world.create('r1')
+    made = await deployment.create('r1')
     (tmp_path / 'other').mkdir()
     async with running_gateway(
         tmp_path / 'other',
-        upstream=world.model.address,
-        checkpoint=world.model.checkpoints.address,
+        upstream=deployment.model.address,
+        checkpoint=deployment.model.checkpoints.address,
         internal_token='',
     ) as gateway:
-        other = World(gateway, world.model, world.http, (await gateway.make_key('alice')).secret)
+        other = Deployment(gateway, deployment.model, deployment.http, (await gateway.make_key('alice')).secret)
         await other.allow(max_adapters=1)
         assert await other.create('r1') == made
         failure = await failure_of(other.create('r2'))
         assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'max_adapters', 'limit': '1'})
 
 
-async def test_saves_beyond_the_storage_quota_are_refused(world: World) -> None:
+async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
     """Calls and streams are refused without using the number, and a repeated save is answered from the record."""
-    await world.create('r1')
-    await world.allow(stored_bytes=1)
-    first = await world.execute(1, save=operation_pb2.Save(name='one'))
-    await world.until_used(lambda item: item.stored_bytes > 0)
-    failure = await failure_of(world.execute(2, save=operation_pb2.Save(name='two')))
+    await deployment.create('r1')
+    await deployment.allow(stored_bytes=1)
+    first = await deployment.execute(1, save=operation_pb2.Save(name='one'))
+    await deployment.until_used(lambda item: item.stored_bytes > 0)
+    failure = await failure_of(deployment.execute(2, save=operation_pb2.Save(name='two')))
     assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'stored_bytes', 'limit': '1'})
-    again = await world.execute(1, save=operation_pb2.Save(name='one'))
+    again = await deployment.execute(1, save=operation_pb2.Save(name='one'))
     assert (again.result.is_replayed, again.result.save) == (True, first.result.save)
 
-    stream = world.training.Train(metadata=world.metadata)
+    stream = deployment.training.Train(metadata=deployment.metadata)
     for operation in (
-        operation_of(world.run, 2, save=operation_pb2.Save(name='two')),
-        operation_of(world.run, 2, forward_backward=forward_backward()),
+        operation_of(deployment.run, 2, save=operation_pb2.Save(name='two')),
+        operation_of(deployment.run, 2, forward_backward=forward_backward()),
     ):
         await stream.write(training_service_pb2.TrainRequest(operation=operation))
         result = (await stream.read()).result
         assert result.HasField('error') == operation.HasField('save')
     await stream.done_writing()
-    copied = await world.http.post('/api/v1/copy_weights', json={'source_path': f'tinker://{world.run}/weights/one'})
+    copied = await deployment.http.post(
+        '/api/v1/copy_weights', json={'source_path': f'tinker://{deployment.run}/weights/one'}
+    )
     assert (copied.status_code, copied.json()['reason']) == (400, 'QUOTA_EXCEEDED')
     header = checkpoint_service_pb2.CheckpointUploadHeader(
-        upload_id='u', name='n', base_model=world.model.base_model, size_bytes=1
+        upload_id='u', name='n', base_model=deployment.model.base_model, size_bytes=1
     )
-    uploads = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
+    uploads = checkpoint_service_pb2_grpc.CheckpointServiceStub(deployment.gateway.channel)
     request = checkpoint_service_pb2.UploadCheckpointRequest(header=header)
-    failure = await failure_of(uploads.UploadCheckpoint(iter([request]), metadata=world.metadata))
+    failure = await failure_of(uploads.UploadCheckpoint(iter([request]), metadata=deployment.metadata))
     assert failure.reason == 'QUOTA_EXCEEDED'
-    assert set(await world.usage()) == {world.run}
-    await world.allow()
-    await world.execute(3, save=operation_pb2.Save(name='two'))
+    assert set(await deployment.usage()) == {deployment.run}
+    await deployment.allow()
+    await deployment.execute(3, save=operation_pb2.Save(name='two'))
 
 
-async def test_operations_of_an_owing_tenant_wait(world: World) -> None:
+async def test_operations_of_an_owing_tenant_wait(deployment: Deployment) -> None:
     """A call that would wait for long fails with a retry time, and a stream waits until the debt is paid."""
-    await world.create('r1')
-    await world.allow(tokens_per_second=1, burst_tokens=1)
-    await world.execute(1, forward_backward=forward_backward())
-    await world.until_used(lambda item: item.trained_token_count == LENGTH)
-    failure = await failure_of(world.execute(2, forward_backward=forward_backward()))
+    await deployment.create('r1')
+    await deployment.allow(tokens_per_second=1, burst_tokens=1)
+    await deployment.execute(1, forward_backward=forward_backward())
+    await deployment.until_used(lambda item: item.trained_token_count == LENGTH)
+    failure = await failure_of(deployment.execute(2, forward_backward=forward_backward()))
     assert (failure.reason, failure.metadata['quota']) == ('QUOTA_EXCEEDED', 'tokens_per_second')
     assert failure.retry_seconds == pytest.approx(LENGTH - 1)
 
-    stream = world.training.Train(metadata=world.metadata)
-    operation = operation_of(world.run, 2, forward_backward=forward_backward())
+    stream = deployment.training.Train(metadata=deployment.metadata)
+    operation = operation_of(deployment.run, 2, forward_backward=forward_backward())
     await stream.write(training_service_pb2.TrainRequest(operation=operation))
     reading = asyncio.ensure_future(stream.read())
     await asyncio.wait({reading}, timeout=0.05)
     assert not reading.done()
-    world.gateway.clock.advance(timedelta(seconds=LENGTH))
+    deployment.gateway.clock.advance(timedelta(seconds=LENGTH))
     assert (await reading).result.sequence_number == 2
     await stream.done_writing()
 
 
-async def test_futures_of_an_owing_tenant_wait(world: World) -> None:
+async def test_futures_of_an_owing_tenant_wait(deployment: Deployment) -> None:
     """The request is accepted, and it runs once the debt is paid."""
-    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
-    fields = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
-    made = await world.post('create_model', session_id=session, model_seq_id=0, **fields)
-    run = (await world.post('retrieve_future', request_id=made['request_id']))['model_id']
-    await world.allow(tokens_per_second=1, burst_tokens=1)
-    first = await world.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
-    await world.post('retrieve_future', request_id=first['request_id'])
-    world.run = run
-    await world.until_used(lambda item: item.trained_token_count == 3)
-    second = await world.post('forward', model_id=run, seq_id=2, forward_input=FORWARD)
-    waiting = asyncio.ensure_future(world.post('retrieve_future', request_id=second['request_id']))
+    session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
+    fields = {'base_model': deployment.model.base_model, 'lora_config': {'rank': 4}}
+    made = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
+    run = (await deployment.post('retrieve_future', request_id=made['request_id']))['model_id']
+    await deployment.allow(tokens_per_second=1, burst_tokens=1)
+    first = await deployment.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
+    await deployment.post('retrieve_future', request_id=first['request_id'])
+    deployment.run = run
+    await deployment.until_used(lambda item: item.trained_token_count == 3)
+    second = await deployment.post('forward', model_id=run, seq_id=2, forward_input=FORWARD)
+    waiting = asyncio.ensure_future(deployment.post('retrieve_future', request_id=second['request_id']))
     await asyncio.wait({waiting}, timeout=0.05)
     assert not waiting.done()
-    world.gateway.clock.advance(timedelta(seconds=2))
+    deployment.gateway.clock.advance(timedelta(seconds=2))
     assert 'error' not in await waiting
 
 
-async def test_quotas_need_the_admin_scope(world: World) -> None:
+async def test_quotas_need_the_admin_scope(deployment: Deployment) -> None:
     """A key without the scope `admin` gets the same error for existing and absent tenants."""
-    plain = bearer((await world.gateway.make_key('alice', scopes=(1, 2, 3, 4))).secret)
+    plain = bearer((await deployment.gateway.make_key('alice', scopes=(1, 2, 3, 4))).secret)
     calls = [
-        (world.quotas.GetQuota, wire.GetQuotaRequest),
-        (world.quotas.SetQuota, wire.SetQuotaRequest),
-        (world.quotas.GetTenantUsage, wire.GetTenantUsageRequest),
+        (deployment.quotas.GetQuota, wire.GetQuotaRequest),
+        (deployment.quotas.SetQuota, wire.SetQuotaRequest),
+        (deployment.quotas.GetTenantUsage, wire.GetTenantUsageRequest),
     ]
     for call, request in calls:
         outcomes: set[tuple[Any, ...]] = set()
@@ -297,13 +301,13 @@ async def test_quotas_need_the_admin_scope(world: World) -> None:
         assert (absent.code, absent.reason) == (grpc.StatusCode.NOT_FOUND, 'TENANT_NOT_FOUND')
 
 
-async def test_quota_is_shown_as_set_and_as_effective(world: World) -> None:
+async def test_quota_is_shown_as_set_and_as_effective(deployment: Deployment) -> None:
     """Limits that are not set have their defaults in the effective quota, and invalid limits change nothing."""
-    await world.allow(max_adapters=0, weight=2.5)
-    shown = await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)
+    await deployment.allow(max_adapters=0, weight=2.5)
+    shown = await deployment.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)
     assert shown.quota == wire.Quota(max_adapters=0, weight=2.5)
     assert shown.effective_quota == shown.quota
-    other = await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='default'), metadata=ADMIN)
+    other = await deployment.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='default'), metadata=ADMIN)
     assert (other.quota, other.effective_quota) == (wire.Quota(), wire.Quota(weight=1.0))
     for field, value in [
         ('max_adapters', -1),
@@ -316,23 +320,23 @@ async def test_quota_is_shown_as_set_and_as_effective(world: World) -> None:
         ('weight', 1e9),
     ]:
         request = wire.SetQuotaRequest(tenant_id='alice', quota=wire.Quota(**{field: value}))
-        failure: Failure = await failure_of(world.quotas.SetQuota(request, metadata=ADMIN))
+        failure: Failure = await failure_of(deployment.quotas.SetQuota(request, metadata=ADMIN))
         assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', f'quota.{field}')
-    assert (await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)) == shown
+    assert (await deployment.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)) == shown
 
 
-async def test_usage_can_be_limited_to_a_time_range(world: World) -> None:
+async def test_usage_can_be_limited_to_a_time_range(deployment: Deployment) -> None:
     """Usage is counted by the hour, and a range that is empty or malformed is refused."""
-    await world.create('r1')
-    await world.execute(1, forward_backward=forward_backward())
-    await world.until_used(lambda item: item.trained_token_count == LENGTH)
-    now = world.gateway.clock.now()
+    await deployment.create('r1')
+    await deployment.execute(1, forward_backward=forward_backward())
+    await deployment.until_used(lambda item: item.trained_token_count == LENGTH)
+    now = deployment.gateway.clock.now()
 
     async def tokens_between(**seconds: int) -> list[int]:
         request = wire.GetTenantUsageRequest(tenant_id='alice')
         for name, offset in seconds.items():
             getattr(request, name).FromDatetime(now + timedelta(seconds=offset))
-        answer = await world.quotas.GetTenantUsage(request, metadata=ADMIN)
+        answer = await deployment.quotas.GetTenantUsage(request, metadata=ADMIN)
         return [item.trained_token_count for item in answer.usages]
 
     assert await tokens_between() == await tokens_between(begin_time=-3600, end_time=3600) == [LENGTH]
@@ -341,7 +345,7 @@ async def test_usage_can_be_limited_to_a_time_range(world: World) -> None:
     assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'end_time')
     request = wire.GetTenantUsageRequest(tenant_id='alice')
     request.begin_time.seconds = 1 << 62
-    failure = await failure_of(world.quotas.GetTenantUsage(request, metadata=ADMIN))
+    failure = await failure_of(deployment.quotas.GetTenantUsage(request, metadata=ADMIN))
     assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'begin_time')
 
 
@@ -353,10 +357,10 @@ async def test_usage_is_complete_after_a_restart(tiny_llama_dir: Path, tmp_path:
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model, httpx.AsyncClient() as http:
         for number in (1, 3):
             async with running_gateway(tmp_path / 'gateway', upstream=model.address, internal_token='') as gateway:
-                world = World(gateway, model, http, ADMIN_KEY, run)
-                run = run or await world.create('r1')
-                await world.execute(number, forward_backward=forward_backward())
-                used = await world.until_used(lambda item, number=number: item.operation_count == number)
+                deployment = Deployment(gateway, model, http, ADMIN_KEY, run)
+                run = run or await deployment.create('r1')
+                await deployment.execute(number, forward_backward=forward_backward())
+                used = await deployment.until_used(lambda item, number=number: item.operation_count == number)
                 assert used.trained_token_count == number * LENGTH
             if number == 1:
                 await model.execute(run, 2, tenant='default', forward_backward=forward_backward())

@@ -55,7 +55,7 @@ def test_created_certificates_are_accepted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('change', 'field', 'cure'),
+    ('change', 'field', 'advice'),
     [
         ({'certificate': 'nowhere.crt'}, 'tls.certificate', 'twinkle certs'),
         ({'key': 'nowhere.key'}, 'tls.key', 'twinkle certs'),
@@ -68,15 +68,15 @@ def test_created_certificates_are_accepted(folder: Path) -> None:
     ],
 )
 def test_unusable_file_is_refused_at_the_start(
-    folder: Path, change: dict[str, str], field: str, cure: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, change: dict[str, str], field: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unusable file ends the start with a message that names the setting and the fix."""
     key = load_pem_private_key((folder / 'data.key').read_bytes(), password=None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b'secret'))
     (folder / 'locked.key').write_bytes(locked)
-    told = _refusal(capsys, *_settings(folder, **{name: folder / file for name, file in change.items()}))
-    assert f'{field}:' in told
-    assert cure in told
+    error = _refusal(capsys, *_settings(folder, **{name: folder / file for name, file in change.items()}))
+    assert f'{field}:' in error
+    assert advice in error
 
 
 def test_certificates_outside_their_validity_are_refused(
@@ -84,8 +84,8 @@ def test_certificates_outside_their_validity_are_refused(
 ) -> None:
     """Expired and not yet valid certificates are refused, and so is an expired authority."""
     own = {'certificate': expired / 'data.crt', 'key': expired / 'data.key'}
-    assert 'tls.certificate' in (told := _refusal(capsys, *_settings(folder, **own)))
-    assert 'expired' in told
+    assert 'tls.certificate' in (error := _refusal(capsys, *_settings(folder, **own)))
+    assert 'expired' in error
     assert 'tls.ca' in _refusal(capsys, *_settings(folder, ca=expired / 'ca.crt'))
     with pytest.raises(ValueError, match='clock'):
         load_material(tls_of(folder, 'data'), now=long_ago())

@@ -105,8 +105,8 @@ def test_request_goes_to_a_replica_that_holds_its_version() -> None:
     router = Router({'r1': {'x': [1]}, 'r2': {'x': [1, 2]}, 'r3': {'y': [7]}})
     for index in range(20):
         chosen = {
-            wish: router.choose(key_of(f'{index}', adapter=wish), members)
-            for wish in (
+            adapter: router.choose(key_of(f'{index}', adapter=adapter), members)
+            for adapter in (
                 AdapterRequest(adapter_id='x', exact=2),
                 AdapterRequest(adapter_id='x', at_least=2),
                 AdapterRequest(adapter_id='x'),

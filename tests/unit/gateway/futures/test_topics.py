@@ -30,13 +30,13 @@ def _end_some(gateway: GatewayFutures, count: int, *, name: str = 'f', step: tim
 async def test_ends_come_in_pages_and_each_once() -> None:
     """Responses have at most a page of ends, in order and each once, and a later end is in a later response."""
     async with running_futures() as gateway:
-        ids, topics, told, cursor = _end_some(gateway, 2 * PAGE + 500), gateway.topics(), list[str](), 0
-        while len(told) < len(ids):
+        ids, topics, received, cursor = _end_some(gateway, 2 * PAGE + 500), gateway.topics(), list[str](), 0
+        while len(received) < len(ids):
             ended, following = await topics.ended_after('talk', cursor=cursor, seconds=0)
             assert 0 < len(ended) <= PAGE
             assert following > cursor
-            told, cursor = told + [future.future_id for future in ended], following
-        assert told == ids
+            received, cursor = received + [future.future_id for future in ended], following
+        assert received == ids
         assert await topics.ended_after('talk', cursor=cursor, seconds=0) == ([], cursor)
         late = _end_some(gateway, 1, name='late')
         ended, _ = await topics.ended_after('talk', cursor=cursor, seconds=0)
@@ -48,15 +48,15 @@ async def test_lost_responses_and_other_gateways_lose_no_end(step: timedelta) ->
     """All ends arrive in bounded pages when two gateways alternate and every third response is lost."""
     async with running_futures() as gateway:
         count = 2 * PAGE + 500 if step else PAGE - 1
-        ids, told, cursor = _end_some(gateway, count, step=step), Counter[str](), 0
+        ids, received, cursor = _end_some(gateway, count, step=step), Counter[str](), 0
         gateways = cycle([gateway.topics(), gateway.topics()])
         for turn, topics in zip(range(20), gateways, strict=False):
             ended, following = await topics.ended_after('talk', cursor=cursor, seconds=0)
             assert len(ended) <= PAGE + (CLOSE if step == STEP else len(ids))
             if turn % 3:
-                told.update(future.future_id for future in ended)
+                received.update(future.future_id for future in ended)
                 cursor = following
-        assert set(told) == set(ids)
+        assert set(received) == set(ids)
 
 
 async def test_end_that_is_stored_late_is_returned() -> None:

@@ -20,7 +20,7 @@ from services.kit.errors import CredentialsInvalid
 REQUEST = KeyRequest(tenant_id='alice', scopes=frozenset({Scope.TRAIN}), display_name='', ttl=None)
 
 
-class World:
+class Harness:
     """Tenants, projects and keys on one clock."""
 
     def __init__(self) -> None:
@@ -40,153 +40,153 @@ class World:
 
 async def test_new_key_is_valid_and_its_secret_is_not_shown_again() -> None:
     """A new secret leads to its key, and neither the list of keys nor `repr` contains it."""
-    world = World()
-    issued = await world.issue()
-    assert await world.verifier.verify(issued.secret) == issued.key
-    listed = await world.keys.list('alice', Page(size=5))
+    harness = Harness()
+    issued = await harness.issue()
+    assert await harness.verifier.verify(issued.secret) == issued.key
+    listed = await harness.keys.list('alice', Page(size=5))
     assert listed.items == [issued.key]
     assert issued.secret not in repr(issued)
 
 
 async def test_unknown_expired_and_revoked_keys_raise_the_same_error() -> None:
     """An unknown, an expired and a revoked secret raise errors with equal text and metadata."""
-    world = World()
-    expired, revoked = await world.issue(ttl=timedelta(minutes=1)), await world.issue()
-    await world.keys.revoke(revoked.key.key_id)
-    world.clock.advance(timedelta(minutes=1))
+    harness = Harness()
+    expired, revoked = await harness.issue(ttl=timedelta(minutes=1)), await harness.issue()
+    await harness.keys.revoke(revoked.key.key_id)
+    harness.clock.advance(timedelta(minutes=1))
     seen = []
     for secret in (expired.secret, revoked.secret, 'tml-unknown'):
         with pytest.raises(CredentialsInvalid) as caught:
-            await world.verifier.verify(secret)
+            await harness.verifier.verify(secret)
         seen.append((str(caught.value), caught.value.metadata()))
     assert seen[0] == seen[1] == seen[2]
 
 
 async def test_cached_key_expires_on_time() -> None:
     """A key that is still cached is refused once it has expired."""
-    world = World()
-    issued = await world.issue(ttl=timedelta(seconds=3))
-    await world.verifier.verify(issued.secret)
-    world.clock.advance(timedelta(seconds=3))
+    harness = Harness()
+    issued = await harness.issue(ttl=timedelta(seconds=3))
+    await harness.verifier.verify(issued.secret)
+    harness.clock.advance(timedelta(seconds=3))
     with pytest.raises(CredentialsInvalid):
-        await world.verifier.verify(issued.secret)
+        await harness.verifier.verify(issued.secret)
 
 
 async def test_key_is_looked_up_once_while_it_is_cached() -> None:
     """The store is read once within the cache's lifetime, and again after it."""
-    world = World()
-    issued = await world.issue()
+    harness = Harness()
+    issued = await harness.issue()
     for _ in range(10):
-        await world.verifier.verify(issued.secret)
-    assert world.store.find_count == 1
-    world.clock.advance(timedelta(seconds=5))
-    await world.verifier.verify(issued.secret)
-    assert world.store.find_count == 2
+        await harness.verifier.verify(issued.secret)
+    assert harness.store.find_count == 1
+    harness.clock.advance(timedelta(seconds=5))
+    await harness.verifier.verify(issued.secret)
+    assert harness.store.find_count == 2
 
 
 async def test_revocation_takes_effect_immediately() -> None:
     """A cached key is refused right after this gateway revokes it."""
-    world = World()
-    issued = await world.issue()
-    await world.verifier.verify(issued.secret)
-    await world.keys.revoke(issued.key.key_id)
+    harness = Harness()
+    issued = await harness.issue()
+    await harness.verifier.verify(issued.secret)
+    await harness.keys.revoke(issued.key.key_id)
     with pytest.raises(CredentialsInvalid):
-        await world.verifier.verify(issued.secret)
+        await harness.verifier.verify(issued.secret)
 
 
 async def test_unknown_secrets_do_not_evict_a_valid_key() -> None:
     """A valid key stays cached after many unknown secrets, whose own cache is bounded."""
-    world = World()
-    issued = await world.issue()
-    await world.verifier.verify(issued.secret)
+    harness = Harness()
+    issued = await harness.issue()
+    await harness.verifier.verify(issued.secret)
     for number in range(MAX_CACHED + 10):
         with pytest.raises(CredentialsInvalid):
-            await world.verifier.verify(f'tml-guess-{number}')
-    before = world.store.find_count
-    await world.verifier.verify(issued.secret)
-    assert world.store.find_count == before
+            await harness.verifier.verify(f'tml-guess-{number}')
+    before = harness.store.find_count
+    await harness.verifier.verify(issued.secret)
+    assert harness.store.find_count == before
     with pytest.raises(CredentialsInvalid):
-        await world.verifier.verify('tml-guess-0')
-    assert world.store.find_count == before + 1
+        await harness.verifier.verify('tml-guess-0')
+    assert harness.store.find_count == before + 1
 
 
 async def test_unknown_tenants_and_keys_are_not_found() -> None:
     """Creating and listing keys needs an existing tenant, and revoking needs an existing key."""
-    world = World()
+    harness = Harness()
     with pytest.raises(TenantNotFound):
-        await world.keys.create(replace(REQUEST, tenant_id='nobody'))
+        await harness.keys.create(replace(REQUEST, tenant_id='nobody'))
     with pytest.raises(TenantNotFound):
-        await world.keys.list('nobody', Page(size=5))
+        await harness.keys.list('nobody', Page(size=5))
     with pytest.raises(KeyNotFound):
-        await world.keys.revoke('key-9')
+        await harness.keys.revoke('key-9')
 
 
 async def test_rotated_key_stays_valid_during_the_overlap() -> None:
     """The new key has the rights and the lifetime of the old key, which is valid until the overlap ends."""
-    world = World()
-    old = await world.issue(ttl=timedelta(days=30))
-    world.clock.advance(timedelta(days=10))
-    rotated = await world.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
-    new = await world.verifier.verify(rotated.new.secret)
+    harness = Harness()
+    old = await harness.issue(ttl=timedelta(days=30))
+    harness.clock.advance(timedelta(days=10))
+    rotated = await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
+    new = await harness.verifier.verify(rotated.new.secret)
     assert (new.tenant_id, new.scopes, new.replaces_key_id) == ('alice', old.key.scopes, old.key.key_id)
     assert new.lifetime == timedelta(days=30)
-    assert (await world.verifier.verify(old.secret)).key_id == old.key.key_id
-    world.clock.advance(timedelta(hours=1))
+    assert (await harness.verifier.verify(old.secret)).key_id == old.key.key_id
+    harness.clock.advance(timedelta(hours=1))
     with pytest.raises(CredentialsInvalid):
-        await world.verifier.verify(old.secret)
-    assert await world.verifier.verify(rotated.new.secret) == new
+        await harness.verifier.verify(old.secret)
+    assert await harness.verifier.verify(rotated.new.secret) == new
 
 
 async def test_key_rotated_without_overlap_ends_immediately() -> None:
     """A cached key is refused right after a rotation without overlap, and cannot be rotated again."""
-    world = World()
-    old = await world.issue()
-    await world.verifier.verify(old.secret)
-    await world.keys.rotate(old.key.key_id, overlap=timedelta())
+    harness = Harness()
+    old = await harness.issue()
+    await harness.verifier.verify(old.secret)
+    await harness.keys.rotate(old.key.key_id, overlap=timedelta())
     with pytest.raises(CredentialsInvalid):
-        await world.verifier.verify(old.secret)
+        await harness.verifier.verify(old.secret)
     with pytest.raises(KeyEnded):
-        await world.keys.rotate(old.key.key_id, overlap=timedelta(days=1))
+        await harness.keys.rotate(old.key.key_id, overlap=timedelta(days=1))
     with pytest.raises(KeyNotFound):
-        await world.keys.rotate('key-9', overlap=timedelta(days=1))
+        await harness.keys.rotate('key-9', overlap=timedelta(days=1))
 
 
 async def test_second_rotation_keeps_the_first_retire_time() -> None:
     """Rotating again neither extends the old key nor shortens the lifetime of the new one."""
-    world = World()
-    old = await world.issue(ttl=timedelta(days=30))
-    await world.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
-    again = await world.keys.rotate(old.key.key_id, overlap=timedelta(days=7))
-    assert again.old.retire_time == world.clock.now() + timedelta(hours=1)
+    harness = Harness()
+    old = await harness.issue(ttl=timedelta(days=30))
+    await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
+    again = await harness.keys.rotate(old.key.key_id, overlap=timedelta(days=7))
+    assert again.old.retire_time == harness.clock.now() + timedelta(hours=1)
     assert again.new.key.lifetime == timedelta(days=30)
 
 
 async def test_key_needs_a_project_of_its_own_tenant() -> None:
     """A key cannot name a project of another tenant, and a project needs an existing tenant."""
-    world = World()
-    await world.tenants.create('alice', display_name='')
-    await world.tenants.create('bob', display_name='')
-    await world.projects.create('bob', 'of-bob', display_name='')
+    harness = Harness()
+    await harness.tenants.create('alice', display_name='')
+    await harness.tenants.create('bob', display_name='')
+    await harness.projects.create('bob', 'of-bob', display_name='')
     with pytest.raises(ProjectNotFound):
-        await world.keys.create(replace(REQUEST, project_id='of-bob'))
+        await harness.keys.create(replace(REQUEST, project_id='of-bob'))
     with pytest.raises(TenantNotFound):
-        await world.projects.create('nobody', 'p', display_name='')
-    issued = await world.keys.create(replace(REQUEST, project_id='of-bob', tenant_id='bob'))
-    assert (await world.verifier.verify(issued.secret)).project_id == 'of-bob'
+        await harness.projects.create('nobody', 'p', display_name='')
+    issued = await harness.keys.create(replace(REQUEST, project_id='of-bob', tenant_id='bob'))
+    assert (await harness.verifier.verify(issued.secret)).project_id == 'of-bob'
 
 
 async def test_bootstrap_key_is_installed_once() -> None:
     """Installing a secret twice creates one key of the default tenant, with all scopes."""
-    world = World()
+    harness = Harness()
     for _ in range(2):
-        await world.keys.install_bootstrap_key('tml-bootstrap-secret-for-tests')
-    key = await world.verifier.verify('tml-bootstrap-secret-for-tests')
+        await harness.keys.install_bootstrap_key('tml-bootstrap-secret-for-tests')
+    key = await harness.verifier.verify('tml-bootstrap-secret-for-tests')
     assert (key.tenant_id, key.scopes) == ('default', frozenset(Scope))
-    assert len((await world.keys.list('default', Page(size=5))).items) == 1
+    assert len((await harness.keys.list('default', Page(size=5))).items) == 1
 
 
 async def test_empty_bootstrap_secret_creates_no_key() -> None:
     """Installing an empty secret creates the default tenant only."""
-    world = World()
-    await world.keys.install_bootstrap_key('')
-    assert (await world.keys.list('default', Page(size=5))).items == []
+    harness = Harness()
+    await harness.keys.install_bootstrap_key('')
+    assert (await harness.keys.list('default', Page(size=5))).items == []

@@ -25,7 +25,7 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_se
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class World:
+class Harness:
     """All limits of tenants with the given default quota, on a clock that advances only while a call waits."""
 
     def __init__(self, **default: Any) -> None:
@@ -74,15 +74,15 @@ def creation(request_id: str, *, limit: int | None = None) -> bytes:
 
 async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
     """Set limits override the defaults, unset limits are unlimited, and `read` loads other gateways' changes."""
-    world = World(max_adapters=4, weight=2.0)
-    assert world.table.of('alice') == Quota(max_adapters=4, weight=2.0)
-    await world.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
-    assert world.table.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
-    assert world.table.of('bob') == Quota(max_adapters=4, weight=2.0)
-    other = QuotaTable(world.store, default=Quota())
+    harness = Harness(max_adapters=4, weight=2.0)
+    assert harness.table.of('alice') == Quota(max_adapters=4, weight=2.0)
+    await harness.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
+    assert harness.table.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
+    assert harness.table.of('bob') == Quota(max_adapters=4, weight=2.0)
+    other = QuotaTable(harness.store, default=Quota())
     await other.read()
     assert other.of('alice') == Quota(max_adapters=0, stored_bytes=5)
-    assert (other.weight_of('alice'), world.table.weight_of('alice')) == (1.0, 2.0)
+    assert (other.weight_of('alice'), harness.table.weight_of('alice')) == (1.0, 2.0)
 
 
 @given(
@@ -105,51 +105,51 @@ def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float,
 
 async def test_small_debt_waits_and_large_debt_is_refused() -> None:
     """The refusal carries the quota and the retry time; a call without a time limit waits until the debt is paid."""
-    world = World(tokens_per_second=10, burst_tokens=20)
-    world.rates.charge('alice', 20)
-    await world.rates.enter('alice', patience_seconds=0.0)
-    world.rates.charge('alice', 30)
-    await world.rates.enter('alice', patience_seconds=5.0)
-    assert world.waited == pytest.approx(3.0, abs=0.1)
-    world.rates.charge('alice', 100)
+    harness = Harness(tokens_per_second=10, burst_tokens=20)
+    harness.rates.charge('alice', 20)
+    await harness.rates.enter('alice', patience_seconds=0.0)
+    harness.rates.charge('alice', 30)
+    await harness.rates.enter('alice', patience_seconds=5.0)
+    assert harness.waited == pytest.approx(3.0, abs=0.1)
+    harness.rates.charge('alice', 100)
     with pytest.raises(QuotaExceeded) as refused:
-        await world.rates.enter('alice', patience_seconds=5.0)
+        await harness.rates.enter('alice', patience_seconds=5.0)
     assert (refused.value.quota, refused.value.limit) == ('tokens_per_second', 10)
     assert refused.value.retry_after == timedelta(seconds=10)
-    await world.rates.enter('bob', patience_seconds=0.0)
-    await world.rates.enter('alice', patience_seconds=None)
-    assert world.rates.seconds_until_free('alice') == 0.0
+    await harness.rates.enter('bob', patience_seconds=0.0)
+    await harness.rates.enter('alice', patience_seconds=None)
+    assert harness.rates.seconds_until_free('alice') == 0.0
 
 
 async def test_raised_quota_takes_effect_at_once() -> None:
     """A raised rate also shortens the wait of a call that is already waiting."""
-    world = World(tokens_per_second=1, burst_tokens=1)
-    world.rates.charge('alice', 3601)
-    waiting = asyncio.create_task(world.rates.enter('alice', patience_seconds=None))
+    harness = Harness(tokens_per_second=1, burst_tokens=1)
+    harness.rates.charge('alice', 3601)
+    waiting = asyncio.create_task(harness.rates.enter('alice', patience_seconds=None))
     await asyncio.sleep(0)
-    await world.table.put('alice', Quota(tokens_per_second=10_000))
+    await harness.table.put('alice', Quota(tokens_per_second=10_000))
     await waiting
-    assert world.waited < 10
-    await world.table.put('bob', Quota())
-    unlimited = World()
+    assert harness.waited < 10
+    await harness.table.put('bob', Quota())
+    unlimited = Harness()
     unlimited.rates.charge('alice', 1 << 60)
     assert unlimited.rates.seconds_until_free('alice') == 0.0
 
 
 async def test_concurrent_sampling_requests_are_limited() -> None:
     """A request beyond the quota is refused with a retry time, for each tenant separately, until another one ends."""
-    world = World(concurrent_samples=2)
-    async with world.gate.admitted('alice', deadline=None), world.gate.admitted('alice', deadline=None):
+    harness = Harness(concurrent_samples=2)
+    async with harness.gate.admitted('alice', deadline=None), harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
-            async with world.gate.admitted('alice', deadline=None):
+            async with harness.gate.admitted('alice', deadline=None):
                 raise AssertionError('it was admitted')
         assert (refused.value.quota, refused.value.limit) == ('concurrent_samples', 2)
         assert refused.value.retry_after is not None
-        async with world.gate.admitted('bob', deadline=None):
+        async with harness.gate.admitted('bob', deadline=None):
             pass
-    async with world.gate.admitted('alice', deadline=None):
-        assert world.gate.count('alice') == 1
-    assert world.gate.count('alice') == 0
+    async with harness.gate.admitted('alice', deadline=None):
+        assert harness.gate.count('alice') == 1
+    assert harness.gate.count('alice') == 0
 
 
 def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') -> Future:
@@ -160,38 +160,38 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
 
 async def test_sampling_futures_count_together_with_direct_calls() -> None:
     """A future in flight is never refused again, and one from before a restart enters even beyond the quota."""
-    world = World(concurrent_samples=2)
-    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
+    harness = Harness(concurrent_samples=2)
+    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     capacity.enter(future_of(0))
     capacity.enter(future_of(0))
     capacity.enter(future_of(1, kind='execute'))
-    async with world.gate.admitted('alice', deadline=None):
+    async with harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded):
             capacity.enter(future_of(2))
         capacity.enter_accepted(future_of(3))
     capacity.leave(future_of(3))
     capacity.leave(future_of(0))
-    assert world.gate.count('alice') == 1
+    assert harness.gate.count('alice') == 1
     capacity.leave(future_of(0))
-    assert world.gate.count('alice') == 0
+    assert harness.gate.count('alice') == 0
     capacity.enter(future_of(2))
 
 
 async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
     """A sampling future that the queue refuses is not counted as in flight."""
-    world = World(concurrent_samples=5)
-    capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=world.gate)
+    harness = Harness(concurrent_samples=5)
+    capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=harness.gate)
     capacity.enter(future_of(0))
     with pytest.raises(QueueFull):
         capacity.enter(future_of(1))
-    assert world.gate.count('alice') == 1
+    assert harness.gate.count('alice') == 1
 
 
 async def test_sampling_futures_of_an_owing_tenant_are_refused() -> None:
     """A sampling future of a tenant that owes tokens is refused with the retry time, and other futures are not."""
-    world = World(tokens_per_second=10)
-    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=world.gate)
-    world.rates.charge('alice', 150)
+    harness = Harness(tokens_per_second=10)
+    capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
+    harness.rates.charge('alice', 150)
     with pytest.raises(QuotaExceeded) as refused:
         capacity.enter(future_of(0))
     assert refused.value.retry_after == timedelta(seconds=5)
@@ -200,12 +200,12 @@ async def test_sampling_futures_of_an_owing_tenant_are_refused() -> None:
 
 async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
     """Creations of one tenant run one at a time, and each creation beyond the limit receives the limit."""
-    world = World(max_adapters=2)
-    census = world.census
+    harness = Harness(max_adapters=2)
+    census = harness.census
     census.existing.add('ad-0')
 
     async def create(number: int) -> int | None:
-        async with world.training.creating('alice') as limit:
+        async with harness.training.creating('alice') as limit:
             await asyncio.sleep(0)
             if limit is None:
                 census.existing.add(f'new-{number}')
@@ -221,17 +221,17 @@ async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
 
 async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
     """A tenant without an adapter quota causes no listing of its adapters."""
-    world = World()
-    async with world.training.creating('alice') as limit:
-        assert (limit, world.census.count) == (None, 0)
+    harness = Harness()
+    async with harness.training.creating('alice') as limit:
+        assert (limit, harness.census.count) == (None, 0)
 
 
 async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
     """The model service still receives the request, because only it can recognise a repeated creation."""
-    world, trainer = World(max_adapters=1), RecordTrainer()
-    limited = LimitedTrainer(trainer, world.training)
+    harness, trainer = Harness(max_adapters=1), RecordTrainer()
+    limited = LimitedTrainer(trainer, harness.training)
     await limited.create_adapter('alice', creation('one'), request_id='f1')
-    world.census.existing.add('ad-1')
+    harness.census.existing.add('ad-1')
     await limited.create_adapter('alice', creation('two'), request_id='f2')
     assert trainer.created == {'f1': creation('one'), 'f2': creation('two', limit=1)}
 
@@ -253,15 +253,15 @@ def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> No
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     """An operation of a tenant that owes tokens waits, and saves at the storage limit are marked with that limit."""
-    world, trainer = World(tokens_per_second=10, stored_bytes=100), RecordTrainer()
-    limited = LimitedTrainer(trainer, world.training)
+    harness, trainer = Harness(tokens_per_second=10, stored_bytes=100), RecordTrainer()
+    limited = LimitedTrainer(trainer, harness.training)
     step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
-    world.rates.charge('alice', 1100)
+    harness.rates.charge('alice', 1100)
     await limited.execute('alice', saving('1'), number=1)
-    assert world.waited == pytest.approx(100.0, abs=1.0)
-    world.usage.stored = {'alice': {'run': 99}}
+    assert harness.waited == pytest.approx(100.0, abs=1.0)
+    harness.usage.stored = {'alice': {'run': 99}}
     await limited.execute('alice', saving('2'), number=2)
-    world.usage.stored = {'alice': {'run': 99, 'other': 1}}
+    harness.usage.stored = {'alice': {'run': 99, 'other': 1}}
     await limited.execute('alice', saving('3'), number=3)
     marked = trainer.applied[-1]
     assert training_service_pb2.ExecuteRequest.FromString(marked).operation.save.stored_bytes_limit == 100
@@ -272,15 +272,15 @@ async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
 
 async def test_storage_limit_of_zero_refuses_all_storage() -> None:
     """A limit of zero refuses even a tenant that stores nothing."""
-    world = World(stored_bytes=0)
+    harness = Harness(stored_bytes=0)
     with pytest.raises(QuotaExceeded) as refused:
-        await world.training.check_storage('alice')
+        await harness.training.check_storage('alice')
     assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
 
 
 async def test_requests_in_flight_are_counted_until_they_leave() -> None:
     """A request that entered twice is in flight until it has left twice; unknown requests are ignored."""
-    gate = World(concurrent_samples=1).gate
+    gate = Harness(concurrent_samples=1).gate
     gate.enter('alice', 'one')
     gate.enter('alice', 'one')
     gate.leave('alice', 'other')

@@ -22,7 +22,7 @@ ANSWER = PromptResult(0, b'', prompt_token_count=7, sampled_token_count=5)
 WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)
 
 
-class World:
+class Harness:
     """A meter over a store in memory, with the given default quota."""
 
     def __init__(self, **default: Any) -> None:
@@ -44,15 +44,15 @@ def reading(tokens: int, run_id: str = 'run-1', operations: int = 1) -> Reading:
 
 async def test_counts_are_written_in_one_batch() -> None:
     """One batch holds the sums by tenant and run, and a flush without new counts writes nothing."""
-    world = World()
+    harness = Harness()
     for _ in range(3):
-        world.meter.count('alice', 'run-1', WORK)
-    world.meter.count('alice', '', Work(prompt_count=1))
-    await world.meter.save(reading(10))
-    await world.meter.flush()
-    await world.meter.flush()
-    assert world.store.batch_count == 1
-    assert await world.used() == {
+        harness.meter.count('alice', 'run-1', WORK)
+    harness.meter.count('alice', '', Work(prompt_count=1))
+    await harness.meter.save(reading(10))
+    await harness.meter.flush()
+    await harness.meter.flush()
+    assert harness.store.batch_count == 1
+    assert await harness.used() == {
         '': Work(prompt_count=1),
         'run-1': WORK + WORK + WORK + Work(trained_token_count=10, operation_count=1),
     }
@@ -61,40 +61,40 @@ async def test_counts_are_written_in_one_batch() -> None:
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: str) -> None:
     """The store may fail before or after it writes, and counts that arrive during the outage are written later."""
-    world = World()
-    setattr(world.store, failure_list, [ServiceUnreachable('database')] * 2)
-    world.meter.count('alice', 'run-1', WORK)
-    await world.meter.save(reading(10))
+    harness = Harness()
+    setattr(harness.store, failure_list, [ServiceUnreachable('database')] * 2)
+    harness.meter.count('alice', 'run-1', WORK)
+    await harness.meter.save(reading(10))
     for _ in range(2):
         with pytest.raises(ServiceUnreachable):
-            await world.meter.flush()
-        world.meter.count('alice', 'run-1', WORK)
-        await world.meter.save(reading(20))
-    await world.meter.close()
-    assert await world.used() == {
+            await harness.meter.flush()
+        harness.meter.count('alice', 'run-1', WORK)
+        await harness.meter.save(reading(20))
+    await harness.meter.close()
+    assert await harness.used() == {
         'run-1': WORK + WORK + WORK + Work(trained_token_count=20, operation_count=1),
     }
 
 
 async def test_many_runs_are_written_in_several_batches() -> None:
     """Readings of many runs are split into batches of limited size, and all of them are stored."""
-    world, count = World(), 2 * MOST_READINGS + 1
+    harness, count = Harness(), 2 * MOST_READINGS + 1
     for number in range(count):
-        await world.meter.save(reading(number + 1, f'run-{number}'))
-    await world.meter.flush()
-    assert world.store.batch_count == 3
-    assert len(await world.used()) == count
+        await harness.meter.save(reading(number + 1, f'run-{number}'))
+    await harness.meter.flush()
+    assert harness.store.batch_count == 3
+    assert len(await harness.used()) == count
 
 
 async def test_trained_tokens_are_charged_once() -> None:
     """Tokens trained before the gateway's first reading are free, and reading the same value again charges nothing."""
-    world = World(tokens_per_second=10, burst_tokens=1)
+    harness = Harness(tokens_per_second=10, burst_tokens=1)
     for tokens in (1000, 1000, 1041, 1041):
-        await world.meter.save(reading(tokens))
-    assert world.rates.seconds_until_free('alice') == pytest.approx(4.0)
-    world.clock.advance(timedelta(seconds=4))
-    world.meter.count('alice', '', Work(sampled_token_count=10, prompt_token_count=10))
-    assert world.rates.seconds_until_free('alice') == pytest.approx(2.0)
+        await harness.meter.save(reading(tokens))
+    assert harness.rates.seconds_until_free('alice') == pytest.approx(4.0)
+    harness.clock.advance(timedelta(seconds=4))
+    harness.meter.count('alice', '', Work(sampled_token_count=10, prompt_token_count=10))
+    assert harness.rates.seconds_until_free('alice') == pytest.approx(2.0)
 
 
 def future_of(key: str) -> Future:
@@ -110,22 +110,22 @@ def batch_for(adapter: AdapterRequest | None) -> BatchRequest:
 
 async def test_sample_is_counted_once_when_it_is_settled() -> None:
     """Repeated attempts count once, and samples that failed or were settled by another gateway do not count."""
-    world, moment = World(), FakeClock().now()
+    harness, moment = Harness(), FakeClock().now()
     request = batch_for(AdapterRequest(adapter_id='run-1'))
     done, failed, others = future_of('done'), future_of('failed'), future_of('others')
     for future in (done, done, failed, others):
-        world.tally.note(future, request, ANSWER)
+        harness.tally.note(future, request, ANSWER)
     settled = done.done(moment=moment)
     # The reply to the first attempt to store the result was lost: the stored result has that attempt's time.
-    world.tally.settled(done.done(moment=moment + timedelta(seconds=1)), settled)
-    world.tally.settled(settled, settled)
+    harness.tally.settled(done.done(moment=moment + timedelta(seconds=1)), settled)
+    harness.tally.settled(settled, settled)
     lost = failed.failed(Cancelled(), moment=moment)
-    world.tally.settled(lost, lost)
-    world.tally.settled(others.done(moment=moment), replace(others.done(moment=moment), owner='another'))
+    harness.tally.settled(lost, lost)
+    harness.tally.settled(others.done(moment=moment), replace(others.done(moment=moment), owner='another'))
     unknown = future_of('unknown').done(moment=moment)
-    world.tally.settled(unknown, unknown)
-    await world.meter.flush()
-    assert await world.used() == {'run-1': WORK}
+    harness.tally.settled(unknown, unknown)
+    await harness.meter.flush()
+    assert await harness.used() == {'run-1': WORK}
 
 
 @pytest.mark.parametrize(

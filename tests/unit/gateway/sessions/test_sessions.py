@@ -21,7 +21,7 @@ LIFETIME = timedelta(minutes=5)
 REQUEST = SessionRequest(request_id='rq-1', client='test', user_metadata={'a': 'b'})
 
 
-class World:
+class Harness:
     """Sessions of two tenants that each have a project."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class World:
 
 async def test_session_belongs_to_the_requested_project_or_to_that_of_its_key() -> None:
     """A session takes the project of its request, else the project of the key; other tenants' projects are unknown."""
-    world = World()
+    harness = Harness()
     for tenant_id in ('alice', 'bob'):
-        await world.tenants.create(tenant_id, display_name='')
-        await world.projects.create(tenant_id, f'of-{tenant_id}', display_name='')
-    sessions = world.sessions
+        await harness.tenants.create(tenant_id, display_name='')
+        await harness.projects.create(tenant_id, f'of-{tenant_id}', display_name='')
+    sessions = harness.sessions
     with pytest.raises(ProjectNotFound):
         await sessions.create(ALICE, replace(REQUEST, project_id='of-bob'))
     named = await sessions.create(ALICE, replace(REQUEST, project_id='of-alice'))
@@ -55,7 +55,7 @@ async def test_session_belongs_to_the_requested_project_or_to_that_of_its_key() 
 
 async def test_repeated_request_returns_the_same_session() -> None:
     """The same request id returns the same session within a tenant, and is refused with other content."""
-    sessions = World().sessions
+    sessions = Harness().sessions
     first = await sessions.create(ALICE, REQUEST)
     assert await sessions.create(ALICE, REQUEST) == first
     assert (await sessions.create(BOB, REQUEST)).session_id != first.session_id
@@ -65,20 +65,20 @@ async def test_repeated_request_returns_the_same_session() -> None:
 
 async def test_heartbeat_revives_an_expired_session() -> None:
     """A silent session is reported as expired before and after the sweep, until its next heartbeat."""
-    world = World()
-    session = await world.sessions.create(ALICE, REQUEST)
-    world.clock.advance(LIFETIME + timedelta(seconds=1))
-    assert (await world.sessions.get(ALICE, session.session_id)).state is SessionState.EXPIRED
-    assert await world.sweep.expire() == 1
-    listing = await world.sessions.list(ALICE, Page(size=5))
+    harness = Harness()
+    session = await harness.sessions.create(ALICE, REQUEST)
+    harness.clock.advance(LIFETIME + timedelta(seconds=1))
+    assert (await harness.sessions.get(ALICE, session.session_id)).state is SessionState.EXPIRED
+    assert await harness.sweep.expire() == 1
+    listing = await harness.sessions.list(ALICE, Page(size=5))
     assert [item.state for item in listing.items] == [SessionState.EXPIRED]
-    assert (await world.sessions.heartbeat(ALICE, session.session_id)).state is SessionState.ACTIVE
-    assert (await world.sessions.get(ALICE, session.session_id)).state is SessionState.ACTIVE
+    assert (await harness.sessions.heartbeat(ALICE, session.session_id)).state is SessionState.ACTIVE
+    assert (await harness.sessions.get(ALICE, session.session_id)).state is SessionState.ACTIVE
 
 
 async def test_session_of_another_tenant_is_not_found() -> None:
     """The id of another tenant's session raises the same error as an unknown id."""
-    sessions = World().sessions
+    sessions = Harness().sessions
     session = await sessions.create(ALICE, REQUEST)
     for session_id in (session.session_id, 'ses-unknown'):
         with pytest.raises(SessionNotFound):

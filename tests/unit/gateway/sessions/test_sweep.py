@@ -52,7 +52,7 @@ class FakeAdapters:
         return ParkedAdapter(is_at_rest=adapter_id not in self.busy, checkpoint_path=path)
 
 
-class World:
+class Harness:
     """A settler over a session store and fake services."""
 
     def __init__(self) -> None:
@@ -78,15 +78,15 @@ class World:
 
 async def test_expired_session_is_saved_parked_and_unpinned() -> None:
     """All adapters of an expired session are saved and parked once, and the session records the checkpoints."""
-    world = World()
-    await world.sessions.add_if_absent(EXPIRED)
-    assert await world.settler.settle_all() == 1
-    assert world.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
-    assert world.unpinned == ['ses-1']
+    harness = Harness()
+    await harness.sessions.add_if_absent(EXPIRED)
+    assert await harness.settler.settle_all() == 1
+    assert harness.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
+    assert harness.unpinned == ['ses-1']
     paths = tuple(f'twinkle://{name}/weights/session-expired-1' for name in ('ad-1', 'ad-2'))
-    assert (await world.session()).checkpoint_paths == paths
-    assert await world.settler.settle_all() == 0
-    assert len(world.adapters.parked) == 2
+    assert (await harness.session()).checkpoint_paths == paths
+    assert await harness.settler.settle_all() == 0
+    assert len(harness.adapters.parked) == 2
 
 
 @pytest.mark.parametrize(
@@ -95,108 +95,108 @@ async def test_expired_session_is_saved_parked_and_unpinned() -> None:
 )
 async def test_finished_session_is_saved_unless_the_client_reports_success(reason, prefix) -> None:
     """The adapters of a finished session are parked, and saved only if its client did not report success."""
-    world = World()
-    await world.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE).finished(reason))
-    assert await world.settler.settle_all() == 1
-    assert {item[2] for item in world.adapters.parked} == {prefix}
-    assert world.unpinned == ['ses-1']
+    harness = Harness()
+    await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE).finished(reason))
+    assert await harness.settler.settle_all() == 1
+    assert {item[2] for item in harness.adapters.parked} == {prefix}
+    assert harness.unpinned == ['ses-1']
 
 
 async def test_active_session_is_not_settled() -> None:
     """The adapters of an active session are not parked."""
-    world = World()
-    await world.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE))
-    assert await world.settler.settle_all() == 0
-    assert world.adapters.parked == []
+    harness = Harness()
+    await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE))
+    assert await harness.settler.settle_all() == 0
+    assert harness.adapters.parked == []
 
 
 @pytest.mark.parametrize('trouble', ['failures', 'busy', 'failure'])
 async def test_failed_work_is_repeated_by_the_next_sweep(trouble) -> None:
     """A failure affects neither other adapters nor other sessions, and the next sweep repeats the failed step."""
-    world = World()
-    world.adapters.adapters['ses-2'] = ['ad-3']
-    await world.sessions.add_if_absent(EXPIRED)
+    harness = Harness()
+    harness.adapters.adapters['ses-2'] = ['ad-3']
+    await harness.sessions.add_if_absent(EXPIRED)
     later = START + timedelta(seconds=1)
     other = replace(EXPIRED, session_id='ses-2', request_id='rq-2', heartbeat_time=later)
-    await world.sessions.add_if_absent(other)
+    await harness.sessions.add_if_absent(other)
     if trouble == 'failures':
-        world.adapters.failures['ad-1'] = ServiceUnreachable('model')
+        harness.adapters.failures['ad-1'] = ServiceUnreachable('model')
     if trouble == 'busy':
-        world.adapters.busy.add('ad-1')
+        harness.adapters.busy.add('ad-1')
     if trouble == 'failure':
-        world.failure = ServiceUnreachable('checkpoint')
-    assert await world.settler.settle_all() == (0 if trouble == 'failure' else 1)
-    assert {item[1] for item in world.adapters.parked} == {'ad-1', 'ad-2', 'ad-3'}
-    assert not (await world.session()).is_settled
-    world.adapters.failures.clear()
-    world.adapters.busy.clear()
-    world.failure = None
-    assert await world.settler.settle_all() == (2 if trouble == 'failure' else 1)
-    assert (await world.session()).is_settled
+        harness.failure = ServiceUnreachable('checkpoint')
+    assert await harness.settler.settle_all() == (0 if trouble == 'failure' else 1)
+    assert {item[1] for item in harness.adapters.parked} == {'ad-1', 'ad-2', 'ad-3'}
+    assert not (await harness.session()).is_settled
+    harness.adapters.failures.clear()
+    harness.adapters.busy.clear()
+    harness.failure = None
+    assert await harness.settler.settle_all() == (2 if trouble == 'failure' else 1)
+    assert (await harness.session()).is_settled
 
 
 async def test_versions_are_unpinned_although_an_adapter_cannot_be_parked() -> None:
     """A session's versions are unpinned even if parking one of its adapters always fails."""
-    world = World()
-    world.adapters.failures['ad-1'] = ServiceUnreachable('model')
-    await world.sessions.add_if_absent(EXPIRED)
-    assert await world.settler.settle_all() == 0
-    assert world.unpinned == ['ses-1']
+    harness = Harness()
+    harness.adapters.failures['ad-1'] = ServiceUnreachable('model')
+    await harness.sessions.add_if_absent(EXPIRED)
+    assert await harness.settler.settle_all() == 0
+    assert harness.unpinned == ['ses-1']
 
 
 async def test_deleted_adapter_is_skipped() -> None:
     """A session is settled although one of its adapters was deleted."""
-    world = World()
-    world.adapters.deleted.add('ad-1')
-    await world.sessions.add_if_absent(EXPIRED)
-    assert await world.settler.settle_all() == 1
-    assert (await world.session()).checkpoint_paths == ('twinkle://ad-2/weights/session-expired-1',)
+    harness = Harness()
+    harness.adapters.deleted.add('ad-1')
+    await harness.sessions.add_if_absent(EXPIRED)
+    assert await harness.settler.settle_all() == 1
+    assert (await harness.session()).checkpoint_paths == ('twinkle://ad-2/weights/session-expired-1',)
 
 
 async def test_session_revived_during_its_settlement_stays_active() -> None:
     """A heartbeat during the settlement stops it, and the session is settled after its next expiry."""
-    world, park = World(), FakeAdapters.park
+    harness, park = Harness(), FakeAdapters.park
 
     async def park_after_heartbeat(tenant_id, adapter_id, *, save_prefix):
-        await world.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START + timedelta(hours=1)))
-        return await park(world.adapters, tenant_id, adapter_id, save_prefix=save_prefix)
+        await harness.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START + timedelta(hours=1)))
+        return await park(harness.adapters, tenant_id, adapter_id, save_prefix=save_prefix)
 
-    world.adapters.park = park_after_heartbeat
-    await world.sessions.add_if_absent(EXPIRED)
-    assert await world.settler.settle_all() == 0
-    assert [item[1] for item in world.adapters.parked] == ['ad-1']
-    session = await world.session()
+    harness.adapters.park = park_after_heartbeat
+    await harness.sessions.add_if_absent(EXPIRED)
+    assert await harness.settler.settle_all() == 0
+    assert [item[1] for item in harness.adapters.parked] == ['ad-1']
+    session = await harness.session()
     assert (session.state, session.is_settled) == (SessionState.ACTIVE, False)
-    del world.adapters.park
-    await world.sessions.expire(silent_since=START + timedelta(hours=2))
-    assert await world.settler.settle_all() == 1
+    del harness.adapters.park
+    await harness.sessions.expire(silent_since=START + timedelta(hours=2))
+    assert await harness.settler.settle_all() == 1
 
 
 async def test_two_gateways_can_settle_the_same_sessions() -> None:
     """All sessions are settled, with the same checkpoint paths, when two gateways sweep at the same time."""
-    world = World()
+    harness = Harness()
     for number in range(250):
         name = f'ses-{number:03}'
-        world.adapters.adapters[name] = [f'ad-{number}']
-        await world.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
-    twin = SessionSettler(world.sessions, world.adapters, world)
-    await asyncio.gather(world.settler.settle_all(), twin.settle_all())
-    assert await world.sessions.list_unsettled(after=None, size=1) == []
-    assert {item[1] for item in world.adapters.parked} == {f'ad-{number}' for number in range(250)}
-    assert (await world.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
+        harness.adapters.adapters[name] = [f'ad-{number}']
+        await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
+    twin = SessionSettler(harness.sessions, harness.adapters, harness)
+    await asyncio.gather(harness.settler.settle_all(), twin.settle_all())
+    assert await harness.sessions.list_unsettled(after=None, size=1) == []
+    assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
+    assert (await harness.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
 
 
 async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
     """Sessions expire one lifetime after the gateway starts at the earliest; ended ones are settled immediately."""
-    world, clock = World(), FakeClock()
+    harness, clock = Harness(), FakeClock()
     silent = replace(EXPIRED, state=SessionState.ACTIVE, heartbeat_time=clock.now() - 9 * LIFETIME)
-    await world.sessions.add_if_absent(silent)
-    await world.sessions.add_if_absent(replace(EXPIRED, session_id='ses-2', request_id='rq-2'))
-    sweep = SessionSweep(world.sessions, world.settler, lifetime=LIFETIME, clock=clock)
+    await harness.sessions.add_if_absent(silent)
+    await harness.sessions.add_if_absent(replace(EXPIRED, session_id='ses-2', request_id='rq-2'))
+    sweep = SessionSweep(harness.sessions, harness.settler, lifetime=LIFETIME, clock=clock)
     seen: list[tuple[SessionState, bool]] = []
 
     async def pause(seconds: float) -> None:
-        seen.append(((await world.session()).state, (await world.session('ses-2')).is_settled))
+        seen.append(((await harness.session()).state, (await harness.session('ses-2')).is_settled))
         clock.advance(timedelta(seconds=seconds))
         if len(seen) == 4:
             raise asyncio.CancelledError
@@ -209,4 +209,4 @@ async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
         (SessionState.EXPIRED, True),
         (SessionState.EXPIRED, True),
     ]
-    assert (await world.session()).is_settled
+    assert (await harness.session()).is_settled

@@ -60,10 +60,10 @@ async def test_capabilities_combine_trainer_and_sampler(api: TinkerApi) -> None:
         ('tiny', True, True),
     ]
     assert models[1]['max_context_length'] == CONTEXT
-    told = (await api.get('get_server_capabilities')).json()
-    assert {'cross_entropy', 'ppo'} <= set(told['loss_fns'])
-    assert told['optimizers'] == ['adamw']
-    assert told['server_version']
+    capabilities = (await api.get('get_server_capabilities')).json()
+    assert {'cross_entropy', 'ppo'} <= set(capabilities['loss_fns'])
+    assert capabilities['optimizers'] == ['adamw']
+    assert capabilities['server_version']
     assert {'max_lora_rank', 'max_batch_tokens'} <= set(models[1])
 
 

@@ -49,8 +49,8 @@ def body(handle: str = '', seq_id: int = 0, **fields: Any) -> dict[str, Any]:
 
 async def handle_of(api: TinkerApi, **weights: Any) -> str:
     """Create a session and a sampling session in it."""
-    wish = {'session_id': await api.session(), 'sampling_session_seq_id': 0, **(weights or {'base_model': 'tiny'})}
-    answer = await api.post('create_sampling_session', wish)
+    request = {'session_id': await api.session(), 'sampling_session_seq_id': 0, **(weights or {'base_model': 'tiny'})}
+    answer = await api.post('create_sampling_session', request)
     assert answer.status_code == 200, answer.text
     return answer.json()['sampling_session_id']
 
@@ -114,8 +114,8 @@ async def test_saved_weights_are_sampled_by_their_path(api: TinkerApi, sampling:
     }
     statuses: list[int] = []
     for name in (f'tinker://{model}/weights/a', f'tinker://{model}/sampler_weights/b', 'nonsense'):
-        wish = {'session_id': await api.session(), 'sampling_session_seq_id': 0, 'model_path': name}
-        statuses.append((await api.post('create_sampling_session', wish)).status_code)
+        request = {'session_id': await api.session(), 'sampling_session_seq_id': 0, 'model_path': name}
+        statuses.append((await api.post('create_sampling_session', request)).status_code)
     assert statuses == [400, 404, 400]
 
 
@@ -127,15 +127,15 @@ async def test_completions_are_reported_once_to_the_right_clone(api: TinkerApi, 
     ids = [(await api.post('asample', body(handle, seq))).json()['request_id'] for seq in (0, copy * 10**9)]
     waiting = asyncio.create_task(completions_of(api, handle))
     sampling.gate.set()
-    told = (await waiting).json()
-    assert told['completions'] == [{'state': 'finished', 'request_id': ids[0]}]
-    again = (await completions_of(api, handle, prev_cursor=told['cursor'], timeout=0)).json()
-    assert again == {'completions': [], 'cursor': told['cursor']}
+    first = (await waiting).json()
+    assert first['completions'] == [{'state': 'finished', 'request_id': ids[0]}]
+    again = (await completions_of(api, handle, prev_cursor=first['cursor'], timeout=0)).json()
+    assert again == {'completions': [], 'cursor': first['cursor']}
     assert (await completions_of(api, handle, clone=copy)).json()['completions'] == [
         {'state': 'finished', 'request_id': ids[1]}
     ]
     # An unknown cursor loses no completion.
-    assert (await completions_of(api, handle, prev_cursor=99, timeout=0)).json() == told
+    assert (await completions_of(api, handle, prev_cursor=99, timeout=0)).json() == first
     # A cursor in the far future returns nothing.
     beyond = (1 << 63) - 1
     lost = await completions_of(api, handle, prev_cursor=beyond, timeout=0)
