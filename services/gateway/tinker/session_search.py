@@ -77,7 +77,7 @@ class SearchCursor(TinkerModel):
 
 
 class SearchBody(TinkerModel):
-    """Body of `sessions/search`: conditions, all of which a session must meet."""
+    """Body of `sessions/search`. A session must meet all conditions that are set."""
 
     owner: SearchOwner = SearchOwner()
     session_id: _Text | None = None
