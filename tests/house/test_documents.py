@@ -24,6 +24,12 @@ def test_every_link_resolves(path: str) -> None:
     assert broken == []
 
 
+def test_each_decision_has_a_number() -> None:
+    """Every file of docs/adr has a unique number."""
+    numbers = [Path(path).name[:4] for path in MARKDOWN if path.startswith('docs/adr/')]
+    assert len(numbers) == len(set(numbers))
+
+
 @pytest.mark.parametrize('path', CONFIGS)
 def test_every_configuration_loads(path: str) -> None:
     """Each file of deploy/config is a valid configuration of its service."""
