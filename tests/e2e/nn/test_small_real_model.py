@@ -13,8 +13,8 @@ TEXT = 'Who are you? I am Twinkle, a small assistant that was trained in a minut
 
 
 @pytest.mark.slow
-def test_a_trained_adapter_gives_the_same_logits_in_plain_peft(tmp_path):
-    """Three steps change the model; the saved folder, loaded by peft, gives its log-probabilities to 1e-4."""
+def test_trained_adapter_gives_the_same_logits_in_plain_peft(tmp_path):
+    """The folder saved after three steps gives the trainer's log-probabilities in peft within 1e-4."""
     folder = get_model('smollm2-135m-instruct')
     ids = AutoTokenizer.from_pretrained(folder)(TEXT)['input_ids']
     feature = {'input_ids': ids[:-1], 'labels': ids[1:]}
