@@ -55,10 +55,10 @@ async def _measure() -> dict[str, Any]:
     return {**result, 'hardware': {'machine': platform.machine(), 'cpu_count': os.cpu_count()}}
 
 
-async def _transfer(client: WeightClient, states: Sequence[PackedState], way: str) -> dict[str, Any]:
+async def _transfer(client: WeightClient, states: Sequence[PackedState], kind: str) -> dict[str, Any]:
     """Publish, fetch and follow versions; return the best time of the rounds."""
     size_bytes = states[0].manifest.size_bytes
-    adapter_id = f'ad-{way}-{size_bytes}'
+    adapter_id = f'ad-{kind}-{size_bytes}'
     publish, fetch, live = [], [], []
     async with aclosing(client.follow(adapter_id)) as events:
         for number, state in enumerate(states, start=1):

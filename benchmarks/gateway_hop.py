@@ -23,7 +23,7 @@ from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 
 WARM_UP_CALLS = 300
 ROUNDS = 20
-CALLS_A_ROUND = 100
+CALLS_PER_ROUND = 100
 START_SECONDS = 60
 TOKEN = 'token-of-the-benchmark'  # noqa: S105 (only for processes on loopback)
 KEY = 'tml-key-of-the-benchmark'
@@ -46,25 +46,25 @@ def main() -> dict[str, Any]:
 
 
 async def _measure(model: str, gateway: str, chooser: str) -> dict[str, Any]:
-    ways = {
+    routes = {
         'direct': (model, (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))),
         'through_gateway': (gateway, (('authorization', f'Bearer {KEY}'),)),
         # Here the gateway must find out which of two model services has the adapter.
         'through_gateway_of_two': (chooser, (('authorization', f'Bearer {KEY}'),)),
     }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    seconds: dict[str, list[float]] = {route: [] for route in routes}
     async with AsyncExitStack() as stack:
-        opened = {way: grpc.aio.insecure_channel(address) for way, (address, _) in ways.items()}
-        channels = {way: await stack.enter_async_context(channel) for way, channel in opened.items()}
-        for way, (_, metadata) in ways.items():
-            await call_times(channels[way], metadata, WARM_UP_CALLS)
+        opened = {route: grpc.aio.insecure_channel(address) for route, (address, _) in routes.items()}
+        channels = {route: await stack.enter_async_context(channel) for route, channel in opened.items()}
+        for route, (_, metadata) in routes.items():
+            await call_times(channels[route], metadata, WARM_UP_CALLS)
         for _ in range(ROUNDS):
-            for way, (_, metadata) in ways.items():
-                seconds[way] += await call_times(channels[way], metadata, CALLS_A_ROUND)
-    figures = {way: milliseconds(samples) for way, samples in seconds.items()}
-    added = {way: _added(figures[way], figures['direct']) for way in ways if way != 'direct'}
+            for route, (_, metadata) in routes.items():
+                seconds[route] += await call_times(channels[route], metadata, CALLS_PER_ROUND)
+    figures = {route: milliseconds(samples) for route, samples in seconds.items()}
+    added = {route: _added(figures[route], figures['direct']) for route in routes if route != 'direct'}
     return {
-        'calls_each': ROUNDS * CALLS_A_ROUND,
+        'calls_each': ROUNDS * CALLS_PER_ROUND,
         'milliseconds': figures,
         'added_milliseconds': added,
         'goal_added_milliseconds_p50': '< 1 on an idle machine',

@@ -17,7 +17,7 @@ from services.kit.rpc.auth import TENANT_KEY
 from services.kit.rpc.channel import open_forwarding_channel
 from services.kit.tls import TlsConfig
 
-CALLS_A_ROUND = 100
+CALLS_PER_ROUND = 100
 CONNECTIONS = 50
 METADATA = (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))
 
@@ -31,31 +31,33 @@ def main() -> dict[str, Any]:
         files = {f'tls.{field}': str(path) for field, path in _files(folder / 'tls', 'model').items()}
         secure = {**plain, **files, 'tls.trusted_peers': '["twinkle://gateway"]'}
         addresses = {
-            way: stack.enter_context(running_process('benchmarks.idle_model', folder / way, settings))
-            for way, settings in {'plaintext': plain, 'mutual_tls': secure}.items()
+            transport: stack.enter_context(running_process('benchmarks.idle_model', folder / transport, settings))
+            for transport, settings in {'plaintext': plain, 'mutual_tls': secure}.items()
         }
         caller = TlsConfig(**_files(folder / 'tls', 'gateway'), trusted_peers=())
         return asyncio.run(_measure(addresses, {'plaintext': TlsConfig(), 'mutual_tls': caller}))
 
 
 async def _measure(addresses: dict[str, str], callers: dict[str, TlsConfig]) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {way: [] for way in addresses}
-    channels = {way: open_forwarding_channel(address, tls=callers[way]) for way, address in addresses.items()}
+    seconds: dict[str, list[float]] = {transport: [] for transport in addresses}
+    channels = {
+        transport: open_forwarding_channel(address, tls=callers[transport]) for transport, address in addresses.items()
+    }
     for channel in channels.values():
         await call_times(channel, METADATA, WARM_UP_CALLS)
     for _ in range(ROUNDS):
-        for way, channel in channels.items():
-            seconds[way] += await call_times(channel, METADATA, CALLS_A_ROUND)
+        for transport, channel in channels.items():
+            seconds[transport] += await call_times(channel, METADATA, CALLS_PER_ROUND)
     for channel in channels.values():
         await channel.close()
-    connecting = {way: await _connecting(addresses[way], callers[way]) for way in addresses}
-    figures = {way: milliseconds(samples) for way, samples in seconds.items()}
+    connecting = {transport: await _connecting(addresses[transport], callers[transport]) for transport in addresses}
+    figures = {transport: milliseconds(samples) for transport, samples in seconds.items()}
     ratio = figures['mutual_tls']['p50'] / figures['plaintext']['p50']
     return {
-        'calls_each': ROUNDS * CALLS_A_ROUND,
+        'calls_each': ROUNDS * CALLS_PER_ROUND,
         'milliseconds': figures,
         'ratio_p50': round(ratio, 3),
-        'milliseconds_to_connect': {way: milliseconds(samples) for way, samples in connecting.items()},
+        'milliseconds_to_connect': {transport: milliseconds(samples) for transport, samples in connecting.items()},
     }
 
 

@@ -86,27 +86,27 @@ async def _measure(stack: StackState) -> dict[str, Any]:
             weights = WeightClient(checkpoint, segments=open_segments(SegmentsConfig()))
             stub = sampler_service_pb2_grpc.SamplerServiceStub(sampler)
             servers = [service.pid for service in stack.services if service.name in ('checkpoint', 'sampler')]
-            ours = _Published(weights, stub, _with_children(servers))
+            published = _Published(weights, stub, _with_children(servers))
             cores = [process for process in psutil.Process().children(recursive=True) if process.pid not in others]
-            theirs = _File(engine, Path(folder), cores)
-            return {name: await _compare(ours, theirs, rank) for name, rank in RANKS.items()}
+            from_file = _File(engine, Path(folder), cores)
+            return {name: await _compare(published, from_file, rank) for name, rank in RANKS.items()}
     finally:
         engine.shutdown()
         await checkpoint.close()
         await sampler.close()
 
 
-async def _compare(ours: '_Published', theirs: '_File', rank: int) -> dict[str, Any]:
+async def _compare(published: '_Published', from_file: '_File', rank: int) -> dict[str, Any]:
     """Return the times until the version is live and until the first token for both methods, and their ratios."""
     config = LoraConfig(r=rank, lora_alpha=rank)
     tensors = [_tensors(rank, seed=number) for number in range(2)]
     seconds: dict[str, list[float]] = {}
     for number in range(1, WARM_UP_ROUNDS + ROUNDS + 1):
-        for name, way in (('published', ours), ('file', theirs)):
-            busy, begin = way.busy_seconds(), time.perf_counter()
-            stages = await way.put(f'ad-bench-{rank}', number, tensors[number % 2], config)
-            took = {'to_live': time.perf_counter() - begin, **stages, 'to_live_busy': way.busy_seconds() - busy}
-            await way.first_token(f'ad-bench-{rank}', number)
+        for name, method in (('published', published), ('file', from_file)):
+            busy, begin = method.busy_seconds(), time.perf_counter()
+            stages = await method.put(f'ad-bench-{rank}', number, tensors[number % 2], config)
+            took = {'to_live': time.perf_counter() - begin, **stages, 'to_live_busy': method.busy_seconds() - busy}
+            await method.first_token(f'ad-bench-{rank}', number)
             took['to_first_token'] = time.perf_counter() - begin
             for stage, value in took.items():
                 seconds.setdefault(f'{name}_{stage}', []).append(value)

@@ -46,22 +46,22 @@ async def _measure(stack: StackState) -> dict[str, Any]:
     engine = make_async_llm(str(resolve_model(DEFAULT_MODEL)), ENGINE_ARGS)
     try:
         async with grpc.aio.insecure_channel(stack.address) as channel:
-            ways: dict[str, Run] = {
+            methods: dict[str, Run] = {
                 'in_process': lambda prompt, seed: _in_process(engine, prompt, seed),
                 'through_gateway': _Gateway(channel, stack),
             }
-            for run in ways.values():
+            for run in methods.values():
                 await run(_prompt(0), 0)
-            return {str(count): await _compare(ways, count) for count in CONCURRENCIES}
+            return {str(count): await _compare(methods, count) for count in CONCURRENCIES}
     finally:
         engine.shutdown()
 
 
-async def _compare(ways: dict[str, Run], concurrency: int) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+async def _compare(methods: dict[str, Run], concurrency: int) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {name: [] for name in methods}
     for number in range(ROUNDS):
         prompts = [_prompt(1000 * number + index) for index in range(concurrency)]
-        for name, run in ways.items():
+        for name, run in methods.items():
             begin = time.perf_counter()
             counts = await asyncio.gather(*(run(prompt, index) for index, prompt in enumerate(prompts)))
             rates[name].append(sum(counts) / (time.perf_counter() - begin))

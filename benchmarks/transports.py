@@ -29,7 +29,7 @@ ADAPTER = 'ad-bench'
 SIZE_MIB = 128
 ROUNDS = 7
 
-Move = Callable[[], Awaitable[int]]
+Transfer = Callable[[], Awaitable[int]]
 
 
 def main() -> dict[str, Any]:
@@ -47,23 +47,23 @@ async def _measure() -> dict[str, Any]:
             publisher = WeightClient(channel, segments=Segments(memory))
             await publisher.publish_version(ADAPTER, state_of(SIZE_MIB, seed=1), version=1)
             wire = WeightClient(channel)
-            ways: dict[str, tuple[Move, int]] = {
+            transfers: dict[str, tuple[Transfer, int]] = {
                 'twinkle_stream': (lambda: _fetch(wire), process_id),
                 'uvicorn_httpx': (lambda: _http(http.address), http.process_id),
                 'zeromq': (lambda: _zmq(zmq_server.address), zmq_server.process_id),
                 'twinkle_shared_memory': (lambda: _fetch(publisher), process_id),
             }
-            figures = await _rounds(ways)
+            figures = await _rounds(transfers)
     return {'size_mib': SIZE_MIB, **figures, **_ratios(figures)}
 
 
-async def _rounds(ways: dict[str, tuple[Move, int]]) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    cpu: dict[str, list[float]] = {name: [] for name in ways}
+async def _rounds(transfers: dict[str, tuple[Transfer, int]]) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {name: [] for name in transfers}
+    cpu: dict[str, list[float]] = {name: [] for name in transfers}
     for _ in range(ROUNDS):
-        for name, (move, server_id) in ways.items():
+        for name, (transfer, server_id) in transfers.items():
             busy, begin = time.process_time() + _cpu_seconds(server_id), time.perf_counter()
-            count = await move()
+            count = await transfer()
             seconds[name].append(time.perf_counter() - begin)
             cpu[name].append(time.process_time() + _cpu_seconds(server_id) - busy)
             if abs(count - (SIZE_MIB << 20)) > CHUNK_BYTES:
@@ -75,15 +75,15 @@ async def _rounds(ways: dict[str, tuple[Move, int]]) -> dict[str, Any]:
             'best_gb_per_second': round(size_gb / min(seconds[name]), 3),
             'cpu_seconds_per_gb_both_ends': round(statistics.median(cpu[name]) / size_gb, 2),
         }
-        for name in ways
+        for name in transfers
     }
 
 
 def _ratios(figures: dict[str, Any]) -> dict[str, Any]:
-    ours = figures['twinkle_stream']['gb_per_second']
+    twinkle = figures['twinkle_stream']['gb_per_second']
     return {
-        'against_uvicorn_httpx': round(ours / figures['uvicorn_httpx']['gb_per_second'], 2),
-        'against_zeromq': round(ours / figures['zeromq']['gb_per_second'], 2),
+        'against_uvicorn_httpx': round(twinkle / figures['uvicorn_httpx']['gb_per_second'], 2),
+        'against_zeromq': round(twinkle / figures['zeromq']['gb_per_second'], 2),
         'goal': '>= 3 and >= 0.5',
     }
 
