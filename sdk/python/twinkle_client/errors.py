@@ -1,12 +1,12 @@
 """Errors of failed calls: a small tree, with one class for each way in which a program may react.
 
 Error:
- ├─ RetryableError > BusyError    try again, after `retry_after` if it is set; the client already has
+ ├─ RetryableError > BusyError    retry after `retry_after`, if it is set; the client has already retried
  ├─ UsageError > NotFoundError, ConflictError, StateError, QuotaError, NotSupportedError
- ├─ AccessError                   the API key is missing, unknown, or may not do this
+ ├─ AccessError                   the API key is missing, unknown, or lacks the permission
  ├─ DeadlineError                 no answer in time; also a TimeoutError
- ├─ CancelledError                somebody with the right to cancelled it
- └─ ServerError                   a defect of the service, or data that was damaged on its way
+ ├─ CancelledError                the request was cancelled, by this or another authorized client
+ └─ ServerError                   a defect of the service, or data that was damaged in transit
 """
 
 from collections.abc import Mapping
@@ -153,7 +153,7 @@ class ConflictError(UsageError):
 
 
 class StateError(UsageError):
-    """Something else must be done first; the message says what."""
+    """The call requires another state; the message says which step must come first."""
 
 
 class QuotaError(UsageError):

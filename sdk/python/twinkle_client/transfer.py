@@ -54,7 +54,7 @@ async def receive_file(path: Path, fetch: Callable[[int], AsyncIterator[tensor_p
                 if failures + 1 == MAX_FAILURES:
                     raise
             failures = 0 if file.tell() > begin else failures + 1
-        raise ValueError(f'{path.name}: the chunk at byte {file.tell()} was damaged {failures} times; try again')
+        raise ValueError(f'{path.name}: the chunk at byte {file.tell()} was damaged {failures} times; retry later')
 
 
 async def _open(path: Path, mode: str) -> BinaryIO:

@@ -178,7 +178,7 @@ def test_files_are_found_in_the_mirror_and_by_alias(tmp_path: Path, monkeypatch:
 
 WITHOUT_CLIENT = """
 import sys
-sys.modules['modelscope_hub'] = None  # as Python marks what is not to be imported
+sys.modules['modelscope_hub'] = None  # makes the import fail
 from twinkle.hub import HubUnreachable, resolve_model, upload
 for act in (lambda: upload(sys.argv[1], 'ms://org/name', token='any'), lambda: resolve_model('ms://org/name')):
     try:

@@ -48,7 +48,7 @@ def build_header(entries: Sequence[TensorEntry], *, metadata: Mapping[str, str] 
 
     Args:
         entries: Consecutive tensors without gaps, in order. The first offset may have any value.
-            metadata: Strings to store in the file, in addition to the format entry that PEFT requires.
+        metadata: Strings to store in the file, in addition to the format entry that PEFT requires.
 
     Returns:
         Length and header, padded so that the tensors start at a multiple of 8 bytes.

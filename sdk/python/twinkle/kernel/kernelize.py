@@ -45,7 +45,7 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
     seams = _seams(model)
     plan = [_selection(operation, choice, seams) for operation, choice in mapping.items()]
     if mapping is DEFAULT_KERNEL_CONFIG:
-        # The defaults cover every operation, so a model without one of them is no error.
+        # The defaults cover every operation, so a model that lacks one of them is valid.
         plan = [selection for selection in plan if selection.seams]
     for selection in plan:
         if not selection.seams:

@@ -44,7 +44,7 @@ class FullWeights:
         self.requires_grad_(is_trainable=True)
 
     def update_of(self, path: str) -> None:
-        """Return None: no layer has an update beside its weights."""
+        """Return None: layers have no update in addition to their weights."""
         del path
 
     def draw_dropout(self) -> RowDropout | None:

@@ -124,7 +124,7 @@ class _Head(Function):
         bias = bias[: int(ctx.has_bias)]
         head = HeadWeights(weight_VD, bias[0] if bias else None, ctx.softcap)
         d_hidden_RD = torch.empty_like(hidden_RD)
-        # Allocate zeros of the head's size only for tensors that need gradients; beside adapters the head is frozen.
+        # Allocate zeros of the head's size only for tensors that need gradients; with adapters the head is frozen.
         wanted = zip((weight_VD, *bias), ctx.needs_input_grad[1:3], strict=False)
         by_head = [torch.zeros_like(tensor) if is_wanted else None for tensor, is_wanted in wanted]
         upstream = _Upstream(d_logps_R, d_entropies_R, d_candidates_RK)

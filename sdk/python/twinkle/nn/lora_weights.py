@@ -115,7 +115,7 @@ class LoraWeights:
         return self
 
     def update_of(self, path: str) -> LoraFactors | None:
-        """Return the factors of a layer, or None if the layer is no target."""
+        """Return the factors of a layer, or None if the layer is not a target."""
         return self.factors.get(path)
 
     def draw_dropout(self) -> RowDropout | None:

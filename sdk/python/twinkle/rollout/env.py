@@ -68,4 +68,4 @@ class SingleTurn:
         return EnvStep(is_done=True)
 
     def close(self) -> None:
-        """Release nothing; there are no resources."""
+        """Return immediately, because there are no resources to release."""

@@ -94,7 +94,7 @@ class TaskEnv:
         return EnvStep(reward=score, is_done=True, facts={'has_answer': float(bool(answers))})
 
     def close(self) -> None:
-        """Release nothing; there are no resources."""
+        """Return immediately, because there are no resources to release."""
 
 
 def task_envs(tasks: TaskSet) -> EnvFactory:

@@ -46,4 +46,4 @@ class ToolEnv:
         return EnvStep(messages=[result.message for result in results], facts=facts)
 
     def close(self) -> None:
-        """Release nothing; there are no resources."""
+        """Return immediately, because there are no resources to release."""

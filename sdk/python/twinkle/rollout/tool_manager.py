@@ -68,7 +68,7 @@ class ToolManager:
         name = str(function.get('name', ''))
         tool = self._tools.get(name)
         if tool is None:
-            problem = f'there is no tool {name!r}; there are {sorted(self._tools)}'
+            problem = f'there is no tool {name!r}; the tools are {sorted(self._tools)}'
             return self._answer(call, f'Error: {problem}', ToolFailure.UNKNOWN_TOOL)
         try:
             arguments = check_arguments(_arguments(function), tool.parameters)

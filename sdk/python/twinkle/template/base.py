@@ -95,7 +95,7 @@ class Template(ReadsMedia):
             raise ValueError(f'truncation_strategy must be one of {allowed}, got {self.truncation_strategy!r}')
         folder = resolve_tokenizer(model_id)
         self.tokenizer = ChatTokenizer(folder)
-        """Text to token ids and back."""
+        """Converts text to token ids and back."""
         source = read_chat_template(folder, self.tokenizer.settings)
         self._chat_template: ChatTemplate | None = None
         if options.get('use_chat_template', True):

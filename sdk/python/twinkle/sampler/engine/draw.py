@@ -35,7 +35,7 @@ def draw_token(
     Args:
         logits_V: float32 [V], the model's logits; not modified.
         params: sampling parameters, applied in this order: repetition, frequency and presence penalty, forbidden
-                tokens, temperature, min_p, top_k, top_p.
+            tokens, temperature, min_p, top_k, top_p.
         present: tokens already in the sequence, including the prompt.
         forbidden: tokens that must not be sampled.
         number: uniform random number in [0, 1).
