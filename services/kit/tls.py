@@ -222,8 +222,8 @@ def _read(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        cure = 'set a PEM file that this process can read; `twinkle certs DIR` creates some for development'
-        raise ValueError(f'{field}: cannot read {path} ({error.strerror}); {cure}') from None
+        advice = 'set a PEM file that this process can read; `twinkle certs DIR` creates some for development'
+        raise ValueError(f'{field}: cannot read {path} ({error.strerror}); {advice}') from None
 
 
 def _certificates(content: bytes, path: Path, field: str) -> list[x509.Certificate]:

@@ -1,4 +1,4 @@
-"""Choice of a replica for each request, and failover: which errors another replica may cure, and how long to wait."""
+"""Choice of a replica for each request, and failover: which errors lead to another replica, and how long to wait."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -300,7 +300,7 @@ def open_segments(config: SegmentsConfig, *, memory: Path = _SHARED_MEMORY) -> S
             'shared memory not usable; sending bytes',
             folder=str(folder),
             problem=str(error),
-            cure='run chmod 700 on the folder, or set another one in `shared_memory.folder`',
+            advice='run chmod 700 on the folder, or set another one in `shared_memory.folder`',
         )
         return None
 

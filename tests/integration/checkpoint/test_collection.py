@@ -37,7 +37,7 @@ async def test_unused_versions_are_deleted_including_the_newest(tmp_path: Path) 
         clock.advance(timedelta(seconds=1))
         assert await Versions(service.registry).collect(IDLE) == 3
         assert service.stored_folders() == []
-        await _assert_gone(service)
+        await _assert_collected(service)
 
 
 async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
         clock.advance(2 * IDLE)
         assert await Versions(service.registry).collect(IDLE) == 1
     async with serving_alice(tmp_path, clock) as service:
-        await _assert_gone(service)
+        await _assert_collected(service)
         await service.weights.publish_version('ad-1', make_state(4), version=4)
         assert (await service.weights.fetch_version('ad-1')).state == make_state(4)
     async with serving_alice(tmp_path, clock) as service:
@@ -126,7 +126,7 @@ async def test_concurrent_pin_and_eviction_are_consistent(tmp_path: Path, order:
                     assert (await service.weights.fetch_version('ad-1', version - 1)).state == make_state(version - 1)
 
 
-async def _assert_gone(service: Running) -> None:
+async def _assert_collected(service: Running) -> None:
     failure = await failure_of(
         service.streams.Fetch(
             weight_stream_service_pb2.FetchRequest(version=weight_stream_service_pb2.VersionRef(adapter_id='ad-1'))

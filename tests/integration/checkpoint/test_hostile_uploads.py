@@ -113,7 +113,7 @@ def _integers(adapter: Adapter) -> None:
     adapter.tensors = {name: value.astype('<i4') for name, value in adapter.tensors.items()}
 
 
-def _poison(number: float) -> Callable[[Adapter], None]:
+def _with_value(number: float) -> Callable[[Adapter], None]:
     def change(adapter: Adapter) -> None:
         adapter.tensors[f'base_model.model.{LAYER}.lora_B.weight'][-1, -1] = number
 
@@ -138,7 +138,7 @@ def _no_text(adapter: Adapter) -> None:
     adapter.config['target_modules'] = ['x_proj\ud800']
 
 
-def _says(**fields: Any) -> Callable[[Adapter], None]:
+def _with_config(**fields: Any) -> Callable[[Adapter], None]:
     return lambda adapter: adapter.config.update(fields)
 
 
@@ -146,25 +146,25 @@ MISFITS: dict[str, tuple[Callable[[Adapter], None], str]] = {
     'layer': (_no_layer, 'x_proj'),
     'shape': (_wrong_shape, LAYER),
     'rank': (_huge_rank, 'rank 20'),
-    'claimed rank': (_says(r=10**9), 'rank'),
+    'claimed rank': (_with_config(r=10**9), 'rank'),
     'integers': (_integers, 'int32'),
-    'no number': (_poison(float('nan')), 'lora_B'),
-    'infinite': (_poison(float('-inf')), 'lora_B'),
-    'dora': (_says(use_dora=True), 'use_dora'),
-    'saved modules': (_says(modules_to_save=['lm_head']), 'modules_to_save'),
-    'bias': (_says(bias='all'), 'bias'),
-    'other kind': (_says(peft_type='IA3'), 'peft_type'),
-    'alpha': (_says(lora_alpha=float('nan')), 'lora_alpha'),
-    'tokens': (_says(trainable_token_indices=[1]), 'trainable_token_indices'),
-    'number': (_says(r='4'), 'r ='),
-    'infinite alpha': (_says(lora_alpha=float('inf')), 'lora_alpha'),
-    'alpha of a layer': (_says(alpha_pattern={'q_proj': float('nan')}), 'alpha_pattern'),
-    'rank of a layer': (_says(rank_pattern={'q_proj': 4.0}), 'rank_pattern'),
-    'long value': (_says(r='4' * 100_000), 'r ='),
+    'no number': (_with_value(float('nan')), 'lora_B'),
+    'infinite': (_with_value(float('-inf')), 'lora_B'),
+    'dora': (_with_config(use_dora=True), 'use_dora'),
+    'saved modules': (_with_config(modules_to_save=['lm_head']), 'modules_to_save'),
+    'bias': (_with_config(bias='all'), 'bias'),
+    'other kind': (_with_config(peft_type='IA3'), 'peft_type'),
+    'alpha': (_with_config(lora_alpha=float('nan')), 'lora_alpha'),
+    'tokens': (_with_config(trainable_token_indices=[1]), 'trainable_token_indices'),
+    'number': (_with_config(r='4'), 'r ='),
+    'infinite alpha': (_with_config(lora_alpha=float('inf')), 'lora_alpha'),
+    'alpha of a layer': (_with_config(alpha_pattern={'q_proj': float('nan')}), 'alpha_pattern'),
+    'rank of a layer': (_with_config(rank_pattern={'q_proj': 4.0}), 'rank_pattern'),
+    'long value': (_with_config(r='4' * 100_000), 'r ='),
     'seed': (_seed, 'seed'),
     'no text': (_no_text, 'target_modules'),
     'many layers': (_many_layers, 'target_modules'),
-    'expressions': (_says(alpha_pattern={f'.*{number}': 1.0 for number in range(500)}), 'alpha_pattern'),
+    'expressions': (_with_config(alpha_pattern={f'.*{number}': 1.0 for number in range(500)}), 'alpha_pattern'),
 }
 
 

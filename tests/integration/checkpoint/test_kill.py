@@ -33,7 +33,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
             state = make_state(100 + seed, size_bytes=STATE_BYTES, is_trainer_included=seed % 2 == 1)
             await _kill_while_sending(process, state, version=version, checkpoint=seed % 2 == 1, seed=seed)
             process = await ServiceProcess.start(tmp_path)
-            await until(lambda: _is_nothing_half_written(tmp_path))
+            await until(lambda: _has_no_partial_files(tmp_path))
             newest, saved = await _check(process, state, newest=newest, saved=saved)
             # Sending it again has the same outcome whether or not it was committed before the kill.
             await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
@@ -130,16 +130,16 @@ async def _check(
     return version, checkpoint
 
 
-def _is_nothing_half_written(state_dir: Path) -> bool:
+def _has_no_partial_files(state_dir: Path) -> bool:
     """Return whether every folder is named by a record and can be loaded.
 
     States that were only in memory may still be on their way to the disk right after a start.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
-    return all(_is_committed_alone(slot) for slot in slots)
+    return all(_is_committed(slot) for slot in slots)
 
 
-def _is_committed_alone(slot: Path) -> bool:
+def _is_committed(slot: Path) -> bool:
     folders = [path for path in slot.iterdir() if path.is_dir()]
     if len(folders) != 1 or [path.name for path in slot.iterdir() if path.is_file()] != ['record.json']:
         return False

@@ -34,7 +34,7 @@ SHARED = weights_pb2.FRAME_ENCODING_SHARED_MEMORY
 CHUNK = 1 << 10
 
 
-def near(state: PackedState, seed: int) -> PackedState:
+def similar(state: PackedState, seed: int) -> PackedState:
     """Return another state of the same tensors, with the two lowest bits of every byte changed."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
@@ -42,8 +42,8 @@ def near(state: PackedState, seed: int) -> PackedState:
 
 
 FIRST = make_state(1, size_bytes=40_000)
-SECOND = near(FIRST, 3)
-THIRD = near(FIRST, 5)
+SECOND = similar(FIRST, 3)
+THIRD = similar(FIRST, 5)
 DELTA_BYTES = encode_delta(SECOND.manifest, SECOND.data, FIRST.data)
 
 

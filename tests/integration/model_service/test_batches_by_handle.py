@@ -52,7 +52,7 @@ class Trainer:
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=name, base_model=self._base_model, lora_config=LORA
         )
-        return (await _insist(self._adapters.CreateAdapter, request)).adapter.adapter_id
+        return (await _retry(self._adapters.CreateAdapter, request)).adapter.adapter_id
 
     def execute(self, adapter_id: str, number: int, batch: operation_pb2.Batch) -> Any:
         """Call Execute with forward_backward."""
@@ -64,22 +64,22 @@ class Trainer:
         found: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)
-            result = await self._insist(_request(adapter_id, 2 * index + 1, forward_backward=verb))
+            result = await self._retry(_request(adapter_id, 2 * index + 1, forward_backward=verb))
             found.append((result.forward.loss, [logprobs.data for logprobs in result.forward.logprobs]))
             step = operation_pb2.ClipGradAndStep(max_grad_norm=1.0)
-            result = await self._insist(_request(adapter_id, 2 * index + 2, clip_grad_and_step=step))
+            result = await self._retry(_request(adapter_id, 2 * index + 2, clip_grad_and_step=step))
             found.append((result.step.step_count, result.step.grad_norm))
         return found
 
-    async def _insist(self, request: training_service_pb2.ExecuteRequest) -> Any:
-        return (await _insist(self._training.Execute, request)).result
+    async def _retry(self, request: training_service_pb2.ExecuteRequest) -> Any:
+        return (await _retry(self._training.Execute, request)).result
 
 
 def _request(adapter_id: str, number: int, **verb: Any) -> training_service_pb2.ExecuteRequest:
     return training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb))
 
 
-async def _insist(method: Any, request: Any) -> Any:
+async def _retry(method: Any, request: Any) -> Any:
     """Return the answer; retry while the service is down."""
     while True:
         try:

@@ -88,7 +88,7 @@ async def test_replay_tool_confirms_a_correct_journal_and_reports_errors(tiny_ll
         replayed = await replay.replay_folder(copy, backend)
         assert (replayed.adapter_count, replayed.divergence) == (1, None)
         assert replayed.operation_count >= 4
-        _falsify(copy / 'journal.sqlite', 12)
+        _change_result(copy / 'journal.sqlite', 12)
         replayed = await replay.replay_folder(copy, backend)
         assert replayed.divergence.sequence_number == 12
         assert replayed.divergence.adapter_id == adapter.adapter_id
@@ -97,7 +97,7 @@ async def test_replay_tool_confirms_a_correct_journal_and_reports_errors(tiny_ll
         await backend.close()
 
 
-def _falsify(database: Path, number: int) -> None:
+def _change_result(database: Path, number: int) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         query = 'SELECT outcome FROM operations WHERE number = ?'
         outcome = operation_result_pb2.OperationResult.FromString(connection.execute(query, (number,)).fetchone()[0])

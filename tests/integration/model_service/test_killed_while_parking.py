@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 KILLS = [Kill(failpoint='park.saved'), Kill(failpoint='page_out.recorded')]
 
 
-async def _insist(method: Any, request: Any) -> Any:
+async def _retry(method: Any, request: Any) -> Any:
     """Return the answer; retry while the service is down."""
     while True:
         try:
@@ -41,7 +41,7 @@ async def _create(adapters: Any, base_model: str, name: str) -> str:
     request = adapter_service_pb2.CreateAdapterRequest(
         request_id=name, base_model=base_model, lora_config={'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 3}
     )
-    return (await _insist(adapters.CreateAdapter, request)).adapter.adapter_id
+    return (await _retry(adapters.CreateAdapter, request)).adapter.adapter_id
 
 
 async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
@@ -53,7 +53,7 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
             else {'clip_grad_and_step': operation_pb2.ClipGradAndStep(max_grad_norm=1.0)}
         )
         request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb))
-        result = (await _insist(training.Execute, request)).result
+        result = (await _retry(training.Execute, request)).result
         found.append(result.forward.loss if number % 2 else (result.step.step_count, result.step.grad_norm))
     return found
 
@@ -78,7 +78,7 @@ async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_pat
                 adapter_id = await _create(adapters, str(tiny_llama_dir), 'parked')
                 found = await _train(training, adapter_id, range(1, 4))
                 request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix='session-expired')
-                parked = (await _insist(adapters.ParkAdapter, request)).adapter
+                parked = (await _retry(adapters.ParkAdapter, request)).adapter
                 assert parked.is_parked
                 assert service.deaths == KILLS
                 found += await _train(training, adapter_id, range(4, 7))

@@ -103,7 +103,7 @@ class Received:
 
 
 @dataclass
-class Scene:
+class Deployment:
     """The services and the client; processes are killed and restarted."""
 
     model: Path
@@ -120,7 +120,7 @@ class Scene:
             with acting_for(ALICE_SERVICE):
                 await WeightClient(channel).publish_version(RUN, state, version=version)
 
-    async def begin_to_publish(self, version: int, messages: int) -> None:
+    async def publish_partially(self, version: int, messages: int) -> None:
         """Let a trainer die in the middle of publishing a version."""
         arguments = (self.checkpoint.address, self.model, version, factor_of(version), messages)
         process = await asyncio.create_subprocess_exec(
@@ -151,7 +151,7 @@ class Scene:
         request = sample_request(ref(seconds, **wanted), base_model=str(self.model), params=PARAMS)
         return (await failure_of(self.sampler.stub.Sample(request, metadata=ALICE))).reason
 
-    async def keep_asking(self) -> None:
+    async def send_requests(self) -> None:
         """Send one request after the other until cancelled."""
         async with grpc.aio.insecure_channel(str(self.settings['listen']), options=QUICK) as channel:
             stub = type(self.sampler.stub)(channel) if self.sampler else None
@@ -188,8 +188,8 @@ async def start_checkpoint(folder: Path, address: str) -> ServiceProcess:
 
 
 @asynccontextmanager
-async def staged(folder: Path, model: Path) -> AsyncIterator[Scene]:
-    """Yield a scene with a checkpoint service; all running processes are killed at the end."""
+async def staged(folder: Path, model: Path) -> AsyncIterator[Deployment]:
+    """Yield a deployment with a checkpoint service; all running processes are killed at the end."""
     checkpoint = await start_checkpoint(folder, f'127.0.0.1:{free_port()}')
     settings: dict[str, object] = {
         'listen': f'127.0.0.1:{free_port()}',
@@ -200,19 +200,19 @@ async def staged(folder: Path, model: Path) -> AsyncIterator[Scene]:
         'shared_memory.folder': folder / 'memory',
         'telemetry.log_level': 'ERROR',
     }
-    scene = Scene(model, folder, checkpoint, settings)
+    deployment = Deployment(model, folder, checkpoint, settings)
     try:
-        yield scene
+        yield deployment
     finally:
-        if scene.sampler is not None:
-            await scene.sampler.kill()
-        await scene.checkpoint.kill()
+        if deployment.sampler is not None:
+            await deployment.sampler.kill()
+        await deployment.checkpoint.kill()
 
 
 @asynccontextmanager
-async def asking(scene: Scene) -> AsyncIterator[None]:
+async def asking(deployment: Deployment) -> AsyncIterator[None]:
     """Let the client send requests within this block."""
-    task = asyncio.create_task(scene.keep_asking())
+    task = asyncio.create_task(deployment.send_requests())
     try:
         yield
         assert not task.done()
@@ -227,16 +227,16 @@ def check_whole(answer: Answer, version: int, oracle: Oracle) -> None:
     assert answer.logprobs[0] == pytest.approx(oracle.scores(version, tuple(answer.tokens[0])), rel=0, abs=CLOSE)
 
 
-def check_received(scene: Scene, oracle: Oracle, versions: Sequence[int]) -> None:
+def check_received(deployment: Deployment, oracle: Oracle, versions: Sequence[int]) -> None:
     """Check that each answer belongs to one version: the named one, or any if it was broken off."""
-    assert scene.received
-    for received in scene.received:
+    assert deployment.received
+    for received in deployment.received:
         tokens = tuple(received.tokens)
         possible = [received.version] if received.version else versions
         assert any(
             received.logprobs == pytest.approx(oracle.scores(version, tokens), rel=0, abs=CLOSE) for version in possible
         )
-    assert {received.version for received in scene.received} - {0} <= set(versions)
+    assert {received.version for received in deployment.received} - {0} <= set(versions)
 
 
 def failpoints_of(model: Path) -> list[str]:
@@ -262,57 +262,57 @@ async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
 async def test_kill_during_a_replacement_leaves_a_complete_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
     oracle = Oracle(tiny_llama_dir)
-    async with staged(tmp_path, tiny_llama_dir) as scene:
-        await scene.publish(1)
+    async with staged(tmp_path, tiny_llama_dir) as deployment:
+        await deployment.publish(1)
         old = 1
         for armed in failpoints_of(tiny_llama_dir):
-            process = await scene.start_sampler(armed)
-            check_whole(await scene.answer(at_least=old), old, oracle)
-            async with asking(scene):
-                await scene.publish(old + 1)
+            process = await deployment.start_sampler(armed)
+            check_whole(await deployment.answer(at_least=old), old, oracle)
+            async with asking(deployment):
+                await deployment.publish(old + 1)
                 await process.until_dead()
             old += 1
-        await scene.start_sampler()
-        check_whole(await scene.answer(at_least=old), old, oracle)
-        assert await scene.refusal(exact=old - 1) == 'VERSION_NOT_FOUND'
+        await deployment.start_sampler()
+        check_whole(await deployment.answer(at_least=old), old, oracle)
+        assert await deployment.refusal(exact=old - 1) == 'VERSION_NOT_FOUND'
     assert old == 1 + len(failpoints_of(tiny_llama_dir))
-    check_received(scene, oracle, range(1, old + 1))
+    check_received(deployment, oracle, range(1, old + 1))
 
 
 async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A restarted sampler refuses requests until it reaches the checkpoint service, then serves the newest version."""
     oracle = Oracle(tiny_llama_dir)
     middle = failpoints_of(tiny_llama_dir)[3]
-    async with staged(tmp_path, tiny_llama_dir) as scene:
-        await scene.publish(1)
-        process = await scene.start_sampler(middle)
-        check_whole(await scene.answer(at_least=1), 1, oracle)
-        async with asking(scene):
-            await scene.publish(2)
+    async with staged(tmp_path, tiny_llama_dir) as deployment:
+        await deployment.publish(1)
+        process = await deployment.start_sampler(middle)
+        check_whole(await deployment.answer(at_least=1), 1, oracle)
+        async with asking(deployment):
+            await deployment.publish(2)
             await process.until_dead()
-            await scene.checkpoint.kill()
-            await scene.start_sampler()
-            assert await scene.refusal() == 'VERSION_NOT_READY'
-            await scene.restart_checkpoint()
-            check_whole(await scene.answer(at_least=2), 2, oracle)
-    check_received(scene, oracle, (1, 2))
-    assert 'UNAVAILABLE' in scene.refusals
+            await deployment.checkpoint.kill()
+            await deployment.start_sampler()
+            assert await deployment.refusal() == 'VERSION_NOT_READY'
+            await deployment.restart_checkpoint()
+            check_whole(await deployment.answer(at_least=2), 2, oracle)
+    check_received(deployment, oracle, (1, 2))
+    assert 'UNAVAILABLE' in deployment.refusals
 
 
 async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A version that a killed trainer published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
-    async with staged(tmp_path, tiny_llama_dir) as scene:
-        await scene.publish(1)
-        process = await scene.start_sampler()
-        check_whole(await scene.answer(at_least=1), 1, oracle)
-        async with asking(scene):
-            await scene.begin_to_publish(2, messages=8)
+    async with staged(tmp_path, tiny_llama_dir) as deployment:
+        await deployment.publish(1)
+        process = await deployment.start_sampler()
+        check_whole(await deployment.answer(at_least=1), 1, oracle)
+        async with asking(deployment):
+            await deployment.publish_partially(2, messages=8)
             await process.kill()
-            await scene.start_sampler()
-            check_whole(await scene.answer(at_least=1), 1, oracle)
-            assert await scene.refusal(at_least=2) == 'VERSION_NOT_READY'
-            await scene.publish(2)
-            check_whole(await scene.answer(at_least=2), 2, oracle)
-    check_received(scene, oracle, (1, 2))
-    assert 'UNAVAILABLE' in scene.refusals
+            await deployment.start_sampler()
+            check_whole(await deployment.answer(at_least=1), 1, oracle)
+            assert await deployment.refusal(at_least=2) == 'VERSION_NOT_READY'
+            await deployment.publish(2)
+            check_whole(await deployment.answer(at_least=2), 2, oracle)
+    check_received(deployment, oracle, (1, 2))
+    assert 'UNAVAILABLE' in deployment.refusals

@@ -18,7 +18,7 @@ LIMIT_SECONDS = 60
 """Timeout that only a hanging call reaches."""
 
 
-def cores_beside(others: set[psutil.Process]) -> list[psutil.Process]:
+def cores_except(others: set[psutil.Process]) -> list[psutil.Process]:
     """Return the processes of an engine, without Python's resource tracker, which the next engine needs."""
     found = []
     for process in set(psutil.Process().children(recursive=True)) - others:
@@ -46,7 +46,7 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
     try:
         reading = asyncio.create_task(read())
         await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
-        cores = cores_beside(others)
+        cores = cores_except(others)
         for process in cores:
             process.send_signal(signal.SIGSTOP)
         with pytest.raises(EngineFailed):
@@ -80,7 +80,7 @@ async def test_death_of_the_core_fails_every_call(tmp_path: Path, tiny_llama_dir
         waiting = asyncio.create_task(read('waiting'))
         await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
         await engine.pause()
-        for process in cores_beside(others):
+        for process in cores_except(others):
             process.send_signal(signal.SIGKILL)
         with pytest.raises(EngineFailed):
             await asyncio.wait_for(waiting, LIMIT_SECONDS)

@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')
 
 
-def a_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: datetime | None = None) -> Checkpoint:
+def make_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: datetime | None = None) -> Checkpoint:
     return Checkpoint(
         key=key,
         base_model='m',
@@ -41,7 +41,7 @@ def a_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: da
     )
 
 
-def a_catalogue(*checkpoints: Checkpoint) -> Catalogue:
+def make_catalogue(*checkpoints: Checkpoint) -> Catalogue:
     catalogue = Catalogue(ring_capacity=2, pin_limit=2)
     catalogue.restore(checkpoints)
     return catalogue
@@ -49,8 +49,8 @@ def a_catalogue(*checkpoints: Checkpoint) -> Catalogue:
 
 def test_lookups_are_by_tenant() -> None:
     """A checkpoint is not found under the same name by another tenant."""
-    catalogue = a_catalogue(a_checkpoint())
-    assert catalogue.checkpoint(KEY, now=NOW) == a_checkpoint()
+    catalogue = make_catalogue(make_checkpoint())
+    assert catalogue.checkpoint(KEY, now=NOW) == make_checkpoint()
     with pytest.raises(CheckpointNotFound):
         catalogue.checkpoint(CheckpointKey(AdapterKey('bob', 'ad-1'), 'final'), now=NOW)
     assert catalogue.checkpoints('bob', adapter_id='', now=NOW) == []
@@ -60,7 +60,7 @@ def test_lookups_are_by_tenant() -> None:
 
 def test_expired_checkpoint_may_be_overwritten() -> None:
     """An expired checkpoint may be overwritten; only the sweep still finds it."""
-    catalogue = a_catalogue(a_checkpoint(expire_time=NOW + timedelta(seconds=1)))
+    catalogue = make_catalogue(make_checkpoint(expire_time=NOW + timedelta(seconds=1)))
     with pytest.raises(CheckpointExists):
         catalogue.match_checkpoint(KEY, 'other', is_overwrite_allowed=False, now=NOW)
     later = NOW + timedelta(seconds=1)
@@ -72,7 +72,7 @@ def test_expired_checkpoint_may_be_overwritten() -> None:
 @pytest.mark.parametrize('is_overwrite_allowed', [True, False])
 def test_repeated_request_finds_its_checkpoint(*, is_overwrite_allowed: bool) -> None:
     """A repeated request finds its checkpoint; the same state from another request is a new save."""
-    catalogue = a_catalogue(replace(a_checkpoint(), request_id='ad-1:5:f'))
+    catalogue = make_catalogue(replace(make_checkpoint(), request_id='ad-1:5:f'))
 
     def match(request_id: str, digest: str = 'd') -> Checkpoint | None:
         return catalogue.match_checkpoint(

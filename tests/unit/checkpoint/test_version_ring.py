@@ -12,7 +12,7 @@ from services.kit.errors import InUse, QuotaExceeded, VersionNotFound
 ADAPTER = AdapterKey('alice', 'ad-1')
 
 
-def a_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> AdapterVersion:
+def make_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> AdapterVersion:
     return AdapterVersion(
         adapter=ADAPTER,
         version=number,
@@ -23,10 +23,10 @@ def a_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> Ada
     )
 
 
-def a_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRing:
+def make_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRing:
     ring = VersionRing(ADAPTER, capacity=capacity, pin_limit=pin_limit)
     for number in numbers:
-        ring.add(a_version(number))
+        ring.add(make_version(number))
     return ring
 
 
@@ -39,13 +39,13 @@ def test_ring_is_bounded_and_keeps_newest_and_pinned(
     steps: list[tuple[str, int]], capacity: int, pin_limit: int
 ) -> None:
     """The ring respects its limits and has the newest and all pinned versions after any sequence of operations."""
-    ring = a_ring(capacity=capacity, pin_limit=pin_limit)
+    ring = make_ring(capacity=capacity, pin_limit=pin_limit)
     newest, pinned = 0, set[int]()
     for verb, number in steps:
         if verb == 'add':
             newest += number
             assert ring.match(newest, 'd', is_pinned=False) is None
-            gone = {version.version for version in ring.add(a_version(newest))}
+            gone = {version.version for version in ring.add(make_version(newest))}
             assert not gone & ({newest} | pinned)
         elif ring.has(number):
             _change(ring, verb, number, newest=newest, pinned=pinned, pin_limit=pin_limit)
@@ -75,9 +75,9 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
 
 def test_get_returns_a_version_by_number_or_the_newest() -> None:
     """A version is found by number, and 0 stands for the newest; a missing one is named in the error."""
-    ring = a_ring(3, 5)
+    ring = make_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
-    for ring_, number in ((ring, 4), (a_ring(), 0)):
+    for ring_, number in ((ring, 4), (make_ring(), 0)):
         with pytest.raises(VersionNotFound) as caught:
             ring_.get(number)
         assert caught.value.version == number
@@ -87,12 +87,12 @@ def test_get_returns_a_version_by_number_or_the_newest() -> None:
 def test_versions_count_up(number: int, digest: str) -> None:
     """A number that is used by another state, or is lower than the newest, is refused."""
     with pytest.raises(VersionConflict):
-        a_ring(3, 5).match(number, digest, is_pinned=False)
+        make_ring(3, 5).match(number, digest, is_pinned=False)
 
 
 @pytest.mark.parametrize('number', [3, 5])
 def test_equal_version_is_returned_and_not_added_again(number: int) -> None:
     """A version with equal number and digest is returned instead of being added again."""
-    found = a_ring(3, 5).match(number, 'd', is_pinned=False)
+    found = make_ring(3, 5).match(number, 'd', is_pinned=False)
     assert found is not None
     assert found.version == number

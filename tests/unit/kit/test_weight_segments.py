@@ -156,7 +156,7 @@ def test_unusable_default_folder_is_logged(tmp_path: Path) -> None:
     folder.chmod(0o777)
     with capture_logs() as logs:
         assert open_segments(SegmentsConfig(), memory=tmp_path) is None
-    assert [(entry['log_level'], entry['folder'], bool(entry['cure'])) for entry in logs] == [
+    assert [(entry['log_level'], entry['folder'], bool(entry['advice'])) for entry in logs] == [
         ('warning', str(folder), True)
     ]
     folder.chmod(0o700)

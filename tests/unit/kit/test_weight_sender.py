@@ -56,7 +56,7 @@ def sender() -> Iterator[Sender]:
     threads.close()
 
 
-def near(state: PackedState, *, bit: int = 1) -> PackedState:
+def similar(state: PackedState, *, bit: int = 1) -> PackedState:
     """Return a nearly equal state with the same tensors."""
     tensors = {name: bytearray(tensor.data) for name, tensor in unpack_state(state.manifest, state.data).items()}
     for data in tensors.values():
@@ -67,7 +67,7 @@ def near(state: PackedState, *, bit: int = 1) -> PackedState:
     return pack_state(changed, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
 
 
-def unlike(state: PackedState) -> PackedState:
+def different(state: PackedState) -> PackedState:
     """Return a random state with the same tensors; real states share some bits."""
     chance = random.Random(9)
     tensors = {
@@ -78,7 +78,7 @@ def unlike(state: PackedState) -> PackedState:
 
 
 OLD = make_state(1, size_bytes=3 << 20)
-NEW = near(OLD)
+NEW = similar(OLD)
 
 
 def base_of(state: PackedState, opened: list[Counted] | None = None) -> Base:
@@ -127,7 +127,7 @@ async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
 
 async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
     """Unrelated states are sent whole."""
-    other = unlike(OLD)
+    other = different(OLD)
     header, data, _ = await frames(sender, Counted(other), wanted=Wanted(DELTA), base=base_of(OLD))
     # Compared outside the assertion, which would search for the difference in megabytes.
     is_same = data == bytes(other.data)
@@ -162,7 +162,7 @@ async def test_resumes_only_the_same_bytes(sender: Sender, cut: int | None) -> N
     wanted = Wanted(DELTA, resume_offset=offset, resume_digest=header.encoded_digest)
     resumed, tail, _ = await frames(sender, Counted(NEW), wanted=wanted, base=base_of(OLD))
     assert (resumed.resume_offset, tail) == (offset, whole[offset:])
-    other_base = base_of(near(OLD, bit=2))
+    other_base = base_of(similar(OLD, bit=2))
     anew, data, _ = await frames(sender, Counted(NEW), wanted=wanted, base=other_base)
     assert anew.resume_offset == 0
     assert len(data) == anew.encoded_size_bytes

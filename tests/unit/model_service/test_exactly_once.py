@@ -86,24 +86,24 @@ class _Run:
         self.moments = 0
         self.outcomes: list[Any] = []
 
-    async def to_its_end(self) -> tuple[list[Any], Any]:
+    async def run_to_the_end(self) -> tuple[list[Any], Any]:
         """Return all outcomes and the final state of the engine."""
         ids = [
-            await self._insist(lambda service, seed=seed: create(service, f'r{seed}', seed=seed))
+            await self._retry(lambda service, seed=seed: create(service, f'r{seed}', seed=seed))
             for seed in range(1, self._adapters + 1)
         ]
         numbers = dict.fromkeys(ids, 1)
         for place, name in enumerate(self._story):
             adapter_id = ids[place % len(ids)]
             operation = VERBS[name](adapter_id, numbers[adapter_id])
-            outcome = await self._insist(lambda service, operation=operation: service.execute(operation))
+            outcome = await self._retry(lambda service, operation=operation: service.execute(operation))
             self.outcomes.append(outcome)
             if isinstance(outcome, OperationResult) or not is_refusal(outcome):
                 numbers[adapter_id] += 1
-        states = [await self._insist(lambda service, name=name: _state(service, name)) for name in ids]
+        states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
         return self.outcomes, states
 
-    async def _insist(self, ask: Callable[[Any], Any]) -> Any:
+    async def _retry(self, ask: Callable[[Any], Any]) -> Any:
         while True:
             try:
                 if self._service is None:
@@ -145,7 +145,7 @@ def _of_one_adapter(outcome: Any) -> Any:
 
 async def _undisturbed(story: Sequence[str], bounds: dict[str, Any]) -> tuple[tuple[list[Any], Any], int]:
     run = _Run(MemoryJournal(), story, (), bounds)
-    return await run.to_its_end(), run.moments
+    return await run.run_to_the_end(), run.moments
 
 
 @pytest.mark.parametrize(('snapshot_operations', 'stride'), [(1, 4), (3, 1), (256, 1)])
@@ -156,7 +156,7 @@ async def test_a_crash_at_any_moment_changes_nothing(snapshot_operations, stride
     assert moments > 2 * len(STORY)
     for death in range(1, moments + 1, stride):
         run = _Run(MemoryJournal(), STORY, (death,), bounds)
-        _assert_same(expected, await run.to_its_end(), f'death at moment {death}')
+        _assert_same(expected, await run.run_to_the_end(), f'death at moment {death}')
 
 
 async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
@@ -167,7 +167,7 @@ async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
         journal = await journals.open_journal(tmp_path / f'{death}')
         run = _Run(journal, STORY, (death, death), bounds)
         try:
-            _assert_same(expected, await run.to_its_end(), f'death at moment {death}')
+            _assert_same(expected, await run.run_to_the_end(), f'death at moment {death}')
         finally:
             await journal.close()
 
@@ -183,9 +183,9 @@ def test_random_operations_survive_random_crashes(story, deaths, snapshot_operat
     """Random operations, including refused and failing ones, survive several crashes."""
 
     async def compare() -> None:
-        undisturbed = await _Run(MemoryJournal(), story, (), {}, adapters=adapters).to_its_end()
+        undisturbed = await _Run(MemoryJournal(), story, (), {}, adapters=adapters).run_to_the_end()
         bounds = {'snapshot_operations': snapshot_operations, 'resident_adapters': 1}
         run = _Run(MemoryJournal(), story, deaths, bounds, adapters=adapters)
-        _assert_same(undisturbed, await run.to_its_end(), f'{deaths}')
+        _assert_same(undisturbed, await run.run_to_the_end(), f'{deaths}')
 
     asyncio.run(compare())

@@ -54,7 +54,7 @@ class Harness(FakePorts):
         """Execute an operation; raise QueueFull if the queue is full."""
         return await execute(self.all, adapter, number, verb, caller=caller)
 
-    def verbs_run(self) -> list[str]:
+    def executed_verbs(self) -> list[str]:
         """Return the names of the verbs that ran."""
         return [type(verb).__name__ for _, verb in self.trainer.ran]
 
@@ -76,7 +76,7 @@ async def test_repeat_is_answered_from_the_record() -> None:
     adapter = await harness.adapter()
     first = await harness.do(adapter, 1, Step())
     again = await harness.do(adapter, 1, Step())
-    assert harness.verbs_run() == ['Step']
+    assert harness.executed_verbs() == ['Step']
     assert again.outcome == first.outcome
     assert (first.is_replayed, again.is_replayed) == (False, True)
 
@@ -90,7 +90,7 @@ async def test_repeat_waits_for_the_running_operation() -> None:
     await let_others_run()
     harness.trainer.gate.set()
     results = await asyncio.gather(*copies)
-    assert harness.verbs_run() == ['Step']
+    assert harness.executed_verbs() == ['Step']
     assert len({id(result.outcome) for result in results}) == 1
 
 
@@ -122,7 +122,7 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
         await harness.do(adapter, 1, Step())
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
     await harness.do(adapter, 1, ZeroGrad())
-    assert harness.verbs_run() == ['ZeroGrad']
+    assert harness.executed_verbs() == ['ZeroGrad']
 
 
 async def test_failed_operation_uses_its_number() -> None:
@@ -135,7 +135,7 @@ async def test_failed_operation_uses_its_number() -> None:
             await harness.do(adapter, 1, Step())
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
     await harness.do(adapter, 2, Step())
-    assert harness.verbs_run() == ['Step']
+    assert harness.executed_verbs() == ['Step']
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 2
 
 
@@ -173,7 +173,7 @@ async def test_a_disconnected_caller_does_not_stop_a_running_operation() -> None
     leaving.cancel()
     harness.trainer.gate.set()
     assert (await harness.do(adapter, 1, Step())).is_replayed
-    assert harness.verbs_run() == ['Step']
+    assert harness.executed_verbs() == ['Step']
 
 
 async def test_a_defect_is_on_record_and_does_not_block_the_queue() -> None:
@@ -184,7 +184,7 @@ async def test_a_defect_is_on_record_and_does_not_block_the_queue() -> None:
     with pytest.raises(RuntimeError):
         await harness.do(adapter, 1, Step())
     await harness.do(adapter, 2, Step())
-    assert harness.verbs_run() == ['Step']
+    assert harness.executed_verbs() == ['Step']
 
 
 async def test_old_number_no_longer_on_record_is_not_found() -> None:

@@ -22,7 +22,7 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 PREFIX = 'session-expired'
 
 
-class PoliteStore(StrictStore):
+class RefusingStore(StrictStore):
     """A store that refuses a taken name like the checkpoint service."""
 
     async def save(self, adapter_id, state, *, base_model, save, request_id):
@@ -42,7 +42,7 @@ def journal() -> MemoryJournal:
 @pytest.fixture
 def store() -> StrictStore:
     """Store that outlives the service."""
-    return PoliteStore()
+    return RefusingStore()
 
 
 async def _trained(service, request_id='r1', *, steps=1):
@@ -276,8 +276,8 @@ async def test_a_crash_while_parking_changes_nothing(is_forward_first):
     death = 0
     while death <= moments:
         death += 1
-        journal, store = MemoryJournal(), PoliteStore()
-        service = await _lived_through(journal, store, is_forward_first=is_forward_first, death=death)
+        journal, store = MemoryJournal(), RefusingStore()
+        service = await _run_with_crash(journal, store, is_forward_first=is_forward_first, death=death)
         moments = max(moments, service.journal.moments)
         assert [path.rpartition('-')[2] for path in store.checkpoints] == ['1', '2']
         (known,) = await journal.adapters()
@@ -287,17 +287,17 @@ async def test_a_crash_while_parking_changes_nothing(is_forward_first):
     assert len(weights) == 1
 
 
-async def _lived_through(journal, store, *, is_forward_first, death):
-    """Run the story with one crash; return the restarted service."""
+async def _run_with_crash(journal, store, *, is_forward_first, death):
+    """Run the operations with one crash; return the restarted service."""
     for lives in (death, float('inf')):
         with suppress(Died):
             service = await start(journal, store, lives=lives)
-            await _story(service, is_forward_first=is_forward_first)
+            await _run_operations(service, is_forward_first=is_forward_first)
             return service
-    raise AssertionError('it died twice')
+    raise AssertionError('the service crashed twice')
 
 
-async def _story(service, *, is_forward_first):
+async def _run_operations(service, *, is_forward_first):
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id, seed=1))
     await service.execute(journals.step_operation(2, adapter_id))
@@ -305,7 +305,7 @@ async def _story(service, *, is_forward_first):
         await service.execute(journals.forward_operation(3, adapter_id, seed=2))
     else:
         await service.execute(journals.batch_operation(3, adapter_id, seed=2))
-    if not _has_gone_on(service, adapter_id):
+    if not _has_continued(service, adapter_id):
         await _park(service, adapter_id)
         await _park(service, adapter_id)
     if is_forward_first:
@@ -317,5 +317,5 @@ async def _story(service, *, is_forward_first):
     await service.execute(journals.operation(6, adapter_id, zero_grad={}))
 
 
-def _has_gone_on(service, adapter_id):
+def _has_continued(service, adapter_id):
     return service.verbs.directory.find(adapter_id).sequence_number > 3

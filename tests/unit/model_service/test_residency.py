@@ -187,13 +187,13 @@ async def test_step_without_enough_memory_is_dropped(journal):
     await twin.execute(journals.batch_operation(1, twin_id))
     run, failures = service.trainer.run, [BatchTooLarge(token_count=0, token_limit=1)]
 
-    async def run_out_once(name, verb):
+    async def exhaust_memory_once(name, verb):
         done = await run(name, verb)
         if failures:
             raise failures.pop()
         return done
 
-    service.trainer.run = run_out_once
+    service.trainer.run = exhaust_memory_once
     refused = await _attempt(service, journals.step_operation(2, adapter_id))
     assert isinstance(refused, BatchTooLarge)
     for one, name in ((service, adapter_id), (twin, twin_id)):

@@ -32,7 +32,7 @@ def sampler(tiny_llama_dir: Path) -> TorchSampler:
     return TorchSampler(str(tiny_llama_dir))
 
 
-def through_a_service(response: SampleResponse, prompt: Any) -> SampleResponse:
+def converted_by_the_service(response: SampleResponse, prompt: Any) -> SampleResponse:
     """Return the response as a client would receive it from a service that drew the same tokens."""
     completed = CompletedPrompt(
         prompt_index=0,
@@ -69,7 +69,7 @@ def check_same(mine: SampledSequence, its: SampledSequence) -> None:
 def test_features_are_the_same_from_both(sampler, prompt):
     """Tokens, labels, masks and log-probabilities are equal, at the same positions."""
     (response,) = sampler.sample([prompt], PARAMS, num_samples=2)
-    for mine, its in zip(response.sequences, through_a_service(response, prompt).sequences, strict=True):
+    for mine, its in zip(response.sequences, converted_by_the_service(response, prompt).sequences, strict=True):
         check_same(mine, its)
 
 
@@ -78,7 +78,7 @@ def test_second_turn_keeps_the_first_turn_s_feature(sampler):
     first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
     (response,) = sampler.sample([first.new_input_feature], PARAMS)
     (second,) = response.sequences
-    check_same(second, through_a_service(response, first.new_input_feature).sequences[0])
+    check_same(second, converted_by_the_service(response, first.new_input_feature).sequences[0])
     feature = second.new_input_feature
     assert list(feature['input_ids']) == [5, 6, 7, *first.tokens, *second.tokens]
     labeled = np.flatnonzero(np.asarray(feature['labels']) != -100)
@@ -90,7 +90,7 @@ def test_second_turn_keeps_the_first_turn_s_feature(sampler):
 def test_logprobs_can_be_passed_to_the_trainer(sampler):
     """Passing `logprobs` as `old_logps` gives the same message as the feature's log-probabilities."""
     (response,) = sampler.sample([CHAT], PARAMS)
-    (sequence,) = through_a_service(response, CHAT).sequences
+    (sequence,) = converted_by_the_service(response, CHAT).sequences
     own = features_to_proto([sequence.new_input_feature])
     given = features_to_proto([sequence.new_input_feature], per_label={'old_logps': [sequence.logprobs]})
     assert own.features[0].old_logps.data == given.features[0].old_logps.data

@@ -109,13 +109,13 @@ async def test_unforeseen_error_does_not_end_the_membership(gateway):
     """A report that fails once delays the registration but does not prevent it."""
     errors = [ValueError('no such field')]
 
-    class Broken(Sampler):
+    class BrokenSampler(Sampler):
         def report(self, is_draining: bool) -> ReplicaReport:  # noqa: FBT001 (the membership's own signature)
             if errors:
                 raise errors.pop()
             return super().report(is_draining)
 
-    sampler = Broken(gateway)
+    sampler = BrokenSampler(gateway)
     sampler.membership.start()
     async with asyncio.timeout(10):
         await gateway.next_report()
@@ -167,7 +167,7 @@ async def test_gateways_are_notified_before_the_stop(gateway):
 async def test_reports_of_an_ended_lease_are_closed(gateway):
     """The report generator of an ended lease is closed, so that only the next lease consumes changes."""
 
-    class Leaving(FakeGateway):
+    class DrainingGateway(FakeGateway):
         """A gateway that stops reading after the first report."""
 
         def __init__(self) -> None:
@@ -180,7 +180,7 @@ async def test_reports_of_an_ended_lease_are_closed(gateway):
             self.reported.set()
             yield LeaseRenewal(lease_interval=LEASE, is_drain_requested=False, weight_source_address='')
 
-    leaving = Leaving()
+    leaving = DrainingGateway()
     sampler = Sampler(leaving)
     sampler.membership.start()
     async with asyncio.timeout(10):

@@ -14,7 +14,7 @@ from services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
 MIB = 1 << 20
 
 
-class FirstFails(MemoryFutureStore):
+class FirstAddFails(MemoryFutureStore):
     """Refuses the first future, after the second is stored."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class FirstFails(MemoryFutureStore):
 async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
     """One of two equal concurrent requests fails; the other counts until it is finished."""
     async with running_futures(
-        stores=(FirstFails(), MemoryPayloadStore()), capacity=Bounds(per_tenant=1, total=1)
+        stores=(FirstAddFails(), MemoryPayloadStore()), capacity=Bounds(per_tenant=1, total=1)
     ) as gateway:
         gateway.recorder.gate.clear()
         failed, accepted = await asyncio.gather(gateway.submit('one'), gateway.submit('one'), return_exceptions=True)

@@ -245,7 +245,7 @@ async def test_closed_gateway_returns_from_waits_and_accepts_nothing() -> None:
         assert (await gateway.store.get('alice', future.future_id)).state is FutureState.WAITING
 
 
-class LanesAway(MemoryFutureStore):
+class UnreadableLanes(MemoryFutureStore):
     """A store that does not answer for lanes while it is away."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class LanesAway(MemoryFutureStore):
 
 async def test_stop_does_not_wait_for_the_database() -> None:
     """Closing refuses a request whose lane cannot be read, and the next process runs its future."""
-    store, payloads = LanesAway(), MemoryPayloadStore()
+    store, payloads = UnreadableLanes(), MemoryPayloadStore()
     async with running_futures(stores=(store, payloads)) as gateway:
         asking = asyncio.create_task(gateway.submit('one', lane='ad-1'))
         await store.was_asked.wait()

@@ -231,7 +231,7 @@ def test_number_of_queues_is_bounded() -> None:
 
 
 @dataclass
-class _HalfAway(Recorder):
+class _HalfUnavailable(Recorder):
     """An executor that never finishes a future of the base model 'away'."""
 
     never: asyncio.Event = field(default_factory=asyncio.Event)
@@ -246,7 +246,7 @@ class _HalfAway(Recorder):
 async def test_unavailable_base_model_starves_no_other() -> None:
     """Another base model's futures run though all slots of one are in use forever, in lanes and outside."""
     for has_lanes in (True, False):
-        async with running_futures(_HalfAway()) as gateway:
+        async with running_futures(_HalfUnavailable()) as gateway:
             for index in range(3 * BOUNDS.per_tenant):
                 await gateway.submit(f'away-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='away')
             for index in range(3):

@@ -20,7 +20,7 @@ from twinkle.api.tensor.v1 import tensor_pb2
 CALLER = Caller(tenant_id='alice')
 
 
-class Letters:
+class LetterTokens:
     """Samplers whose tokens are letters."""
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
@@ -38,7 +38,7 @@ def request_for(**fields: Any) -> GenerationRequest:
 
 def reader_for(request: GenerationRequest) -> ChoiceReader:
     """Return a reader of the response to a request."""
-    samplers: Any = Letters()
+    samplers: Any = LetterTokens()
     return ChoiceReader(request, 'm', CALLER, TokenTexts(samplers))
 
 

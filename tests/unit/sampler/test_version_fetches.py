@@ -87,7 +87,7 @@ async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) ->
         return version.key.version
 
 
-async def version_in_some_tries(store: VersionStore, **choice) -> int:
+async def retry_version(store: VersionStore, **choice) -> int:
     """Lease repeatedly without waiting until it succeeds; every refusal must be retryable."""
     refusals: list[VersionNotReady] = []
     for _ in range(_MAX_ITERATIONS):
@@ -110,7 +110,7 @@ async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, sou
         source.publish('alice', lora_weights(version))
         assert await version_of(store, at_least=version) == version
     assert [held.key.version for held in store.resident('alice')] == [2, 3]
-    assert await version_in_some_tries(store, exact=1) == 1
+    assert await retry_version(store, exact=1) == 1
     assert source.fetches == 1
 
 
@@ -119,7 +119,7 @@ async def test_call_that_does_not_wait_finds_a_checkpoint_later(store, source):
     path = 'twinkle://run/weights/step-1'
     facts = CheckpointFacts(path=path, digest='d', step_count=7)
     source.checkpoints['alice', path] = (facts, lora_weights(0))
-    assert await version_in_some_tries(store, adapter_id='', checkpoint_path=path) == 7
+    assert await retry_version(store, adapter_id='', checkpoint_path=path) == 7
 
 
 async def test_call_that_does_not_wait_gets_the_error_later(store, source):
@@ -129,7 +129,7 @@ async def test_call_that_does_not_wait_gets_the_error_later(store, source):
     assert await version_of(store) == 3
     del source.versions['alice', 'ad-1'][1]
     with pytest.raises(VersionNotFound):
-        await version_in_some_tries(store, exact=1)
+        await retry_version(store, exact=1)
 
 
 async def test_fetches_without_a_waiter_are_bounded(store, source):
