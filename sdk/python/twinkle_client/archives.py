@@ -76,7 +76,7 @@ class ArchiveDownload:
                 await asyncio.to_thread(self._unpack)
                 return
             await asyncio.to_thread(self._discard)
-        raise ValueError(f'{self._path}: the archive was damaged or replaced {_MAX_RESTARTS} times; try again')
+        raise ValueError(f'{self._path}: the archive was damaged or replaced {_MAX_RESTARTS} times; retry later')
 
     async def _chunks(self, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
         request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=self._path, offset=offset)

@@ -28,8 +28,7 @@ class SendingVerbs(ModelHandle):
         Args:
             adapter_name: optional while there is one adapter.
             merge_lora: whether to export the base model with the merged adapter. A full-parameter run always exports
-            the
-                base model's weights.
+                the base model's weights.
 
         Returns:
             The weights as a packed state; its bytes are a copy.
