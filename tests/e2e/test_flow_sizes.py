@@ -35,8 +35,8 @@ BUDGETS = {
 }
 """Maximum numbers of files and functions per flow. The goals are 90, 70, 100 and 110 files."""
 SLACK_FILES = 25
-"""A budget must be lowered if it exceeds the files of its flow by this number. On a busy machine, more of a flow counts as
-background work."""
+"""A budget must be lowered if it exceeds the files of its flow by this number. On a busy machine, more of a flow counts
+as background work."""
 QUIET_READS = 20
 """Number of reads, 0.1 s apart, without new functions after which a flow has ended."""
 IDLE_READS = 60
