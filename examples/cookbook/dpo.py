@@ -93,12 +93,12 @@ def train(recipe: Recipe[Setting]) -> None:
     with Curves(
         recipe.out, title='DPO', total_steps=setting.steps + 1, plotted=['loss', 'margins', 'accuracies']
     ) as curves:
-        curves.record(**judge(model, held_out, reference))
+        curves.record(**evaluate(model, held_out, reference))
         for step, batch in enumerate(DataLoader(training, batch_size=2 * setting.pairs), 1):
             output = model.forward_backward(batch, ref_logps=reference_logps(model, batch))
             model.clip_grad_and_step()
-            is_judged = step % setting.judge_every == 0 or step == setting.steps
-            held = judge(model, held_out, reference) if is_judged else {}
+            is_evaluated = step % setting.judge_every == 0 or step == setting.steps
+            held = evaluate(model, held_out, reference) if is_evaluated else {}
             curves.record(loss=output['loss'], train_margin=output['metrics']['reward_margin'], **held)
 
 
@@ -129,7 +129,7 @@ def reference_logps(model: TransformersModel, features: list[InputFeature]) -> l
     return model.forward_only(features, disable_lora=True)['logps']
 
 
-def judge(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
+def evaluate(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
     """Return margin, accuracy and implicit rewards of the held-out pairs."""
     model.forward_only(held_out, ref_logps=reference)
     found = model.calculate_metric(is_training=False)

@@ -105,12 +105,12 @@ def train(recipe: Recipe[Setting]) -> None:
     model.add_metric('EmbeddingMetric')
     plotted = ['loss', 'accuracy', 'pos_sim', 'neg_sim']
     with Curves(recipe.out, title='InfoNCE', total_steps=setting.steps + 1, plotted=plotted) as curves:
-        curves.record(**judge(model, held_out))
+        curves.record(**evaluate(model, held_out))
         for step, batch in enumerate(itertools.islice(endless(loader), setting.steps), 1):
             output = model.forward_backward(batch, task='embedding')
             model.clip_grad_and_step()
-            is_judged = step % setting.judge_every == 0 or step == setting.steps
-            held = judge(model, held_out) if is_judged else {}
+            is_evaluated = step % setting.judge_every == 0 or step == setting.steps
+            held = evaluate(model, held_out) if is_evaluated else {}
             metrics = model.calculate_metric()
             curves.record(loss=output['loss'], pos_sim=metrics['pos_sim'], neg_sim=metrics['neg_sim'], **held)
 
@@ -138,7 +138,7 @@ def with_labels(rows: list[Any]) -> list[InputFeature]:
     return [{'input_ids': row['input_ids'], 'labels': [1 - index % 2]} for index, row in enumerate(rows)]
 
 
-def judge(model: TransformersModel, held_out: list[InputFeature]) -> dict[str, float]:
+def evaluate(model: TransformersModel, held_out: list[InputFeature]) -> dict[str, float]:
     """Return the retrieval accuracy and the similarity margin of the held-out pairs."""
     metrics = model.forward_only(held_out, task='embedding')['metrics']
     return {'accuracy': metrics['accuracy'], 'margin': metrics['positive_similarity'] - metrics['negative_similarity']}

@@ -95,7 +95,7 @@ def train(recipe: Recipe[Setting]) -> None:
     with Curves(recipe.out, title='tool use', total_steps=setting.rounds + 1, plotted=plotted) as curves:
         for number in range(setting.rounds + 1):
             manager.sync_weights(merge_and_sync=False)
-            numbers = judge(rollout(held_out, num_samples=setting.held_out_samples, seed=recipe.seed))
+            numbers = evaluate(rollout(held_out, num_samples=setting.held_out_samples, seed=recipe.seed))
             if number < setting.rounds:
                 questions = [question(rng) for _ in range(setting.prompts)]
                 chats = rollout(questions, num_samples=setting.samples, seed=1000 * recipe.seed + number + 1)
@@ -129,7 +129,7 @@ def is_right(chat: Rollout) -> bool:
     return has_called(chat) and re.findall(r'\d+', chat.messages[-1]['content'])[-1:] == [product]
 
 
-def judge(chats: Sequence[Rollout]) -> dict[str, float]:
+def evaluate(chats: Sequence[Rollout]) -> dict[str, float]:
     """Return the fractions of chats with successful calls and of chats that also end with the product."""
     return {
         'called': sum(map(has_called, chats)) / len(chats),

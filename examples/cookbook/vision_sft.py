@@ -115,13 +115,13 @@ def train(recipe: Recipe[Setting]) -> None:
     plotted = ['loss', 'accuracy', 'blind_accuracy']
     with Curves(recipe.out, title='vision fine-tuning', total_steps=setting.steps + 1, plotted=plotted) as curves:
         manager.sync_weights(merge_and_sync=False)
-        curves.record(**judge(sampler, held_out))
+        curves.record(**evaluate(sampler, held_out))
         for step in range(1, setting.steps + 1):
             numbers = {'loss': model.forward_backward(next(batches))['loss']}
             model.clip_grad_and_step(1.0)
             if step % setting.evaluate_every == 0 or step == setting.steps:
                 manager.sync_weights(merge_and_sync=False)
-                numbers |= judge(sampler, held_out)
+                numbers |= evaluate(sampler, held_out)
             curves.record(**numbers)
 
 
@@ -142,7 +142,7 @@ def draw(rng: random.Random, side: int) -> Picture:
     return Picture(image, colour, size)
 
 
-def judge(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float]:
+def evaluate(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float]:
     """Return the accuracies with the pictures and with an empty picture."""
     empty = Image.new('RGB', held_out[0].image.size, BACKGROUND)
     return {

@@ -1,4 +1,4 @@
-"""Conversion of the component library's errors to errors of the request."""
+"""Conversion of the component library's errors to the service's errors."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
     Raises:
         InvalidField: A row or an argument is invalid.
         UnknownComponent: The step names an unknown component.
-        DatasetNotReady: A step that is needed before is missing.
+        DatasetNotReady: An earlier step that this one requires is missing.
         HubIdNotFound: The template's model was not found.
     """
     field = f'steps[{index}].{step.kind}'

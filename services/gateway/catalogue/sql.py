@@ -71,7 +71,7 @@ class CheckpointRow(Base):
     user_metadata: Mapped[Mapping[str, str]] = mapped_column(server_default='{}')
     lora_rank: Mapped[int] = mapped_column(server_default='0')
     delete_time: Mapped[datetime | None]
-    """When the checkpoint was found deleted; None while it exists."""
+    """Time at which the gateway learned of the deletion; None while the checkpoint exists."""
 
 
 class SqlRunStore:
@@ -94,7 +94,7 @@ class SqlRunStore:
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
-        """Mark active runs as inactive whose keys are not in `present`, for all or only some base models."""
+        """Mark as inactive the active runs that are not in `present`, of all base models or only some."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))
@@ -228,7 +228,7 @@ class SqlBrowser:
         self._database = database
 
     async def runs(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Run]:
-        """Return a slice of the tenant's runs, limited to the sessions of a project unless it is empty."""
+        """Return a slice of the tenant's runs, limited to one project unless `project_id` is empty."""
         condition = RunRow.tenant_id == tenant_id
         if project_id:
             condition &= RunRow.session_id.in_(_sessions_of(tenant_id, project_id))
@@ -240,7 +240,7 @@ class SqlBrowser:
         return await self._slice(Checkpoint, CheckpointRow, _is_existing(tenant_id), order=order, part=part)
 
     async def sessions(self, tenant_id: str, part: Slice, *, project_id: str = '') -> Counted[Session]:
-        """Return a slice of the tenant's sessions, limited to a project unless it is empty, in their stored states."""
+        """Return a slice of the tenant's sessions, as stored, limited to one project unless `project_id` is empty."""
         order = (SessionRow.create_time, SessionRow.session_id)
         condition = SessionRow.tenant_id == tenant_id
         if project_id:
@@ -263,7 +263,7 @@ class SqlBrowser:
             return list((await connection.execute(query)).scalars())
 
     async def stored(self, tenant_id: str, *, session_id: str = '', project_id: str = '') -> tuple[int, int]:
-        """Return number and bytes of the tenant's checkpoints, limited to the runs of a session or a project."""
+        """Return the count and total bytes of the tenant's checkpoints, optionally of one session or project."""
         condition = _is_existing(tenant_id)
         of_runs = select(RunRow.run_id).where(RunRow.tenant_id == tenant_id)
         if session_id:

@@ -12,7 +12,7 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 class Membership:
     """Joins the fleet with the load and the prefixes of its replicas, and wakes waiters after each change.
 
-    Concurrency: for one event loop. Only `wait_for_change` waits.
+    Concurrency: use it from one event loop only. No method but `wait_for_change` waits.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -48,7 +48,7 @@ class Membership:
             self.fleet.end_lease(replica_id, lease_number)
 
     def drain(self, replica_id: str) -> Replica:
-        """Send a replica no more requests.
+        """Stop sending requests to a replica.
 
         Raises:
             ReplicaNotFound: no replica has this id, or it is lost.
@@ -62,13 +62,13 @@ class Membership:
             self.fleet.lose(replica_id)
 
     def expire(self) -> None:
-        """Mark silent replicas as lost, and remove those that have been lost for long."""
+        """Mark silent replicas as lost, and remove those that were lost long ago."""
         with self._changing():
             self.fleet.expire()
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 
     def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
-        """Return the replica for a request, or None. A replica in back-off is returned only if all are."""
+        """Return the replica for a request, or None. A replica that backs off is returned only if all of them do."""
         members = serving_run(key.adapter.adapter_id if key.adapter else '', self.fleet.serving('sampler'))
         fit = [item for item in candidates(key, members) if item.replica_id not in excluded]
         usable = [item for item in fit if self.fleet.is_reachable(item.replica_id)] or fit

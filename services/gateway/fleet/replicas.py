@@ -22,7 +22,7 @@ _log = structlog.get_logger('fleet')
 
 @dataclass(frozen=True)
 class Registration:
-    """Answer to a replica that registers."""
+    """Response to the registration of a replica."""
 
     replica: Replica
     checkpoint_address: str
@@ -31,7 +31,7 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseTerms:
-    """Answer to each report of a replica."""
+    """Response to each report of a replica."""
 
     duration: timedelta
     """The replica must report at least this often."""
@@ -50,11 +50,11 @@ class FleetEvent:
 
 
 class Replicas:
-    """Lets replicas join and leave the fleet, and shows them to operators.
+    """Adds replicas to the fleet, renews their leases, and lists them for operators.
 
     Args:
         membership: the live fleet.
-        lease: a replica that reports less often is lost.
+        lease: maximum time between two reports; a replica that exceeds it is marked lost.
         relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
         checkpoint_address: 'host:port' of the checkpoint service; empty without one.
         is_this_host: returns whether a host name or address is this machine.
@@ -110,7 +110,7 @@ class Replicas:
             self._membership.end_lease(replica_id, number)
 
     async def drain(self, caller: Caller, replica_id: str) -> Replica:
-        """Send a replica no more requests; it learns of the drain from its lease.
+        """Stop sending requests to a replica; the next lease terms tell the replica to drain.
 
         Idempotency: draining again has no effect.
 

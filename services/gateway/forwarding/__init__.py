@@ -1,3 +1,3 @@
-"""Calls that pass through to the other services with their bytes unparsed."""
+"""Forwarding of calls to the other services without parsing their messages."""
 
 __all__: list[str] = []

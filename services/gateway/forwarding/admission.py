@@ -1,8 +1,8 @@
-"""Holds clients' calls to the model and checkpoint services to quotas.
+"""Enforcement of quotas on clients' calls to the model and checkpoint services.
 
-Calls over a quota wait or are refused. Creations and saves may be repeats, which only the model service recognises, so
-they are forwarded with the limit and refused there. Serialized requests are searched and not parsed; for a tenant
-without quotas the check is a dictionary lookup.
+Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
+recognises, so such calls are forwarded with the limit and refused there. Serialized requests are searched instead of
+parsed; for a tenant without quotas the check is a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
     Args:
         inner: handler of the calls.
         limits: limits of training.
-        patience_seconds: longest wait of a unary call whose tenant owes tokens.
+        patience_seconds: maximum wait of a unary call whose tenant is over its token rate.
     """
 
     def __init__(self, inner: grpc.GenericRpcHandler, limits: TrainingLimits, *, patience_seconds: float) -> None:
@@ -73,9 +73,9 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             return handler
 
         async def execute(request: bytes, context: Context) -> bytes:
-            left: Any = context.time_remaining()
-            patience = self._patience_seconds
-            return await inner(await self._admit(request, patience if left is None else min(left, patience)), context)
+            remaining: Any = context.time_remaining()
+            patience = self._patience_seconds if remaining is None else min(remaining, self._patience_seconds)
+            return await inner(await self._admit(request, patience), context)
 
         return _grpc.unary_unary_rpc_method_handler(execute)
 
@@ -103,7 +103,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
         return _grpc.stream_unary_rpc_method_handler(upload)
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield a stream's operations once they are admitted; back-pressure slows the sender instead of refusals."""
+        """Yield a stream's operations once they are admitted; back-pressure slows the sender down."""
         async for request in requests:
             yield await self._admit(request, None)
 

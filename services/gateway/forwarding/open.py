@@ -1,4 +1,4 @@
-"""Opens the handlers of forwarded calls."""
+"""Construction of the handlers of forwarded calls."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 def open_forwarding(
     config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits, *, sampling: Sampling
 ) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
-    """Return the handlers of serialized calls with the methods that each one serves: forwarded calls, and sampling."""
+    """Return the handlers of forwarded calls and of sampling, each with the methods that it serves."""
     token = config.internal_token
     forwarders: list[Forwarder | ModelForwarder] = [
         Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)

@@ -1,4 +1,4 @@
-"""This sampler as a member of the fleet: the report that gateways route by, and when it changes."""
+"""This sampler as a member of the fleet: its report, by which gateways route requests, and changes of the report."""
 
 from collections.abc import Callable
 
@@ -50,5 +50,5 @@ class Replica:
         self._versions.on_change(listener)
 
     async def wait_idle(self) -> None:
-        """Wait until no prompt runs and none waits."""
+        """Wait until no prompt is running or queued."""
         await self._admission.wait_idle()

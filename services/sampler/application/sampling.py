@@ -29,7 +29,7 @@ class Sampling:
     """Samples from the base model and from adapters."""
 
     def __init__(self, engine: SamplerEngine, runner: PromptRunner, *, max_concurrent_prompts: int) -> None:
-        """Create the service.
+        """Initialize without starting any work.
 
         Args:
             engine: Engine whose vocabulary is described.
@@ -41,7 +41,7 @@ class Sampling:
         self._max_concurrent_prompts = max_concurrent_prompts
 
     async def sample(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the prompt once, tokens as they are drawn, and one end event per sequence.
+        """Yield the prompt once, tokens as they are sampled, and one end event per sequence.
 
         Args:
             caller: The tenant that samples.
@@ -67,7 +67,7 @@ class Sampling:
     async def sample_batch(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[CompletedPrompt, None]:
         """Yield each prompt once, in the order in which they finish.
 
-        At most as many finished prompts as run at once wait for a slow reader.
+        A slow reader delays the prompts: at most `max_concurrent_prompts` finished prompts are buffered.
 
         Raises:
             DomainError: One of the errors that the contract lists for sampling. All prompts are checked before the
@@ -151,7 +151,7 @@ def _version_of(weights: ResidentVersion | None) -> int:
 
 
 def _check_continued(caller: Caller, request: SampleRequest) -> None:
-    """Refuse a continuation from a caller that cannot know the earlier tokens or the weights that drew them.
+    """Refuse a continuation whose caller cannot know the earlier tokens or the weights that sampled them.
 
     Raises:
         ScopeMissing: The caller is not a service of this deployment.

@@ -1,4 +1,4 @@
-"""Commands for administrators, against a gateway."""
+"""Tests of the administrators' commands against a running gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,14 +44,14 @@ async def _begin_session(gateway: RunningGateway, secret: str, *, project_id: st
     return await asyncio.to_thread(begin)
 
 
-async def test_key_is_made_for_a_project_and_rotated(administered: RunningGateway, run: Any) -> None:
+async def test_key_is_created_for_a_project_and_rotated(administered: RunningGateway, run: Any) -> None:
     """Sessions of a key belong to its project, and a rotated key works until its overlap ends."""
     assert (await run('tenants', 'create', 'lab', '--name', 'The lab')).exit_code == 0
     assert 'The lab' in (await run('tenants', 'list')).output
     assert (await run('projects', 'create', 'lab', 'rl')).exit_code == 0
     assert 'rl' in (await run('projects', 'list', 'lab')).output
-    made = await run('keys', 'create', 'lab', '--ttl', '30d', '--project', 'rl')
-    secret = _secret_of(made)
+    created = await run('keys', 'create', 'lab', '--ttl', '30d', '--project', 'rl')
+    secret = _secret_of(created)
     assert await _begin_session(administered, secret) == 'rl'
     key_id = secret.removeprefix('tml-').rpartition('-')[0]
     first = await run('keys', 'rotate', key_id, '--overlap', '1h')
@@ -63,7 +63,7 @@ async def test_key_is_made_for_a_project_and_rotated(administered: RunningGatewa
         await _begin_session(administered, successor)
     assert await _begin_session(administered, last) == 'rl'
     listed = (await run('keys', 'list', 'lab')).output
-    # Each key has a line, and the line of its successor names it, too. No secret is shown.
+    # Each key id appears in its own line and in that of its successor. No secret is shown.
     assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 

@@ -1,4 +1,4 @@
-"""Hostile clients: unusual heads and methods, readers that stop, and many connections that are reset at once."""
+"""Hostile clients: unusual request heads and methods, clients that stop reading, and connections that are all reset."""
 
 import asyncio
 import contextlib
@@ -20,15 +20,15 @@ from fixtures.running_gateway import ADMIN_KEY
 
 STREAMS = 200
 ENDLESS = 400_000
-"""Tokens of a sequence that no test waits for."""
+"""Token limit of a stream that never finishes during a test."""
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
     """A gateway with an engine whose sequences may be very long."""
     engine = FakeSamplerEngine(context_tokens=ENDLESS + 100, max_sequences=STREAMS)
-    async with openai_gateway(tmp_path, engine) as found:
-        yield found
+    async with openai_gateway(tmp_path, engine) as gateway:
+        yield gateway
 
 
 async def raw(running: OpenAiGateway, head: bytes) -> bytes:
@@ -79,14 +79,14 @@ async def test_model_name_with_nul_is_not_found(running: OpenAiGateway) -> None:
 
 
 async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway) -> None:
-    """A repeated name with an unpaired surrogate is a 400."""
+    """A repeated name with an unpaired surrogate is refused with status 400."""
     answer = await running.post('/completions', content=b'{"\\ud800": 1, "\\ud800": 2}')
     assert (answer.status_code, answer.json()['error']['reason']) == (400, 'INVALID_FIELD')
 
 
 @pytest.mark.timeout(180)
-async def test_slow_readers_take_little_memory(running: OpenAiGateway) -> None:
-    """Streams without a reader block their samplers in bounded memory, and all end when they are reset."""
+async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
+    """Unread streams block their samplers and use bounded memory, and all of them end when they are reset."""
     tasks = len(asyncio.all_tasks())
     before = psutil.Process(os.getpid()).memory_info().rss
     sockets = [_begin_stream(running) for _ in range(STREAMS)]

@@ -1,4 +1,4 @@
-"""The client of the checkpoint service against a service that fails, damages data and sends wrong digests."""
+"""The client of the checkpoint service against a service that fails, or sends damaged data or wrong digests."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -82,7 +82,7 @@ def damaged(offset: int) -> weights_pb2.WeightFrame:
 
 @asynccontextmanager
 async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterator[WeightClient]:
-    """Serve the fake and return a client of it."""
+    """Serve the fake and yield a client that is connected to it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         servicer,
@@ -122,7 +122,7 @@ async def test_fetch_never_mixes_two_states() -> None:
 
 
 async def test_fetch_fails_without_progress_and_after_refusals() -> None:
-    """A fetch fails after its attempts without progress, and at once after a refusal."""
+    """A fetch fails once all its attempts made no progress, and immediately after a refusal."""
     async with client_of(FakeStreams(*[lambda request: [Draining()]] * 9), attempts=1) as client:
         with pytest.raises(DomainError) as caught:
             await client.fetch_version('ad-1')
@@ -143,15 +143,15 @@ async def test_follow_resumes_a_partial_version() -> None:
     async with client_of(fake) as client, aclosing(client.follow('ad-1', held_version=3)) as events:
         received = [await anext(events) for _ in range(4)]
     assert [item.state for item in received if isinstance(item, ReceivedState)] == [STATE, OTHER]
-    asked = [(r.held_version, r.resume_version, r.resume_offset) for r in fake.requests]
-    assert asked[:3] == [(3, 0, 0), (3, 4, 2 * CHUNK_BYTES), (4, 0, 0)]
+    resumed = [(r.held_version, r.resume_version, r.resume_offset) for r in fake.requests]
+    assert resumed[:3] == [(3, 0, 0), (3, 4, 2 * CHUNK_BYTES), (4, 0, 0)]
     assert [bool(r.accepted_encodings) for r in fake.requests[:3]] == [False, False, True]
 
 
 async def test_state_with_a_wrong_digest_is_not_returned() -> None:
     """A state with valid checksums and a wrong digest is requested again from the start."""
-    lie = [frames(STATE)[0], *frames(make_state(9, size_bytes=4 * CHUNK_BYTES))[1:]]
-    fake = FakeStreams(lambda request: lie, lambda request: frames(STATE, offset=request.offset))
+    mismatched = [frames(STATE)[0], *frames(make_state(9, size_bytes=4 * CHUNK_BYTES))[1:]]
+    fake = FakeStreams(lambda request: mismatched, lambda request: frames(STATE, offset=request.offset))
     async with client_of(fake) as client:
         assert (await client.fetch_version('ad-1')).state == STATE
     assert [request.offset for request in fake.requests] == [0, 0]

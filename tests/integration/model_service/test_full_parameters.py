@@ -43,7 +43,7 @@ async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> No
         )
         after = await running.result(lora, 2, forward_only={'batch': batch_of(FEATURES)})
         assert _logprobs(before).tobytes() == _logprobs(after).tobytes()
-        assert _loss_of_folder(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
+        assert _loss_of_exported_model(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
 
 
 async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
     """A second full-parameter adapter is refused while the replica is leased."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
-        made = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})
-        assert not made.HasField('lora_config')
-        assert list(made.full_parameters.target_modules) == ['mlp']
+        created = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})
+        assert not created.HasField('lora_config')
+        assert list(created.full_parameters.target_modules) == ['mlp']
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.create(request_id='two', full_parameters={}, tenant='bob')
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -85,26 +85,26 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
         assert unknown.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_dry_run_allocates_nothing_and_counts_right(tmp_path: Path) -> None:
+async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
     """Estimated parameters and memory equal those of the created adapter, and a plan that is too large does not fit."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
-        ask = adapter_service_pb2.EstimateRequest(
+        request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,
             lora_config={'lora_rank': 4},
             optimizer={'name': 'AdamW'},
             batch_size=2,
             sequence_tokens=32,
         )
-        estimate = await running.adapters.Estimate(ask, metadata=checkpoint_service.as_tenant('alice'))
+        estimate = await running.adapters.Estimate(request, metadata=checkpoint_service.as_tenant('alice'))
         assert running.backend.engine.adapter_ids == ()
-        made = await running.create(lora_config={'lora_rank': 4})
-        assert estimate.parameter_count == made.parameter_count
-        assert estimate.adapter_bytes == 3 * 4 * made.parameter_count
+        created = await running.create(lora_config={'lora_rank': 4})
+        assert estimate.parameter_count == created.parameter_count
+        assert estimate.adapter_bytes == 3 * 4 * created.parameter_count
         assert estimate.peak_bytes > estimate.adapter_bytes
         assert estimate.does_fit
         for field in ('sequence_tokens', 'batch_size'):
             too_much = adapter_service_pb2.EstimateRequest()
-            too_much.CopyFrom(ask)
+            too_much.CopyFrom(request)
             setattr(too_much, field, 100_000)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await running.adapters.Estimate(too_much, metadata=checkpoint_service.as_tenant('alice'))
@@ -115,7 +115,7 @@ def _logprobs(result: object) -> np.ndarray:
     return tensor_from_proto(result.forward.logprobs[0], 'logprobs', dtypes=('float32',), dimensions=1)
 
 
-def _loss_of_folder(folder: str) -> float:
+def _loss_of_exported_model(folder: str) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids, labels = (torch.tensor([FEATURES[0][name]]) for name in ('input_ids', 'labels'))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from services.model.application.admission import Admission, QueueLimits
 
 
 class Harness:
-    """An admission and the operations that have slots."""
+    """An `Admission` and the slots that the test has taken."""
 
     def __init__(self, *, operation_count: int = 2, request_bytes: int = 1000) -> None:
         self.clock = FakeClock()
@@ -130,14 +130,14 @@ async def test_waiting_operations_are_bounded() -> None:
     await _end(patient)
 
 
-@pytest.mark.parametrize('is_place_coming', [False, True])
-async def test_a_cancelled_waiter_releases_its_slot(*, is_place_coming: bool) -> None:
+@pytest.mark.parametrize('is_slot_granted', [False, True])
+async def test_a_cancelled_waiter_releases_its_slot(*, is_slot_granted: bool) -> None:
     """A cancelled waiter releases its slot, even if the slot was granted at the same moment."""
     harness = Harness(operation_count=2)
     held, other = await harness.hold(), await harness.hold()
     leaving, next_one = harness.wait('leaving'), harness.wait('next')
     await let_others_run()
-    if not is_place_coming:
+    if not is_slot_granted:
         leaving.cancel()
     # No other task runs between the grant and the cancellation.
     await held.aclose()

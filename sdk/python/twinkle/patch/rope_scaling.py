@@ -1,4 +1,4 @@
-"""Longer sequences than a model was trained on, by scaled rotary position embeddings."""
+"""Scaled rotary position embeddings, for longer sequences than those a model was trained on."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ _TYPES = ('linear', 'yarn')
 
 
 class RopeScalingPatch(Patch):
-    """Scaling of the supported positions by `factor`, equal to a `config.json` with the same rope scaling.
+    """Multiplies the number of supported positions by `factor`, like a `config.json` with the same rope scaling.
 
     'yarn' (Peng et al. 2023, arXiv:2309.00071, section 3.4) stretches only low frequencies; 'linear' (Chen et al.
     2023, arXiv:2306.15595) stretches all. Schemes that depend on the length of the input are not supported, because

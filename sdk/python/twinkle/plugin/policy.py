@@ -15,7 +15,7 @@ LIST_VARIABLE = 'TWINKLE_PLUGINS'
 _NONE = 'none'
 """Value of `TWINKLE_PLUGINS` that disables plugin ids: they are treated as ordinary, unknown names."""
 _DIGEST_MARK = '@'
-_LEAST_DIGITS = 12
+_MIN_DIGITS = 12
 
 
 def trust_remote_code() -> bool:
@@ -99,11 +99,11 @@ def check_digest(plugin: str, digest: str) -> None:
     # A required digest is enforced even if all plugins are allowed.
     if plugin in entries or (not wanted and trust_remote_code()):
         return
-    if not any(len(start) >= _LEAST_DIGITS and digest.startswith(start) for start in wanted):
+    if not any(len(start) >= _MIN_DIGITS and digest.startswith(start) for start in wanted):
         raise PluginRefused(
             plugin,
             f'its code has the digest {digest}, but {LIST_VARIABLE} requires one of {wanted}; an entry needs at least '
-            f'{_LEAST_DIGITS} digits',
+            f'{_MIN_DIGITS} digits',
         )
 
 

@@ -1,4 +1,4 @@
-"""Preprocessors of competition mathematics problems."""
+"""Preprocessors for competition mathematics problems."""
 
 from twinkle.data_format import boxed_answers, pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of

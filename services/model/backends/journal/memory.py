@@ -45,7 +45,7 @@ class MemoryJournal:
         self._undo_steps = undo_steps
         self._adapters: dict[str, _AdapterHistory] = {}
         self._creations: list[CreationRecord] = []
-        self._used: dict[str, CreationRecord] = {}
+        self._creation_by_adapter: dict[str, CreationRecord] = {}
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
@@ -57,7 +57,7 @@ class MemoryJournal:
         return list(self._creations)
 
     async def creation_of(self, adapter_id: str) -> CreationRecord | None:
-        return self._used.get(adapter_id)
+        return self._creation_by_adapter.get(adapter_id)
 
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
@@ -65,7 +65,7 @@ class MemoryJournal:
         first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
         self._adapters[adapter.adapter_id] = _AdapterHistory(adapter, {0: first})
         self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
-        self._used[adapter.adapter_id] = creation
+        self._creation_by_adapter[adapter.adapter_id] = creation
 
     async def remove_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
@@ -116,10 +116,10 @@ class MemoryJournal:
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
         numbers = sorted(self._history_of(adapter_id).snapshots)
-        place = len(numbers) if at_most is None else bisect_right(numbers, at_most)
-        if not place:
+        count = len(numbers) if at_most is None else bisect_right(numbers, at_most)
+        if not count:
             raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most}')
-        return self._history_of(adapter_id).snapshots[numbers[place - 1]]
+        return self._history_of(adapter_id).snapshots[numbers[count - 1]]
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
         rows, entries = self._history_of(adapter_id).rows, list[JournalEntry]()

@@ -21,9 +21,9 @@ from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, Re
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def replica(name: str, *, running: int = 0, most: int = 64, state: ReplicaState = ReplicaState.READY) -> Replica:
-    """Return a ready replica."""
-    load = ReplicaLoad(running_sequence_count=running, max_sequence_count=most)
+def replica(name: str, *, running: int = 0, max_running: int = 64, state: ReplicaState = ReplicaState.READY) -> Replica:
+    """Return a replica; it is ready unless `state` says otherwise."""
+    load = ReplicaLoad(running_sequence_count=running, max_sequence_count=max_running)
     report = ReplicaReport(replica_id=name, service='sampler', address=name, base_models=('m',), load=load)
     return Replica(report=report, state=state, heartbeat_time=MOMENT, join_time=MOMENT)
 
@@ -56,7 +56,7 @@ def key_of(text: str, *, adapter: AdapterRequest | None = None, weight: int = 1)
 def test_open_requests_spread_evenly(count: int, seed: int) -> None:
     """No replica exceeds 1.25 times its share plus two, with equal and with different prompts."""
     router, generator = Router(), random.Random(seed)
-    members = [replica(f'r{index}', most=1000) for index in range(count)]
+    members = [replica(f'r{index}', max_running=1000) for index in range(count)]
     open_counts: Counter[str] = Counter()
     for _ in range(40 * count):
         chosen = router.choose(key_of(f'prompt {generator.randrange(10)}' * 50), members)
@@ -85,7 +85,9 @@ def test_full_and_draining_replicas_get_nothing_while_another_is_free(
 ) -> None:
     """Neither affinity nor residency selects a full or draining replica while another is free."""
     adapter = AdapterRequest(adapter_id='x')
-    fleet = [replica(f'r{i}', running=running, most=4, state=state) for i, (running, state) in enumerate(members)]
+    fleet = [
+        replica(f'r{i}', running=running, max_running=4, state=state) for i, (running, state) in enumerate(members)
+    ]
     router = Router(
         {member.replica_id: {'x': [1]} for member in fleet if member.report.load.running_sequence_count > 3}
     )
@@ -125,13 +127,13 @@ def test_turns_of_a_chat_reach_the_same_replica() -> None:
     router = Router()
     members = [replica(f'r{index}') for index in range(4)]
     text = 'a system prompt that all share ' * 20
-    homes: dict[int, str] = {}
+    first_choice: dict[int, str] = {}
     for turn in range(5):
         for chat in range(8):
             key = key_of(text + f'chat {chat} says at length ' * (20 * (turn + 1)))
             chosen = router.choose(key, members)
-            homes.setdefault(chat, chosen)
-            assert chosen == homes[chat]
+            first_choice.setdefault(chat, chosen)
+            assert chosen == first_choice[chat]
         members = [*members, replica(f'new{turn}')]
 
 

@@ -31,7 +31,7 @@ class MessageNormalizer(RowPreprocessor):
 
     Accepts `messages`, or `conversations` with `from` and `value`, roles such as human, gpt and observation, and a
     single `function_call`, which becomes a list of `tool_calls`. Line ends become newlines; whitespace around texts and
-    null fields are removed. No message and no other text is removed, and normalised chats do not change.
+    null fields are removed. All messages and all other text are kept, and normalising a chat twice changes nothing.
     """
 
     def convert(self, row: Row) -> Row:

@@ -1,4 +1,4 @@
-"""Find repetitions of one unit in a text, in time linear in the length of the text."""
+"""Search for repetitions of one unit in a text, in time linear in the length of the text."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _BLOCK = 4096
 """Characters compared at once when a run is extended."""
 _MAX_TRIES = 16
-"""Maximum number of candidate periods per window. More candidates mean more repeats, which a smaller window finds."""
+"""Maximum number of candidate periods per window. A window with more repeats a unit that a smaller window finds."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Run:
 def find_run(text: str, *, min_characters: int, min_repeats: int) -> Run | None:
     """Return a run with at least `min_characters` characters and `min_repeats` repeats, or None.
 
-    Every such run covers an aligned window of half the minimum length. So the function checks aligned windows, and
-    extends the run to both sides if a window is periodic. The size of the windows doubles to find longer units. Units
-    with at least eight repeats are always found; units with fewer repeats may be missed.
+    Every such run covers an aligned window of half the minimum length. The function therefore checks aligned windows,
+    and extends the run to both sides if a window is periodic. The size of the windows doubles to find longer units.
+    Units with at least eight repeats are always found; units with fewer repeats may be missed.
     """
     for window in _window_sizes(len(text), min_characters):
         run = _find_in_windows(text, window, min_characters, min_repeats)
