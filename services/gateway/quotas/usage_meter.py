@@ -20,7 +20,7 @@ from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.ids import new_id
 
-MOST_READINGS = 500
+MAX_READINGS = 500
 """Most readings in one batch, which keeps transactions short."""
 _Key = tuple[str, str]
 """Tenant and run."""
@@ -114,7 +114,7 @@ class UsageMeter:
     def _next_batch(self) -> UsageBatch | None:
         if self._batch is None and (self._works or self._readings):
             self._number += 1
-            keys = list(self._readings)[:MOST_READINGS]
+            keys = list(self._readings)[:MAX_READINGS]
             self._batch = UsageBatch(
                 writer_id=self._writer_id,
                 number=self._number,

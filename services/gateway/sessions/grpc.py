@@ -1,4 +1,4 @@
-"""Lists and parks the adapters of a tenant at all model services."""
+"""Client of the model services that lists and parks the adapters of a tenant."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class GrpcAdapters:
         request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix=save_prefix)
         for stub in self._stubs:
             try:
-                answer = await self._call(stub.ParkAdapter, request, tenant_id=tenant_id, seconds=_PARKING_SECONDS)
+                response = await self._call(stub.ParkAdapter, request, tenant_id=tenant_id, seconds=_PARKING_SECONDS)
             except AdapterNotFound:
                 continue
-            return _parked(answer.adapter)
+            return _parked(response.adapter)
         return None
 
     async def _list(self, tenant_id: str, *, session_id: str) -> list[str]:
@@ -76,6 +76,6 @@ class GrpcAdapters:
 
 
 def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:
-    # A full-parameter run keeps its replica until it is deleted, so that parking it again is useless.
+    # A full-parameter run keeps its replica until it is deleted, so parking it again would have no effect.
     is_at_rest = adapter.is_parked or adapter.HasField('full_parameters')
     return ParkedAdapter(is_at_rest=is_at_rest, checkpoint_path=adapter.checkpoint_path)

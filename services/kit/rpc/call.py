@@ -19,7 +19,7 @@ Decoder = Callable[[bytes], Any]
 
 @dataclass
 class Call:
-    """Facts about a call, filled in by the layers."""
+    """Data of one call, which the interceptor layers fill in."""
 
     method: str
     """Full name, such as `/twinkle.api.model.v1.TrainingService/Execute`."""
@@ -39,7 +39,7 @@ class Call:
 
     @classmethod
     def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any], *, decode: Decoder | None) -> Call:
-        """Create the call of a context."""
+        """Return a new call with the text metadata of `context`."""
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
         return cls(method, context, decode=decode, metadata=metadata)
@@ -61,7 +61,7 @@ class Call:
     def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are parsed here because grpc would end the call with its internal message.
+        Bytes are parsed here because grpc would reveal its internal message to the caller.
 
         Raises:
             MessageTooLarge, InvalidField: Immediately for a single message, during iteration for a stream.

@@ -28,7 +28,7 @@ _log = structlog.get_logger('residency')
 
 @dataclass(frozen=True, kw_only=True)
 class ResidencyBounds:
-    """When adapters are evicted and snapshotted."""
+    """Limits that determine when adapters are evicted and snapshotted."""
 
     resident_adapters: int = 256
     """Maximum number of adapters in the engine."""
@@ -41,7 +41,7 @@ class ResidencyBounds:
 
 
 class Residency:
-    """Loads adapters into the engine and evicts them. Concurrency: for one event loop."""
+    """Loads adapters into the engine and evicts them. Concurrency: use it from one event loop only."""
 
     def __init__(
         self,

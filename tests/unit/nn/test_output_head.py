@@ -1,4 +1,4 @@
-"""Tests of adapters of the output head, and of groups of target layers."""
+"""Adapters of the output head, and groups of target layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_gradients_equal_peft(folder):
 
 
 @pytest.mark.parametrize('dropout', [0.0, 0.3])
-def test_packing_changes_no_bit(folder, dropout):
+def test_packed_results_are_bitwise_equal_to_single_ones(folder, dropout):
     """Adapters with and without a head update get bitwise the same results together and alone."""
     config = replace(HEAD, lora_dropout=dropout)
     configs = {'a': config, 'b': LoraConfig(r=2, seed=2), 'c': replace(config, r=1, seed=3)}
@@ -123,7 +123,7 @@ def test_a_disabled_adapter_leaves_the_head_alone(folder):
     assert not np.array_equal(own.logps[0], engine.forward_only('a', [draw_feature()]).logps[0])
 
 
-def test_a_sampler_draws_what_the_trainer_scores(folder):
+def test_sampler_and_trainer_agree_on_log_probabilities(folder):
     """Sampled tokens and prompts have the log-probabilities that the trainer computes."""
     trainer = new_engine(folder, {'a': HEAD})
     adapter = EngineAdapter(key='a', version=1, weights=trainer.adapter('a').weights)
@@ -200,13 +200,13 @@ def test_groups_mix_with_names_and_unknown_names_are_refused(tiny_llama_dir):
     mixed = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-mlp', 'q_proj')), seed=0)
     assert {path.rpartition('.')[2] for path in mixed.factors} == {'q_proj', 'gate_proj', 'up_proj', 'down_proj'}
     with pytest.raises(UnknownTargetModules):
-        LoraWeights.create(model.targets, LoraConfig(target_modules=('all-mlp', 'ghost')), seed=0)
+        LoraWeights.create(model.targets, LoraConfig(target_modules=('all-mlp', 'unknown')), seed=0)
     with pytest.raises(UnknownTargetModules):
         LoraWeights.create(model.layers, LoraConfig(target_modules='output-head'), seed=0)
 
 
 def test_head_weights_are_drawn_last(tiny_llama_dir):
-    """The head draws its weights last, so the same seed gives all other layers the same weights with or without it."""
+    """The head's weights are drawn last, so a seed gives the other layers the same weights with and without a head."""
     model = PackedCausalLM.load(tiny_llama_dir)
     plain = LoraWeights.create(model.targets, LoraConfig(), seed=5).peft_state()
     more = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-linear', 'output-head')), seed=5)

@@ -14,7 +14,7 @@ PROGRAMS = re.findall(r'^```python\n(.*?)^```$', DOCUMENT, re.MULTILINE | re.DOT
 
 
 @pytest.fixture(autouse=True)
-def _places(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _environment(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / 'models' / 'org').mkdir(parents=True)
     (tmp_path / 'models' / 'org' / 'tiny').symlink_to(tiny_llama_dir)
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))

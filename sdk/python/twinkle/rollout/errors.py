@@ -20,12 +20,12 @@ class InvalidArguments(RolloutError, ValueError):
 
 
 class ChatCannotGoOn(RolloutError, ValueError):
-    """The chat template cannot render a turn after an assistant's, so multi-turn chats are impossible."""
+    """The chat template cannot render a turn after one of the assistant, so the chat cannot continue."""
 
 
 @error_class('samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or remove the sample')
 class UnknownVersion(RolloutError, ValueError):
-    """A sample does not name the adapter versions that drew it, so its age is unknown."""
+    """A sample does not name the adapter versions that sampled it, so its age is unknown."""
 
     index: int
 

@@ -72,7 +72,7 @@ async def test_bytes_of_waiting_requests_are_bounded() -> None:
 
 
 async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
-    """Running requests use no more than the bound on memory, all of them end, and other tenants' run."""
+    """Running requests stay within the memory bound, all of them finish, and those of other tenants run too."""
     async with running_futures(running_bytes=4 * MIB) as gateway:
         gateway.recorder.gate.clear()
         large = [await gateway.submit(f'a{n}', payload=bytes(MIB)) for n in range(8)]
@@ -89,7 +89,7 @@ async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
 
 
 def test_capacity_counts_each_future_once() -> None:
-    """A future counts once until it left as often as it entered; an accepted one is never refused."""
+    """A future counts once until it has left as often as it entered; an accepted future is never refused."""
     capacity = FutureCapacity(Bounds(per_tenant=1, total=2))
     capacity.enter_accepted(future_at(0))
     capacity.enter_accepted(future_at(0))

@@ -14,24 +14,24 @@ PATIENCE = 10.0
 
 def future_at(position: int, *, key: str = '', tenant: str = 'alice') -> Future:
     """Return a future of the lane."""
-    order = FutureRequest(
+    request = FutureRequest(
         kind='x', key=key or f'k{position}', payload=b'', session_id='', lane='ad-1', position=position
     )
-    return Future.accepted(order, tenant_id=tenant, moment=START)
+    return Future.accepted(request, tenant_id=tenant, moment=START)
 
 
 @given(arrivals=st.lists(st.integers(0, 12), max_size=30), ends=st.lists(st.booleans(), max_size=60))
 def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], ends: list[bool]) -> None:
     """A lane runs each position once and in order, for any order of arrivals, repeats and ends."""
     lane, ran = Lane(now=0.0), list[int]()
-    moves = iter(ends)
+    end_decisions = iter(ends)
     for position in arrivals:
         admission = lane.add(future_at(position), now=0.0)
         assert (admission is Admission.PASSED) == (position < len(ran) - lane.is_running)
         while (started := lane.start()) is not None:
             ran.append(started.position)
             assert lane.start() is None
-            if next(moves, True):
+            if next(end_decisions, True):
                 lane.end(now=0.0)
     assert ran == list(range(len(ran)))
     if not lane.is_running:
@@ -39,8 +39,8 @@ def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], ends: li
 
 
 @given(present=st.sets(st.integers(0, 14)), start=st.integers(0, 3))
-def test_lane_ends_every_future_though_positions_are_missing(present: set[int], start: int) -> None:
-    """Futures right behind a gap fail together when it is given up, and all others run; each ends once."""
+def test_every_future_ends_despite_missing_positions(present: set[int], start: int) -> None:
+    """Futures directly after a gap fail together when the lane gives up, all others run, and each ends once."""
     lane, now = Lane(start, now=0.0), 0.0
     ran, failed = list[int](), list[int]()
     for position in sorted(present, reverse=True):
@@ -68,7 +68,7 @@ def test_lane_ends_every_future_though_positions_are_missing(present: set[int], 
 
 
 def test_lane_takes_one_future_at_each_position() -> None:
-    """The first future at a position keeps it: the same future again is known, and another one is passed."""
+    """The first future at a position keeps it: adding it again returns KNOWN, and adding another one returns PASSED."""
     lane = Lane(now=0.0)
     assert lane.add(future_at(0), now=0.0) is Admission.QUEUED
     assert lane.add(future_at(0), now=0.0) is Admission.KNOWN

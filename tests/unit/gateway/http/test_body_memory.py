@@ -22,7 +22,7 @@ PROTOBUF = {'content-type': 'application/x-protobuf'}
 
 @pytest.fixture
 def gates() -> MemoryGates:
-    """Gates with memory for one body of a MiB of each tenant."""
+    """Gates with memory for one body of 1 MiB per tenant."""
     bodies = ByteGate(tenant_bytes=MIB * 5 // 4, total_bytes=8 * MIB, wait_seconds=0)
     return MemoryGates(bodies=bodies, work=ByteGate(tenant_bytes=64 * MIB, total_bytes=256 * MIB, wait_seconds=0))
 
@@ -34,8 +34,8 @@ async def api(gates: MemoryGates) -> AsyncIterator[TinkerApi]:
         yield running
 
 
-async def nothing(call: HttpCall) -> Any:
-    """Fail, as the route is never served."""
+async def never_served(call: HttpCall) -> Any:
+    """Fail, because no test serves the route."""
     raise AssertionError(call)
 
 
@@ -51,7 +51,7 @@ def call_of(pieces: AsyncIterator[bytes], *, length: int | None = None, memory: 
     async def send(message: Any) -> None:
         raise AssertionError(message)
 
-    route = Route(path='/', http_method='POST', name='x', method='/x', serve=nothing, errors=TinkerErrors())
+    route = Route(path='/', http_method='POST', name='x', method='/x', serve=never_served, errors=TinkerErrors())
     headers = {} if length is None else {'content-length': str(length)}
     return HttpCall(route, {}, receive, send, headers, 'rq-1', memory=memory)
 
@@ -70,7 +70,7 @@ async def some(count: int, size: int) -> AsyncIterator[bytes]:
 
 
 async def test_body_without_free_memory_is_refused_with_a_retry_time(api: TinkerApi, gates: MemoryGates) -> None:
-    """A body without free memory is a 429 with a retry time; small bodies and other tenants are served."""
+    """A body without free memory is refused with 429 and a retry time; small bodies and other tenants are served."""
     model_id = await api.model()
     await gates.bodies.take('alice', MIB)
     for headers in ({}, {'transfer-encoding': 'chunked'}):
@@ -102,7 +102,7 @@ async def test_every_ending_releases_memory(api: TinkerApi, gates: MemoryGates) 
 
 
 async def test_body_of_many_containers_reserves_more_than_its_bytes(api: TinkerApi, gates: MemoryGates) -> None:
-    """A body with many containers reserves much more memory than its bytes, and is refused when that is not free."""
+    """A body with many containers reserves more memory than its bytes, and is refused if it is not free."""
     body = json.dumps({'request_id': 'x', 'more': [[]] * 10_000}).encode()
     assert json_work_bytes(body) > 15 * len(body)
     other = gates.work.hold('alice')

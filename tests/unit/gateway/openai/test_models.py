@@ -1,4 +1,4 @@
-"""Responses to several prompts, merged into one stream."""
+"""Cancellation of a stream that merges the responses to several prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -14,14 +14,14 @@ class SilentSamplers:
     """Samplers that never respond."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.open_count = 0
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
         """Wait forever."""
         del caller, request
         self.open_count += 1
-        self.asked.set()
+        self.called.set()
         try:
             await asyncio.Event().wait()
             yield wire.SampleResponse()
@@ -41,7 +41,7 @@ async def test_cancelled_reader_leaves_no_task() -> None:
                 raise AssertionError('no response was expected')
 
     reading = asyncio.create_task(read())
-    await samplers.asked.wait()
+    await samplers.called.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await asyncio.sleep(0)

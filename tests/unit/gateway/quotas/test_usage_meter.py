@@ -13,7 +13,7 @@ from services.gateway.futures.capacity import SampleTally
 from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.quotas.enforcement import QuotaTable, TokenRates
 from services.gateway.quotas.rules import Quota, Reading, Work
-from services.gateway.quotas.usage_meter import MOST_READINGS, UsageMeter
+from services.gateway.quotas.usage_meter import MAX_READINGS, UsageMeter
 from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable
@@ -43,7 +43,7 @@ def reading(tokens: int, run_id: str = 'run-1', operations: int = 1) -> Reading:
 
 
 async def test_counts_are_written_in_one_batch() -> None:
-    """One batch holds the sums by tenant and run, and a flush without new counts writes nothing."""
+    """One batch contains the sums by tenant and run, and a flush without new counts writes nothing."""
     harness = Harness()
     for _ in range(3):
         harness.meter.count('alice', 'run-1', WORK)
@@ -78,7 +78,7 @@ async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: s
 
 async def test_many_runs_are_written_in_several_batches() -> None:
     """Readings of many runs are split into batches of limited size, and all of them are stored."""
-    harness, count = Harness(), 2 * MOST_READINGS + 1
+    harness, count = Harness(), 2 * MAX_READINGS + 1
     for number in range(count):
         await harness.meter.save(reading(number + 1, f'run-{number}'))
     await harness.meter.flush()

@@ -1,4 +1,4 @@
-"""Fair sharing between tenants, and the slots of the requests at a replica."""
+"""Fair sharing between tenants, and the slots that requests hold at a replica."""
 
 import asyncio
 from collections import Counter
@@ -97,10 +97,10 @@ async def test_waiting_request_is_granted_or_fails_when_its_replica_leaves() -> 
     slots = ReplicaSlots(waiting_per_tenant=8)
     with slots.reserve(REPLICA, 'a', 5) as running, slots.reserve(REPLICA, 'a', 1) as waiting:
         assert (running.is_granted, waiting.is_granted) == (True, False)
-        coming = asyncio.ensure_future(waiting.wait())
+        waiting_task = asyncio.ensure_future(waiting.wait())
         await asyncio.sleep(0)
         slots.finish(running, 1)
-        await coming
+        await waiting_task
         with slots.reserve(REPLICA, 'a', 1) as late:
             slots.keep_only({'r-2'})
             with pytest.raises(Draining):
@@ -117,9 +117,9 @@ async def test_slot_of_a_cancelled_request_is_free() -> None:
         with slots.reserve(REPLICA, 'a', 100) as cancelled:
             assert not cancelled.is_granted
         with slots.reserve(REPLICA, 'a', 1) as waiting:
-            coming = asyncio.ensure_future(waiting.wait())
+            waiting_task = asyncio.ensure_future(waiting.wait())
             await asyncio.sleep(0)
-            coming.cancel()
+            waiting_task.cancel()
     with slots.reserve(REPLICA, 'a', 1) as last:
         assert last.is_granted
 
@@ -136,7 +136,7 @@ async def test_waiting_requests_of_a_tenant_are_bounded() -> None:
 
 
 def test_idle_tenants_are_removed_and_active_ones_are_kept() -> None:
-    """Shares that thousands of tenants used remember the active and the latest ones only."""
+    """Shares that thousands of tenants used keep only the active and the most recent tenants."""
     shares = FairShares(equal_weight, is_active=lambda name: name == 't0')
     for number in range(5000):
         shares.serve(f't{number}', cost=2.0)
