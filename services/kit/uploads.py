@@ -144,9 +144,9 @@ class UploadStore:
         await asyncio.to_thread(self._discard_expired)
 
     def touch(self, folder: Path) -> None:
-        """Restart the time to live of the upload in `folder`."""
+        """Restart the time to live of the upload in `folder`, if it exists and its disk can be written."""
         now = self._clock.now().timestamp()
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.utime(folder / _BYTES_FILE, (now, now))
 
     def release(self, folder: Path) -> None:
@@ -168,7 +168,8 @@ class UploadStore:
             self._check_header(header, known)
             if not self._rules.is_header_binding:
                 self._check_quotas(folder, header, is_new=False)
-                _write_header(folder, header)
+                if header != known.header:
+                    _write_header(folder, header)
             self.touch(folder)
             return known.committed_bytes
 
@@ -183,11 +184,11 @@ class UploadStore:
 
     def _check_quotas(self, folder: Path, header: UploadHeader, *, is_new: bool) -> None:
         others = [known for other in folder.parent.glob('*') if other != folder if (known := _status_in(other))]
-        quota = self._rules.upload_quota
-        if quota is not None and is_new and len(others) >= quota.limit:
-            raise QuotaExceeded(quota.name, quota.limit)
         quota = self._rules.byte_quota
         if quota is not None and sum(map(self._counted_bytes, others)) + header.size_bytes > quota.limit:
+            raise QuotaExceeded(quota.name, quota.limit)
+        quota = self._rules.upload_quota
+        if quota is not None and is_new and len(others) >= quota.limit:
             raise QuotaExceeded(quota.name, quota.limit)
 
     def _counted_bytes(self, upload: UploadStatus) -> int:
@@ -208,9 +209,9 @@ class UploadStore:
         oldest = (self._clock.now() - self._rules.time_to_live).timestamp()
         with self._lock:
             for path in [*self._root.glob('*/*'), *self._root.glob('*')]:
-                if path.is_file():
-                    path.unlink()  # of a layout before this module
-                elif path.parent != self._root and path not in self._open and _modified(path / _BYTES_FILE) < oldest:
+                if path.is_file() or path.parent == self._root:
+                    _remove_leftover(path)
+                elif path not in self._open and _modified(path / _BYTES_FILE) < oldest:
                     _remove(path)
 
     def _folder(self, tenant_id: str, upload_id: str) -> Path:
@@ -261,7 +262,7 @@ class Upload:
         self.check(chunk.offset, len(chunk.data))
         new = memoryview(chunk.data)[self._committed_bytes - chunk.offset :]
         if new:
-            await self.run(_append, self.status.path, new)
+            await self.run(append, self.status.path, new)
             self._committed_bytes += len(new)
 
     async def verify(self) -> None:
@@ -339,9 +340,16 @@ def _write_header(folder: Path, header: UploadHeader) -> None:
     staging.replace(folder / _HEADER_FILE)
 
 
-def _append(path: Path, data: memoryview) -> None:
-    with path.open('ab') as file:
-        file.write(data)
+def append(path: Path, data: memoryview) -> None:
+    """Append all of `data` to a file, or nothing if the disk refuses a part of it."""
+    size_bytes = path.stat().st_size
+    try:
+        with path.open('ab') as file:
+            file.write(data)
+    except OSError:
+        # A full disk may store a part of the data, which would move the offset of the next chunk.
+        os.truncate(path, size_bytes)
+        raise
 
 
 def _digest_of(path: Path) -> str:
@@ -357,6 +365,12 @@ def _modified(path: Path) -> float:
     with suppress(OSError):
         return path.stat().st_mtime
     return 0.0
+
+
+def _remove_leftover(path: Path) -> None:
+    """Remove a file of a layout before this module, or an empty folder; other paths stay."""
+    with suppress(OSError):
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _remove(folder: Path) -> None:

@@ -21,6 +21,8 @@ EVENT_TYPE = 'text/event-stream; charset=utf-8'
 _CHUNK_BYTES = 1 << 18
 """Most bytes of a response handed to the transport at a time; the next chunk waits until the client has read."""
 _WAIT_SECONDS = 5.0
+_MODEL_BYTES = 1280
+"""Upper bound of the memory of a validated model without its values, as measured with messages of a chat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,8 @@ class CallMemory:
 
 
 def json_work_bytes(data: bytes) -> int:
-    """Estimate the memory of a parsed JSON document; containers cost more than scalars."""
-    return 4 * len(data) + 64 * (data.count(b',') + data.count(b'[')) + 256 * data.count(b'{')
+    """Return an upper bound of the memory of a parsed JSON document whose objects became validated models."""
+    return 4 * len(data) + 64 * (data.count(b',') + data.count(b'[')) + _MODEL_BYTES * data.count(b'{')
 
 
 def message_work_bytes(data: bytes) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
+from services.kit.errors import InvalidField
+
 _EXACT_INTEGERS = 1 << 53
 """Doubles represent every integer below this exactly."""
 
@@ -48,13 +50,20 @@ def struct_of(values: Mapping[str, Any]) -> Struct:
 
 
 def value_to_proto(value: Any) -> Value:
-    """Return the message of a JSON value; tuples become lists."""
+    """Return the message of a JSON value; tuples become lists.
+
+    Raises:
+        InvalidField: an integer exceeds the range of the message's 64-bit floating-point numbers.
+    """
     if value is None:
         return Value(null_value=0)  # pyright: ignore[reportArgumentType] (the enum's only value)
     if isinstance(value, bool):
         return Value(bool_value=value)
     if isinstance(value, int | float):
-        return Value(number_value=value)
+        try:
+            return Value(number_value=value)
+        except OverflowError as error:
+            raise InvalidField('body', 'contains an integer that is too large') from error
     if isinstance(value, str):
         return Value(string_value=value)
     if isinstance(value, Mapping):

@@ -1,6 +1,9 @@
 """The upload store: resumption, digests, expiry, quotas, and streams that are cancelled or killed."""
 
 import asyncio
+import shutil
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
@@ -298,6 +301,8 @@ async def test_files_of_an_earlier_layout_are_removed(storage: Storage) -> None:
     await storage.store.discard_expired()
     assert [path.name for path in storage.root.rglob('*') if path.is_file()].count('bytes') == 1
     assert not (storage.root / 'alice-1').exists()
+    await storage.store.discard_expired()
+    assert not (storage.root / 'folder').exists()
 
 
 async def test_an_upload_has_one_stream_at_a_time(storage: Storage) -> None:
@@ -345,3 +350,33 @@ async def _until_free(storage: Storage) -> None:
         else:
             return
     raise AssertionError('the upload is still in use')
+
+
+async def test_a_close_that_cannot_write_frees_the_upload(storage: Storage) -> None:
+    """A disk error while an upload is closed does not keep it in use."""
+    upload = await storage.open(3)
+    (folder,) = storage.folders()
+    shutil.rmtree(folder)
+    folder.write_bytes(b'')
+    await upload.close()
+    folder.unlink()
+    assert await storage.announce(3) == 0
+
+
+def test_a_chunk_that_is_stored_in_part_leaves_no_bytes(tmp_path: Path) -> None:
+    """A chunk for which the disk has too little room leaves the committed bytes unchanged."""
+    path = tmp_path / 'bytes'
+    path.write_bytes(b'abc')
+    program = (
+        'import resource, sys\n'
+        'from pathlib import Path\n'
+        'from services.kit.uploads import append\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))\n'
+        'try:\n'
+        '    append(Path(sys.argv[1]), memoryview(bytes(100)))\n'
+        'except OSError:\n'
+        '    sys.exit(3)\n'
+    )
+    finished = subprocess.run([sys.executable, '-B', '-c', program, str(path)], check=False)
+    assert finished.returncode == 3
+    assert path.read_bytes() == b'abc'

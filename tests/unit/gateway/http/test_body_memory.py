@@ -1,17 +1,21 @@
 """Memory of HTTP bodies: reserved before they are read, refused when exhausted, and released."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import zstandard
 
 from fixtures.tinker_api import TinkerApi, tinker_api
-from services.gateway.http.body import ClientGone, Pace, read_bytes
+from services.gateway.http.body import ClientGone, Pace, parse_object, read_bytes
 from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
+from services.gateway.openai.request import chat_request
 from services.gateway.tinker.routes import TinkerErrors
+from services.gateway.tinker.sampling import sample_request
 from services.kit.byte_gate import ByteGate
 from services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
 
@@ -110,6 +114,41 @@ async def test_body_of_many_containers_reserves_more_than_its_bytes(api: TinkerA
     assert (await api.post('retrieve_future', content=body)).status_code == 429
     other.release()
     assert (await api.post('retrieve_future', content=body)).status_code == 404
+
+
+def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
+    return f'[{",".join([item] * (size_bytes // (len(item) + 1)))}]'
+
+
+@pytest.mark.parametrize(
+    ('make', 'body', 'item'),
+    [
+        (chat_request, '{"model":"m","messages":ITEMS}', '{"role":"user","content":""}'),
+        (
+            chat_request,
+            '{"model":"m","messages":[{"role":"assistant","tool_calls":ITEMS}]}',
+            '{"function":{"name":"a"}}',
+        ),
+        (chat_request, '{"model":"m","messages":[{"role":"user","content":ITEMS}]}', '{"type":"text","text":""}'),
+        (sample_request, '{"base_model":"m","prompt":{"chunks":ITEMS},"sampling_params":{}}', '{"tokens":[1]}'),
+        (sample_request, '{"base_model":"m","prompt":{"chunks":[{"tokens":ITEMS}]},"sampling_params":{}}', '1'),
+    ],
+    ids=['messages', 'tool-calls', 'parts', 'chunks', 'tokens'],
+)
+def test_parsed_body_takes_no_more_memory_than_it_reserves(
+    make: Callable[[dict[str, Any]], object], body: str, item: str
+) -> None:
+    """The models of a body with as many small objects as possible fit into the memory that the call reserves."""
+    data = body.replace('ITEMS', _list_of(item)).encode()
+    make(parse_object(data))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        make(parse_object(data))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= json_work_bytes(data)
 
 
 async def test_announced_body_reserves_memory_before_it_is_read() -> None:

@@ -117,3 +117,14 @@ def test_random_bytes_are_refused_or_read() -> None:
         data = bytes(generator.choices(b'{}[]":,\\u0123456789abcdefNaI-+.e \xff\x00', k=generator.randrange(40)))
         refusal = refusal_of(lambda data=data: parse_object(data))
         assert refusal is None or refusal['reason'] == 'INVALID_FIELD'
+
+
+def test_integers_beyond_floating_point_are_refused() -> None:
+    """An integer that no 64-bit floating-point number can represent is refused in a schema and in arguments."""
+    huge = 10**400
+    form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': {'maximum': huge}}}
+    call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': f'{{"a":{huge}}}'}}
+    with pytest.raises(InvalidField):
+        completion_request({'model': 'm', 'prompt': 'a', 'response_format': form})
+    with pytest.raises(InvalidField):
+        chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
