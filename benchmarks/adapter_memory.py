@@ -30,14 +30,14 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument('--resident', type=int, default=16, help='how many of these are in memory at the same time')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
-    figures: dict[str, Any] = {'options': vars(options), 'held': _held(base_model, options)}
-    figures['unparked'] = _unparked(base_model, options)
+    figures: dict[str, Any] = {'options': vars(options), 'held': _memory_growth(base_model, options)}
+    figures['unparked'] = _restore_times(base_model, options)
     if options.many:
-        figures['many'] = _many(base_model, options)
+        figures['many'] = _park_many(base_model, options)
     return figures
 
 
-def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compare the growth of the process with the size of parameters and optimizer moments."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     idle_seconds = 3600.0
@@ -65,7 +65,7 @@ def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compare a forward_backward that restores its adapter and parks another one with one on a resident adapter."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     with running_model(base_model, max_resident_adapters=2, undo_steps=0) as model:
@@ -87,7 +87,7 @@ def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+def _park_many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Create many more adapters than fit into memory, then train each once, which restores and parks it."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
@@ -105,7 +105,7 @@ def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
             if count % max(1, options.many // _CURVE_POINTS) == 0:
                 curve.append(_point(model, count, begin))
         stepped = time.monotonic() - clock - created
-        paged = _least_within(model, _PARKING_SECONDS)
+        paged = _min_memory_within(model, _PARKING_SECONDS)
     state = adapters[0].parameter_count * _FLOAT_BYTES * (1 + _MOMENTS)
     return {
         'adapters': options.many,
@@ -126,11 +126,11 @@ def _point(model: StandaloneModel, count: int, begin: int) -> dict[str, float]:
     return {'stepped': count, 'mib': round((model.resident_bytes - begin) / 2**20, 1)}
 
 
-def _least_within(model: StandaloneModel, seconds: float) -> int:
+def _min_memory_within(model: StandaloneModel, seconds: float) -> int:
     """Poll for some time, in which idle adapters are parked, and return the smallest memory."""
     end = time.monotonic() + seconds
-    least = model.resident_bytes
+    minimum = model.resident_bytes
     while time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-        least = min(least, model.resident_bytes)
-    return least
+        minimum = min(minimum, model.resident_bytes)
+    return minimum

@@ -1,4 +1,4 @@
-"""Time from a publish to its answer and to a subscriber, by shared memory and as bytes.
+"""Time from a publish to its response and to its arrival at a subscriber, through shared memory and as bytes.
 
 The weights are bfloat16. A small update changes them from version to version, as in training.
 """

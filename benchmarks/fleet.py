@@ -114,8 +114,8 @@ def _kill_busy_sampler(stack: StackState) -> None:
         replicas = FleetAdministration(client=client).list_replicas()
     busy = max(replicas, key=lambda replica: replica.load.running_sequence_count)
     services = state.services if state is not None else ()
-    victim = next(service for service in services if service.address == busy.address)
-    os.kill(victim.pid, signal.SIGKILL)
+    busy_service = next(service for service in services if service.address == busy.address)
+    os.kill(busy_service.pid, signal.SIGKILL)
 
 
 def _wait_for_replicas(stack: StackState, count: int) -> None:

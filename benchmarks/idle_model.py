@@ -24,7 +24,7 @@ class IdleModelConfig(ServiceConfig):
 
 
 class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
-    """Answers GetAdapter with the requested id."""
+    """Responds to GetAdapter with the requested id."""
 
     def __init__(self, config: IdleModelConfig) -> None:
         self._config = config
@@ -48,19 +48,19 @@ class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
 
 
 async def run(config: IdleModelConfig) -> None:
-    """Serve until the process is asked to stop."""
+    """Serve until the process receives a stop signal."""
     endpoint = Endpoint(
         adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
         IdleAdapters(config),
         adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server,
     )
     sizes = {'context_tokens': 1, 'vocabulary_size': 1, 'parameter_count': 1}
-    held = BaseModelFacts(base_model=config.base_model, dtype='float32', is_trainable=True, **sizes)
+    base_model_facts = BaseModelFacts(base_model=config.base_model, dtype='float32', is_trainable=True, **sizes)
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
         endpoints=[endpoint],
-        facts=lambda: ServerFacts(base_models=[held]),
+        facts=lambda: ServerFacts(base_models=[base_model_facts]),
     )
     await serve_until_stopped(server, config)
 

@@ -1,4 +1,4 @@
-"""Time from a trainer's tensors to an adapter that answers: published to a sampler, against a folder that is loaded.
+"""Time until an adapter generates tokens: publication to a sampler, compared with a folder that the engine loads.
 
 Both engines are vLLM with the same arguments, and the two methods alternate within one run. The second method, which
 other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.

@@ -2,9 +2,9 @@
 
 A real stack serves streams that request the newest version all the time, one answer after the other. The run has three
 phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between two tokens of
-an answer are compared within the run. The engine core logs each of its steps. From this log come the number of steps
-between two tokens of a sequence, which does not depend on other work of the machine, and the gaps without the time of
-services and client.
+an answer are compared within the run. The engine core logs each of its steps. The log gives the number of steps between
+two tokens of a sequence, which does not depend on other work of the machine, and the gaps without the time of services
+and client.
 """
 
 import argparse
@@ -223,7 +223,7 @@ def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
         'answers': len(run.answers),
         'answers_that_ended_early': sum(answer.reason != sampling_pb2.STOP_REASON_LENGTH for answer in run.answers),
         'versions_that_answered': len({answer.version for answer in run.answers}),
-        'goal': 'most_steps_between_tokens is 1, but for preemptions',
+        'goal': 'most_steps_between_tokens is 1, except after preemptions',
     }
 
 
@@ -233,8 +233,8 @@ def _phase_figures(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float
     def is_within(at: float) -> bool:
         return any(begin <= at <= end for begin, end in spans)
 
-    mine = [step for step in steps if is_within(step.at)]
-    between = [count for step in mine for count in step.steps_since.values() if count]
+    phase_steps = [step for step in steps if is_within(step.at)]
+    between = [count for step in phase_steps for count in step.steps_since.values() if count]
     at_client = [
         after - before for answer in run.answers for before, after in pairwise(answer.times) if is_within(after)
     ]
@@ -242,11 +242,11 @@ def _phase_figures(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float
     seconds = sum(end - begin for begin, end in spans)
     return {
         'seconds': round(seconds, 1),
-        'tokens_per_second': round(sum(len(step.steps_since) for step in mine) / seconds, 1),
-        'steps': len(mine),
+        'tokens_per_second': round(sum(len(step.steps_since) for step in phase_steps) / seconds, 1),
+        'steps': len(phase_steps),
         'most_steps_between_tokens': max(between),
         'gaps_of_several_steps': sum(count > 1 for count in between),
-        'preemptions': sum(len(step.preempted) for step in mine),
+        'preemptions': sum(len(step.preempted) for step in phase_steps),
         'step_ms': _spread(after.at - before.at for before, after in pairwise(steps) if is_within(after.at)),
         'gap_in_engine_ms': _spread(_gaps_in_engine(steps, is_within)),
         'gap_at_client_ms': _spread(at_client),

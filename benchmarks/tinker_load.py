@@ -86,7 +86,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _make_keys(stack: StackState) -> dict[str, str]:
     with connected(stack) as client:
         keys = KeyAdministration(client=client)
-        names = [f'tenant-{place}' for place in range(len(DEMANDS))]
+        names = [f'tenant-{index}' for index in range(len(DEMANDS))]
         return {name: keys.create_key(name, scopes=['train', 'sample'])[1] for name in names}
 
 

@@ -105,7 +105,7 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
     begin = time.monotonic()
     running = StackState.load(state_dir)
     if running is not None and running.is_running():
-        raise SystemExit(f'{state_dir} is used by another quick start; wait for it to end, or give another --state-dir')
+        raise SystemExit(f'{state_dir} is used by another quick start; wait for it, or give another --state-dir')
     try:
         resolve_model(model)
         with console.status('the services load the model') as status:

@@ -75,9 +75,9 @@ class Loop:
 
     def prompts(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the chats of each step."""
-        draw = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(self.seed)
         for _ in range(self.setting.steps):
-            yield chats_about(draw.choice(TOPICS, self.setting.prompts, replace=False))
+            yield chats_about(rng.choice(TOPICS, self.setting.prompts, replace=False))
 
     def sample(self, index: int, chats: list[dict[str, Any]]) -> list[SampledSequence]:
         """Return all completions of a step; runs in the pipeline's thread."""

@@ -102,16 +102,16 @@ def train(recipe: Recipe[Setting]) -> None:
     model = policy_and_critic(setting, seed=recipe.seed)
     sampler = TorchSampler(setting.model, model=model.engine.model)
     manager = CheckpointEngineManager(model=model, sampler=sampler)
-    draw = np.random.default_rng(recipe.seed)
+    rng = np.random.default_rng(recipe.seed)
     title = f'PPO with a critic, seed {recipe.seed}'
     with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=PLOTTED) as curves:
         for step in range(setting.steps):
             manager.sync_weights(merge_and_sync=False, adapter_name='policy')
             held_out = sample(sampler, HELD_OUT_TOPICS, setting, seed=HELD_OUT_SEED)
-            topics = draw.choice(TOPICS, setting.prompts, replace=False)
+            topics = rng.choice(TOPICS, setting.prompts, replace=False)
             features = sample(sampler, topics, setting, seed=recipe.seed * setting.steps + step)
             batch = evaluate(model, features, kl_coef=setting.kl_coef)
-            update(model, batch, setting, draw)
+            update(model, batch, setting, rng)
             curves.record(heldout_return=np.mean(ShoutReward()(held_out)), **batch.numbers)
 
 
@@ -153,10 +153,10 @@ def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef:
     return Experience(features, scores, values, rewards_to_go, advantages, returns, kl)
 
 
-def update(model: MultiLoraTransformersModel, batch: Experience, setting: Setting, draw: np.random.Generator) -> None:
+def update(model: MultiLoraTransformersModel, batch: Experience, setting: Setting, rng: np.random.Generator) -> None:
     """Train both adapters on all minibatches, in a different order in each epoch."""
     for _ in range(setting.epochs):
-        order = draw.permutation(len(batch.features))
+        order = rng.permutation(len(batch.features))
         for begin in range(0, len(order), setting.minibatch):
             chosen = order[begin : begin + setting.minibatch]
             features = [batch.features[index] for index in chosen]

@@ -134,7 +134,7 @@ def teach(recipe: Recipe[Setting], components: Components) -> None:
     with Curves(
         recipe.out, title='SFT: the model learns its name', total_steps=steps + 2, plotted=['loss', 'named']
     ) as curves:
-        curves.record(named=ask(components))
+        curves.record(named=named_fraction(components))
         for epoch in range(setting.epochs):
             seed = 1000 * recipe.seed + epoch
             options = {'batch_size': setting.batch_size, 'shuffle': True, 'seed': seed, 'drop_last': True}
@@ -143,10 +143,10 @@ def teach(recipe: Recipe[Setting], components: Components) -> None:
                 model.clip_grad_and_step(1.0)
                 curves.record(loss=output['loss'])
         manager.sync_weights(merge_and_sync=False)
-        curves.record(named=ask(components))
+        curves.record(named=named_fraction(components))
 
 
-def ask(components: Components) -> float:
+def named_fraction(components: Components) -> float:
     """Ask the held-out questions; return the fraction of answers that contain the name."""
     chats = [{'messages': [{'role': 'user', 'content': question}]} for question in HELD_OUT]
     responses = components.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})

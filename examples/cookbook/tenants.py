@@ -26,7 +26,7 @@ class Log:
 
     name: str
     updates: 'queue.SimpleQueue[Mapping[str, float] | None]'
-    """Numbers for the thread that records the curves; None means that the tenant has ended."""
+    """Numbers for the thread that records the curves; None means that the tenant has finished."""
     start: threading.Barrier
     """Barrier at which the tenants wait for each other after they have prepared their data."""
     digests: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ def run_tenants(
                 while (numbers := updates.get()) is not None:
                     curves.record(**numbers)
         except BaseException:
-            # Closing the connections ends the calls in progress, and with them the threads.
+            # Closing the connections ends the calls in progress, so the threads can finish.
             for client in clients:
                 client.close()
             raise
@@ -112,7 +112,7 @@ def client_of(tenant: Tenant, admin: TwinkleClient, keys: ExitStack) -> TwinkleC
 
 
 def work(tenant: Tenant, client: TwinkleClient, log: Log) -> None:
-    """Run the work of a tenant in its thread, and report its end. A failure releases the tenants at the barrier."""
+    """Run the work of a tenant in its thread, and report its completion. A failure releases the barrier."""
     try:
         with client:
             tenant.work(client, log)

@@ -104,7 +104,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 
 def question(rng: np.random.Generator, *, is_held_out: bool = False) -> dict[str, Any]:
-    """Return a chat that asks for a product; only in held-out ones is the first number a multiple of 7."""
+    """Return a chat that asks for a product; the first number is a multiple of 7 only in held-out chats."""
     first = int(rng.choice([number for number in range(11, 99) if (number % 7 == 0) is is_held_out]))
     second = int(rng.integers(11, 99))
     messages = [

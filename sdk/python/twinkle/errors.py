@@ -1,12 +1,12 @@
 """The decorator that declares error classes, in the library and in the services.
 
-A class lists its facts as annotated fields; its message is a template over them::
+A class declares annotated fields, and its message is a template that contains them::
 
     @error_class('the chunk at byte {offset} does not match its checksum')
     class ChunkCorrupt(StateError):
         offset: int
 
-Errors without facts are ordinary exceptions, raised with their message.
+Errors without fields are ordinary exceptions that are raised with a message.
 """
 
 from collections.abc import Callable

@@ -157,7 +157,7 @@ async def _send(
     report: ReportBytes,
 ) -> checkpoint_pb2.Checkpoint:
     stub, backoff = CheckpointServiceStub(connection.channel), connection.backoff()
-    # A query is a stream that carries only the header; the server answers it with the offset that it expects.
+    # A query is a stream that carries only the header; the server responds with the offset that it expects.
     committed, is_query = 0, True
     while True:
         requests = _requests(header, None if is_query else path, committed, report)

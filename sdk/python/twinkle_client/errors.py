@@ -4,7 +4,7 @@ Error:
  ├─ RetryableError > BusyError    retry after `retry_after`, if it is set; the client has already retried
  ├─ UsageError > NotFoundError, ConflictError, StateError, QuotaError, NotSupportedError
  ├─ AccessError                   the API key is missing, unknown, or lacks the permission
- ├─ DeadlineError                 no answer in time; also a TimeoutError
+ ├─ DeadlineError                 no response in time; also a TimeoutError
  ├─ CancelledError                the request was cancelled, by this or another authorized client
  └─ ServerError                   a defect of the service, or data that was damaged in transit
 """
@@ -123,12 +123,12 @@ class Error(Exception):
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Time after which to retry; None if the server named none."""
+        """Time after which to retry; None if the server did not specify one."""
         return self._facts.retry_after
 
     @property
     def disposition(self) -> Disposition:
-        """Whether the request took effect and whether to repeat it, by the server or else by the status code."""
+        """Whether the request took effect and whether to repeat it, from the server or else the status code."""
         return self._facts.disposition or _disposition_by_code(self._facts)
 
 
@@ -149,7 +149,7 @@ class NotFoundError(UsageError):
 
 
 class ConflictError(UsageError):
-    """The id, name or number is in use, or another writer was faster."""
+    """The id, name or number is in use, or another writer changed the resource first."""
 
 
 class StateError(UsageError):
@@ -258,7 +258,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Erro
 
     Args:
         error: Error that grpc raised.
-        request_id: Id of the call, used if the server did not name one.
+        request_id: Id of the call, used if the server did not report one.
     """
     trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     request_id = str(trailers.get(_REQUEST_ID_KEY) or request_id)

@@ -55,7 +55,7 @@ class FleetAdministration:
 
     @remote_stream
     async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:
-        """Yield all replicas, then a message with `is_synced`, then changes. The stream does not end by itself."""
+        """Yield all replicas, then a message with `is_synced`, then changes. The stream has no end."""
         async with aclosing(self._connection.stream(self._stub.WatchFleet, pb.WatchFleetRequest())) as events:
             async for event in events:
                 yield event

@@ -41,7 +41,7 @@ def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gam
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), NUMBERS)
 def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float) -> None:
-    """The return of every counted token is the score without discount and values, whichever tokens are masked."""
+    """The return of every counted token is the score without discount and values, for any mask."""
     masks = [mask, [True]]
     rewards = GAEAdvantage.build_token_rewards([score, 0.0], [len(mask), 1], masks=masks)
     values = [[0.0] * len(row) for row in masks]
@@ -57,7 +57,7 @@ def test_a_reward_where_no_token_counts_is_refused() -> None:
     assert caught.value.field == 'rewards[1][2]'
 
 
-def test_tokens_that_do_not_count_pay_no_penalty() -> None:
+def test_tokens_that_do_not_count_get_no_penalty() -> None:
     """Masked tokens, such as tool output, get no KL penalty."""
     rows = GAEAdvantage.build_token_rewards(
         [1.0],
@@ -101,7 +101,7 @@ def test_single_token_is_not_normalized() -> None:
 
 
 def test_last_token_gets_the_completion_reward() -> None:
-    """The last token gets the completion's reward, and every token pays the KL penalty."""
+    """The last token gets the completion's reward, and every token gets the KL penalty."""
     rows = GAEAdvantage.build_token_rewards(
         [1.0, -1.0], [2, 1], old_logps=[[-1.0, -2.0], [-3.0]], ref_logps=[[-1.5, -2.0], [-1.0]], kl_coef=0.1
     )

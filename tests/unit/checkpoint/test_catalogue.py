@@ -133,7 +133,7 @@ def test_revision_of_an_earlier_process_is_refused() -> None:
 
 
 @given(kinds=st.lists(st.sampled_from(FrameKind), max_size=6))
-def test_only_header_chunks_commit_is_a_transfer(kinds: list[FrameKind]) -> None:
+def test_a_transfer_has_header_chunks_and_commit(kinds: list[FrameKind]) -> None:
     """Any order other than header, chunks, commit is refused."""
     is_good = kinds[:1] == [FrameKind.HEADER] and kinds[-1:] == [FrameKind.COMMIT]
     is_good = is_good and set(kinds[1:-1]) <= {FrameKind.CHUNK}
@@ -181,7 +181,7 @@ async def test_changes_of_one_adapter_do_not_overlap() -> None:
 
 
 async def test_a_change_is_finished_when_its_caller_is_cancelled() -> None:
-    """A change that has begun runs to its end before the cancellation of its caller takes effect."""
+    """A change that has started completes before the cancellation of its caller takes effect."""
     begun, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def change() -> None:

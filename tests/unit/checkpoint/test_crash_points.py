@@ -34,7 +34,7 @@ class Fuse:
 
     left: int = -1
 
-    def burn(self) -> None:
+    def count_change(self) -> None:
         """Count a change.
 
         Raises:
@@ -49,14 +49,14 @@ class TornFile:
     """A file whose last write before the crash writes only half of its bytes."""
 
     def __init__(self, file: IO[bytes], fuse: Fuse) -> None:
-        """Write to `file` until the fuse has burnt down."""
+        """Write to `file` until the fuse reaches its limit."""
         self._file = file
         self._fuse = fuse
 
     def write(self, data: Any) -> None:
         """Write all or, at the crash, half of the data."""
         try:
-            self._fuse.burn()
+            self._fuse.count_change()
         except Crash:
             self._file.write(memoryview(data)[: len(data) // 2])
             self._file.close()
@@ -79,13 +79,13 @@ class CrashingDisk(LocalDisk):
 
     def open_to_write(self, name: str) -> Any:
         """Open a file that may be torn."""
-        self._fuse.burn()
+        self._fuse.count_change()
         return TornFile(super().open_to_write(name), self._fuse)
 
     def close_synced(self, file: IO[bytes]) -> None:
         """Sync, or crash first."""
         try:
-            self._fuse.burn()
+            self._fuse.count_change()
         except Crash:
             file.close()
             raise
@@ -93,16 +93,16 @@ class CrashingDisk(LocalDisk):
 
     def sync_folder(self, name: str) -> None:
         """Sync, or crash first."""
-        self._fuse.burn()
+        self._fuse.count_change()
         super().sync_folder(name)
 
     def remove(self, name: str) -> None:
         """Remove file by file, or crash in between."""
         top = Path(self.local_path(name))
         for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
-            self._fuse.burn()
+            self._fuse.count_change()
             path.rmdir() if path.is_dir() else path.unlink()
-        self._fuse.burn()
+        self._fuse.count_change()
         super().remove(name)
 
 

@@ -19,9 +19,9 @@ ADAPTER = AdapterKey('alice', 'ad-1')
 @pytest.fixture
 def threads() -> Iterator[Threads]:
     """One thread."""
-    made = Threads('store', count=1)
-    yield made
-    made.close()
+    threads = Threads('store', count=1)
+    yield threads
+    threads.close()
 
 
 class BrokenStore(MemoryStore):
@@ -62,8 +62,8 @@ async def test_failed_deletion_does_not_block_others(threads: Threads) -> None:
     assert await store.load() == [records[0], records[2]]
 
 
-async def test_the_next_start_deletes_what_does_not_fit_the_ring(threads: Threads) -> None:
-    """Versions that a process did not delete before its end are returned by the next `restore`."""
+async def test_the_next_start_deletes_versions_beyond_the_ring(threads: Threads) -> None:
+    """Versions that a process did not delete before it exited are returned by the next `restore`."""
     store = MemoryStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     catalogue = Catalogue(ring_capacity=2, pin_limit=1)

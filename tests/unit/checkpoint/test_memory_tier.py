@@ -36,9 +36,9 @@ from twinkle.checkpoint_engine import iter_chunks
 @pytest.fixture
 def threads() -> Iterator[Threads]:
     """Two worker threads."""
-    made = Threads('store', count=2)
-    yield made
-    made.close()
+    threads = Threads('store', count=2)
+    yield threads
+    threads.close()
 
 
 @pytest.fixture

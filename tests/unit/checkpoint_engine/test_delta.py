@@ -122,12 +122,12 @@ def test_a_damaged_delta_is_detected(data: st.DataObject) -> None:
     """A truncated, extended or modified delta raises InvalidDelta or gives bytes with another digest."""
     base, new = _random_state(1, 400), _random_state(2, 400)
     delta = bytearray(encode_delta(new.manifest, new.data, base.data))
-    place = data.draw(st.integers(0, len(delta) - 1))
+    position = data.draw(st.integers(0, len(delta) - 1))
     kind = data.draw(st.sampled_from(['cut', 'flip', 'grow']))
     if kind == 'cut':
-        del delta[place:]
+        del delta[position:]
     elif kind == 'flip':
-        delta[place] ^= data.draw(st.integers(1, 255))
+        delta[position] ^= data.draw(st.integers(1, 255))
     else:
         delta += data.draw(st.binary(min_size=1, max_size=9))
     if kind != 'flip':

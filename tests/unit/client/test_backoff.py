@@ -24,19 +24,19 @@ class _Loop(asyncio.SelectorEventLoop):
 def test_attempts_that_take_grpc_s_own_retries_are_one_outage(lasting: float, attempts: int) -> None:
     """Attempts prolonged by grpc's own retries count as one outage; only a longer attempt starts a new outage."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        assert runner.run(_failures(timedelta(seconds=3), lasting=lasting, most=5)) == attempts
+        assert runner.run(_failures(timedelta(seconds=3), lasting=lasting, max_failures=5)) == attempts
 
 
-async def _failures(retry_timeout: timedelta, *, lasting: float, most: int) -> int:
-    """Return the number of failed attempts until the backoff gives up, at most `most`."""
+async def _failures(retry_timeout: timedelta, *, lasting: float, max_failures: int) -> int:
+    """Return the number of failed attempts until the backoff gives up, at most `max_failures`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
     backoff = Backoff(retry_timeout.total_seconds())
     error = RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message='', retry_after=timedelta(0)))
-    for attempt in range(1, most):
+    for attempt in range(1, max_failures):
         loop.ahead += lasting
         try:
             await backoff.wait_or_raise(error)
         except RetryableError:
             return attempt
-    return most
+    return max_failures

@@ -199,7 +199,7 @@ def test_fleet_fits_a_terminal() -> None:
     ],
 )
 def test_list_of_keys_shows_their_state(ends: dict[str, int], word: str) -> None:
-    """The state names the event that ended the key first, or the expiry of a valid key. Times are in days from now."""
+    """The state is the first event that invalidated the key, or its expiry. Times are days from now."""
     key = key_service_pb2.ApiKey()
     for name, days in ends.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))

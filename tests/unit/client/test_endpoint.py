@@ -1,4 +1,4 @@
-"""Which server is called: the given address, else the environment's, else the local stack."""
+"""Selection of the server: the given address, or that of the environment, or the local stack."""
 
 import os
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_authority_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes
         TwinkleClient('https://host:2', 'tml-mine', ca=tmp_path / 'ca.crt')
 
 
-def test_stack_that_has_ended_is_not_found(tmp_path: Path) -> None:
+def test_stack_that_has_exited_is_not_found(tmp_path: Path) -> None:
     """A process id that now belongs to another process does not count."""
     _pretend_stack(tmp_path, mark='0')
     with pytest.raises(ValueError, match='twinkle up'):

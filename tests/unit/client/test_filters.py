@@ -41,7 +41,7 @@ def test_times_are_converted_from_their_time_zone() -> None:
 
 
 def test_empty_time_range_is_refused() -> None:
-    """A range that ends when it begins contains nothing and raises ValueError."""
+    """A range whose end equals its beginning is empty and raises ValueError."""
     with pytest.raises(ValueError, match='end_time'):
         checkpoints_request('', {'begin_time': NOON, 'end_time': NOON})
 
@@ -55,6 +55,6 @@ def test_labels_must_be_strings(values: dict[str, str]) -> None:
 
 @pytest.mark.parametrize('moment', [NOON.date(), NOON.isoformat(), NOON.timestamp()])
 def test_filter_of_another_type_than_a_time_is_refused(moment: Any) -> None:
-    """Ignoring the filter would list everything, which is dangerous for programs that delete all listed items."""
+    """A filter of the wrong type is refused instead of ignored, because ignoring it would list everything."""
     with pytest.raises(TypeError):
         checkpoints_request('', {'end_time': moment})

@@ -31,13 +31,13 @@ runner = CliRunner()
 
 
 def test_stack_is_reachable_once_its_gateway_has_an_address(tmp_path: Path) -> None:
-    """A stack that was killed during its start is not taken for a running stack."""
+    """A stack that was killed during its start does not count as running."""
     assert not _stack(tmp_path, _service('gateway', address='')).is_reachable()
     assert _stack(tmp_path, _service('gateway')).is_reachable()
 
 
-def test_only_ended_services_are_restarted(tmp_path: Path) -> None:
-    """A service that is still starting, or that was asked to leave, is not restarted."""
+def test_only_exited_services_are_restarted(tmp_path: Path) -> None:
+    """A service that is still starting, or that is marked as leaving, is not restarted."""
     ended = _service('sampler', is_alive=False)
     starting = replace(_service('sampler-2', is_alive=False), address='')
     leaving = replace(_service('sampler-3', is_alive=False), is_leaving=True)
@@ -169,7 +169,7 @@ def test_state_folder_option_before_a_fleet_command_is_used(word: list[str], tmp
 
 
 def test_service_that_has_left_is_removed_from_the_state(tmp_path: Path) -> None:
-    """Reviving a stack removes services that were asked to leave and have ended."""
+    """Reviving a stack removes services that are marked as leaving and have exited."""
     left = replace(_service('sampler', is_alive=False), is_leaving=True)
     _stack(tmp_path, left, _service('gateway')).save()
     stack = revive_stack(tmp_path, report=_silent)
@@ -178,7 +178,7 @@ def test_service_that_has_left_is_removed_from_the_state(tmp_path: Path) -> None
 
 
 def _service(name: str, *, address: str = '127.0.0.1:1', is_alive: bool = True) -> ServiceState:
-    """Return a service whose process is the current process, or one that has ended."""
+    """Return a service whose process is the current process, or one that has exited."""
     mark = start_mark(os.getpid()) if is_alive else 'gone'
     return ServiceState(name=name, pid=os.getpid(), start_mark=mark, address=address, log_path='')
 

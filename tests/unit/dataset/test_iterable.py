@@ -160,7 +160,7 @@ def test_encode_and_check_equal_a_dataset(tiny_llama_dir: Path) -> None:
 
 
 def packed_chats(folder: Path, texts: list[str], **options: Any) -> IterablePackingDataset:
-    """Return an encoded dataset that is ready for packed_chats."""
+    """Return an encoded dataset that can be packed."""
     dataset = IterablePackingDataset(DatasetMeta(data=[chat(text) for text in texts]), **options)
     dataset.set_template('Template', model_id=str(folder), max_length=100)
     dataset.encode()

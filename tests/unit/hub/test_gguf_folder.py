@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_gguf(path: Path) -> None:
-    """Write a one-layer Llama model like llama.cpp: with interleaved q and k rows and one quantised matrix."""
+    """Write a one-layer Llama model like llama.cpp: with interleaved q and k rows and one quantized matrix."""
     writer = GGUFWriter(path, 'llama')
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(64)
@@ -58,7 +58,7 @@ def write_gguf(path: Path) -> None:
 
 
 def original() -> dict[str, np.ndarray]:
-    """Return the unquantised tensors by GGUF name."""
+    """Return the unquantized tensors by GGUF name."""
     q_rows = interleaved(np.arange(HIDDEN * HIDDEN, dtype=np.float32).reshape(HIDDEN, HIDDEN), HEADS)
     return {
         'token_embd.weight': np.eye(len(TOKENS), HIDDEN, dtype=np.float32),
@@ -73,7 +73,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def test_weights_have_their_names_order_and_type(folder: Path) -> None:
-    """Rotary rows are reordered, quantised values are dequantised, and all weights are float32."""
+    """Rotary rows are reordered, quantized values are dequantized, and all weights are float32."""
     weights = load_file(folder / 'model.safetensors')
     expected = np.arange(HIDDEN * HIDDEN, dtype=np.float32).reshape(HIDDEN, HIDDEN)
     np.testing.assert_array_equal(weights['model.layers.0.self_attn.q_proj.weight'], expected)

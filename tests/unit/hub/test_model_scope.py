@@ -137,7 +137,7 @@ def test_hub_methods_accept_ids_with_and_without_prefix(
     assert MSHub.push_to_hub('org/name', folder, token=TOKEN, private=False).url.endswith('/models/org/name')
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'mine=ms://org/name')
     model_folders = [MSHub.download_model(text) for text in ('org/name', 'ms://org/name', 'mine', str(folder))]
-    assert [contents(Path(place)).keys() >= FILES.keys() for place in model_folders] == [True] * 4
+    assert [contents(Path(folder_name)).keys() >= FILES.keys() for folder_name in model_folders] == [True] * 4
     assert model_folders[0] == model_folders[1] == model_folders[2]
     assert sorted(contents(Path(MSHub.download_file('org/name', 'config.*')))) == ['config.json']
     with pytest.raises(HubError):

@@ -126,7 +126,7 @@ def test_invalid_arguments_are_refused_before_any_request(folder: Path, tmp_path
 
 
 def test_a_background_upload_is_validated_immediately(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invalid arguments are refused before a thread starts; the answer of the hub is in the future."""
+    """Invalid arguments are refused before a thread starts; the future contains the hub's response."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(HubError):

@@ -65,7 +65,7 @@ def test_expert_axes_divide_the_ranks_of_a_stage() -> None:
         DeviceMesh.from_sizes(dp_size=8, ep_size=3)
 
 
-def test_this_process_is_a_rank_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_process_has_the_rank_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Properties of one rank read `RANK`, and raise ValueError if it is unset or out of range."""
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
     monkeypatch.delenv('RANK', raising=False)
@@ -91,9 +91,9 @@ def test_a_mesh_can_be_built_from_nested_lists() -> None:
         DeviceMesh([0, 1], ('dp',), expert_sizes=(('dp', 2),))
     with pytest.raises(ValueError, match='vpp_size'):
         DeviceMesh([0, 1], ('dp',), vpp_size=0)
-    for ask in (mesh.axis_size, mesh.axis_rank, mesh.get_dim_ranks):
+    for method in (mesh.axis_size, mesh.axis_rank, mesh.get_dim_ranks):
         with pytest.raises(ValueError, match='experts'):
-            ask('experts')
+            method('experts')
     with pytest.raises(ValueError, match='stage'):
         mesh.get_pp_stage_ranks(1)
     with pytest.raises(ValueError, match='rank'):

@@ -39,7 +39,7 @@ def test_many_ranks_are_refused_without_side_effects() -> None:
     assert runtime() is before
 
 
-def test_initialize_seeds_and_remembers() -> None:
+def test_initialize_sets_seed_and_runtime() -> None:
     """The same seed gives the same random numbers, and `runtime` returns the given settings."""
     mesh = twinkle.DeviceMesh.from_sizes(dp_size=1)
     twinkle.initialize(seed=7, global_device_mesh=mesh)

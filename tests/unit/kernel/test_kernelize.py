@@ -139,7 +139,7 @@ def gelu_layer() -> nn.Module:
 
 
 @pytest.mark.parametrize('operation', ['rms_norm', 'swiglu'])
-def test_training_goes_through_a_kernel(tiny_qwen3_dir, operation):
+def test_training_uses_a_kernel(tiny_qwen3_dir, operation):
     """A trainer runs on replaced kernels, and its losses equal the reference's within rounding."""
     losses = [trained(tiny_qwen3_dir, {}), trained(tiny_qwen3_dir, {operation: PLAIN[operation]})]
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-3)
@@ -185,7 +185,7 @@ def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='Liger runs on a CUDA device')
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_liger_computes_what_the_reference_does(tiny_qwen3_dir, dtype):
+def test_liger_equals_the_reference(tiny_qwen3_dir, dtype):
     """Values and gradients of Liger's kernels equal the reference within the rounding of the dtype."""
     pytest.importorskip('liger_kernel')
     model = PackedCausalLM.load(tiny_qwen3_dir, dtype=dtype, device='cuda')

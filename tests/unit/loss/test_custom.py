@@ -77,7 +77,7 @@ def test_log_probabilities_must_fit_the_features():
             custom_gradients(lambda _, values: values[0].sum(), features, logps)
 
 
-def test_a_custom_loss_is_a_linear_one_at_its_point():
+def test_custom_gradients_replace_any_loss():
     """Custom gradients, as coefficients or negated weights, give the trainer the gradient of any loss."""
     arrays = make_arrays((3, 2), seed=3)
     batch = arrays.torch()

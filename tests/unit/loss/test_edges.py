@@ -66,7 +66,7 @@ POLICIES = [case for case in CASES if 'advantages' in case.loss.required_streams
 
 
 @pytest.mark.parametrize('case', POLICIES, ids=case_id)
-def test_zero_advantages_leave_only_penalties(case):
+def test_zero_advantages_have_only_penalty_gradients(case):
     """Advantages of 0 give a gradient of 0 if the loss has no penalty."""
     arrays = case.arrays()
     still = replace(arrays, streams={**arrays.streams, 'advantages': np.zeros(len(arrays.logps_R))})
@@ -204,7 +204,7 @@ def test_equal_student_and_teacher_have_no_loss():
         assert torch.autograd.grad(loss, batch.logits_RV)[0].abs().max() < 1e-12
 
 
-def test_thresholds_may_come_with_the_labels():
+def test_clip_bounds_of_features_override_options():
     """Tinker's clip bounds in the features override those of the options."""
     for name in ('ppo', 'cispo'):
         narrow = one_label(2.0, 1.0, clip_low_threshold=0.9, clip_high_threshold=1.1)

@@ -69,7 +69,7 @@ def rewards_of(case: Case, arrays) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize('case', [case for case in CASES if case.loss.group_size == 2], ids=case_id)
-def test_preferences_report_rewards_and_how_often_they_agree(case):
+def test_preferences_report_rewards_and_accuracies(case):
     """Preference losses report mean rewards, margins and accuracies, and the cloning loss if they have one."""
     arrays = case.arrays(seed=10)
     chosen, rejected = np.array(rewards_of(case, arrays)).T
@@ -85,7 +85,7 @@ def test_preferences_report_rewards_and_how_often_they_agree(case):
     assert 0.0 < expected['reward_accuracy'] < 1.0
 
 
-def test_critics_report_values_and_how_often_they_were_held():
+def test_critics_report_values_and_clip_fractions():
     """Value losses report mean values, returns, errors and the fraction of clipped values."""
     arrays = make_arrays((6, 3), seed=3)
     metrics = build_loss('PPOValueLoss')(arrays.torch())['metrics']
@@ -112,7 +112,7 @@ def test_distillation_reports_the_divergence():
     assert metrics == pytest.approx({'divergence': weightless(arrays, arrays)[0] / 2.0 / 5})
 
 
-def test_embeddings_report_similarities_and_how_often_the_positive_wins():
+def test_embeddings_report_similarities_and_accuracies():
     """InfoNCE reports similarities and the accuracy over anchors and unmasked negatives."""
     arrays = make_arrays((1,) * 6, is_grouped=True)
     corners = {0: (1, 0), 1: (1, 0), 2: (0, 1), 3: (0, 1), 4: (1, 0), 5: (0, 1)}

@@ -60,7 +60,7 @@ def test_ipo_has_no_gradient_at_its_margin():
     assert gradient[0] < -0.03
 
 
-def test_a_hinge_is_satisfied_beyond_its_margin():
+def test_hinge_loss_is_zero_beyond_its_margin():
     """The hinge loss is 0 for beta h of at least 1 and has slope beta below (arXiv 2309.06657)."""
     assert value_and_gradient('DPOLoss', pair([0.0], [0.0], reference=(-6.0, 5.0)), beta=0.1, loss_type='hinge') == (
         0.0,
@@ -91,7 +91,7 @@ def test_conservative_dpo_optimum():
     assert gradient == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
-def test_simpo_is_of_means_and_asks_for_a_margin():
+def test_simpo_compares_means_with_a_margin():
     """SimPO compares means with a margin: -log sigmoid(2 - 1) for any length (arXiv 2405.14734, equation 6)."""
     expected = 0.3132617
     for length in (1, 3):
@@ -100,7 +100,7 @@ def test_simpo_is_of_means_and_asks_for_a_margin():
         assert sum(gradient[:length]) == pytest.approx(-2 * 0.2689414, abs=1e-6)
 
 
-def test_cpo_prefers_and_clones():
+def test_cpo_adds_a_cloning_term():
     """CPO adds the chosen response's mean of 1 to the preference for a margin of 1 (arXiv 2401.08417, equation 6)."""
     loss, _ = value_and_gradient('CPOLoss', pair([-1.0, -1.0], [-4.0]), beta=0.5, bc_coef=1.0)
     assert loss == pytest.approx(0.3132617 + 1.0)
@@ -134,13 +134,13 @@ def distilled(teacher: list[float], student: list[float], beta: float) -> float:
     return build_loss('GKDLoss', beta=beta, teacher='full')(batch)['loss'].item()
 
 
-def test_gkd_s_ends_are_the_two_divergences():
+def test_gkd_at_beta_0_and_1_is_a_one_sided_divergence():
     """GKD at beta 0 and 1 is the forward and the reverse divergence (arXiv 2306.13649, section 2)."""
     assert distilled([0.75, 0.25], [0.5, 0.5], beta=0.0) == pytest.approx(0.1308120, abs=1e-7)
     assert distilled([0.75, 0.25], [0.5, 0.5], beta=1.0) == pytest.approx(0.1438410, abs=1e-7)
 
 
-def test_gkd_s_middle_is_bounded_by_ln_2():
+def test_gkd_at_beta_half_is_bounded_by_ln_2():
     """GKD at beta 1/2 is the Jensen-Shannon divergence: ln 2 for disjoint distributions, 0 for equal ones."""
     assert distilled([1.0, 0.0], [0.0, 1.0], beta=0.5) == pytest.approx(LN2)
     assert distilled([0.2, 0.8], [0.2, 0.8], beta=0.5) == pytest.approx(0.0, abs=1e-12)
@@ -173,7 +173,7 @@ def test_infonce_of_identical_embeddings():
     assert loss == pytest.approx(math.log(4))
 
 
-def test_infonce_of_four_right_angles_by_hand():
+def test_infonce_of_four_orthogonal_pairs():
     """InfoNCE of four orthogonal pairs at temperature 1/2 is -log(e^2 / (e^2 + 3)), with accuracy 1."""
     loss, accuracy = contrasted(np.repeat(np.eye(4), 2, axis=0) * 7.0, temperature=0.5)
     assert loss == pytest.approx(math.log(1 + 3 * math.exp(-2)))

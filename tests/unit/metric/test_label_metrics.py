@@ -139,7 +139,7 @@ def test_extreme_ratios_are_finite():
     assert all(math.isfinite(value) for value in values.values())
 
 
-def test_the_value_metric_is_of_all_labels_together():
+def test_value_metrics_cover_all_batches():
     """Value metrics are computed over the labels of all batches together."""
     found, labels = report('PPOValueMetric', *FACTS, epsilon=0.5), list(rows(*FACTS))
     errors = [row['returns'] - row['value'] for row in labels]
@@ -156,7 +156,7 @@ def test_the_value_metric_is_of_all_labels_together():
     )
 
 
-def test_equal_returns_leave_nothing_to_explain():
+def test_equal_returns_have_no_explained_variance():
     """The explained variance is omitted if all returns are equal."""
     facts = batch(1)
     facts.labels.streams['returns'][:] = 2.0
@@ -165,7 +165,7 @@ def test_equal_returns_leave_nothing_to_explain():
     assert 'train/explained_variance' not in found
 
 
-def test_preferences_are_of_whole_answers():
+def test_preferences_sum_over_whole_responses():
     """Preference metrics sum over a response's labels and average over pairs, the chosen one first."""
     found = report('DPOMetric', *FACTS, beta=0.5)
     sums, refs = {}, {}
@@ -244,7 +244,7 @@ def test_rewards_come_from_features_or_from_the_loop():
     )
 
 
-def test_loop_may_call_it_as_other_metrics_are_called():
+def test_unused_arguments_accept_only_none():
     """None for inputs and outputs is accepted; other values are refused."""
     metric = CompletionRewardMetric()
     metric.accumulate(None, None, completion_lengths=[7], rewards={'format': [1.0]})
@@ -321,7 +321,7 @@ def test_reset_clears_the_state(name):
 
 
 @pytest.mark.parametrize('name', METRICS.names)
-def test_facts_without_labels_are_accepted(name):
+def test_results_without_labels_are_accepted(name):
     """Results without labels and empty batches are accepted by every metric."""
     metric = METRICS.build(name, {})
     metric.accumulate(ForwardFacts(features=(), loss_sum=1.0, label_count=2, token_count=3, loss_metrics={}))

@@ -23,7 +23,7 @@ def test_the_loss_is_the_mean_over_labels_of_all_batches():
     assert metric.calculate() == {}
 
 
-def test_rates_are_of_the_time_since_the_last_report():
+def test_rates_cover_the_time_since_the_last_report():
     """Throughput is measured since the last reset, which keeps the last step's learning rate and number."""
     now = [100.0]
     metric = TrainMetric(clock=lambda: now[0])

@@ -65,7 +65,7 @@ def test_a_shared_pass_is_split_by_items_and_changes_no_bit(limited, draw_featur
         assert state_of(constrained, name) == state_of(unlimited, name)
 
 
-def test_a_lone_part_is_halved_and_its_neighbour_is_not(limited, draw_feature):
+def test_only_the_part_that_does_not_fit_is_halved(limited, draw_feature):
     """A batch that does not fit runs in halves with a warning; other batches are bitwise unchanged."""
     large = [draw_feature(12, seed) for seed in range(5)]
     items = [

@@ -153,7 +153,7 @@ def test_accumulated_batches_equal_one_large_one(model, draw_feature):
         torch.testing.assert_close(own, other, atol=1e-5, rtol=0)
 
 
-def test_sum_reduction_leaves_the_gradient_whole(engine, draw_feature):
+def test_sum_reduction_does_not_divide_the_gradient(engine, draw_feature):
     """Reduction 'sum' applies the gradient of the summed loss, and 'mean' that of the mean."""
     batch = [draw_feature(20)]
     norms = {}
@@ -182,7 +182,7 @@ def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
     assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), expected, strict=True))
 
 
-def test_forward_only_changes_nothing_and_may_leave_the_adapter_out(engine, draw_feature):
+def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, draw_feature):
     """Evaluation adds no gradient and draws no dropout; with a disabled adapter it evaluates the base model."""
     batch = [draw_feature(20)]
     fresh = engine.forward_only('a', batch)

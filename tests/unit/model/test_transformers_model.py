@@ -125,7 +125,7 @@ def test_load_without_optimizer(trainer, tmp_path, draw_feature):
         trainer.save('../elsewhere', str(tmp_path))
 
 
-def test_an_adapter_may_begin_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
+def test_an_adapter_can_start_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
     """An adapter can be created from a peft folder with its weights."""
     trainer.forward_backward([draw_feature()])
     trainer.clip_grad_and_step()
@@ -136,7 +136,7 @@ def test_an_adapter_may_begin_from_a_peft_folder(trainer, tiny_llama_dir, tmp_pa
     assert all(torch.equal(saved[name], tensor) for name, tensor in other.get_state_dict().items())
 
 
-def test_peft_configuration_is_taken(tiny_llama_dir):
+def test_peft_configuration_is_accepted(tiny_llama_dir):
     """A peft.LoraConfig is converted to an equal configuration of this library."""
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('p', peft.LoraConfig(r=2, lora_alpha=5, target_modules=['q_proj'], use_rslora=True))
@@ -318,7 +318,7 @@ def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, t
         trainer.save('merged', str(tmp_path), merge_lora=True, save_optimizer=True)
 
 
-def test_an_external_peft_folder_begins_an_adapter(trainer, tiny_llama_dir, tmp_path, draw_feature):
+def test_an_adapter_can_start_from_an_external_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
     """An adapter saved by peft gives peft's log-probabilities here and can be trained further."""
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=['q_proj', 'down_proj'], init_lora_weights=False)
     plain = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama_dir), config)

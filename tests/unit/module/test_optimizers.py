@@ -229,7 +229,7 @@ def test_missing_library_is_reported_with_its_extra():
 
 
 @pytest.mark.skipif(not HAS_8BIT, reason='needs the extra eight-bit')
-def test_eight_bit_moments_are_bytes_and_come_back():
+def test_eight_bit_moments_are_bytes_and_are_restored():
     """A matrix of 4096 elements has 8-bit moments, and a restored state gives bitwise the same steps."""
     weight = torch.ones(64, 64, requires_grad=True)
     parameters = {'w': weight}

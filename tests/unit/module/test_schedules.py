@@ -38,12 +38,12 @@ OPTIONS = {
 """Options with which each schedule uses all of its features within 12 steps."""
 
 
-def rates(name, options, moves):
+def rates(name, options, step_count):
     """Return the learning rate before each of the first steps of a schedule with base rate 1."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 1.0})
     scheduler = build_scheduler(name, optimizer, options)
     values = []
-    for _ in range(moves):
+    for _ in range(step_count):
         values.append(optimizer.param_groups[0]['lr'])
         optimizer.step()
         scheduler.step()
@@ -112,10 +112,10 @@ def trained(name):
     return parameters, optimizer, build_scheduler(name, optimizer, OPTIONS[name])
 
 
-def move(parameters, optimizer, scheduler, moves):
+def take_steps(parameters, optimizer, scheduler, step_count):
     """Step the optimizer and the schedule; return the rates of each step."""
     rates = []
-    for index in range(moves):
+    for index in range(step_count):
         for parameter in parameters.values():
             parameter.grad = torch.full_like(parameter, 0.5 + index)
         optimizer.step()
@@ -129,7 +129,7 @@ def move(parameters, optimizer, scheduler, moves):
 def test_every_schedule_is_restored_bitwise_from_json(name, before):
     """A schedule restored from JSON at any step gives bitwise the same rates and weights."""
     parameters, optimizer, scheduler = trained(name)
-    move(parameters, optimizer, scheduler, before)
+    take_steps(parameters, optimizer, scheduler, before)
     saved = optimizer_state(optimizer)
     numbers = json.loads(json.dumps([scheduler_state(scheduler), saved.numbers], allow_nan=False))
     tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
@@ -137,10 +137,10 @@ def test_every_schedule_is_restored_bitwise_from_json(name, before):
     with torch.no_grad():
         for path, parameter in parameters.items():
             others[path].copy_(parameter)
-    new_optimizer.step()  # without gradients; torch warns of a schedule moved before the first step
+    new_optimizer.step()  # without gradients; torch warns if a schedule is stepped before its optimizer
     load_scheduler_state(new_scheduler, numbers[0])
     load_optimizer_state(new_optimizer, OptimizerState(tensors, numbers[1]))
-    assert move(others, new_optimizer, new_scheduler, 5) == move(parameters, optimizer, scheduler, 5)
+    assert take_steps(others, new_optimizer, new_scheduler, 5) == take_steps(parameters, optimizer, scheduler, 5)
     assert all(torch.equal(others[path], parameter) for path, parameter in parameters.items())
     assert scheduler_state(new_scheduler) == scheduler_state(scheduler)
 
@@ -157,16 +157,16 @@ def test_the_state_of_another_schedule_is_refused():
 
 
 @pytest.mark.parametrize('name', scheduler_names())
-def test_moves_left_counts_down_to_the_move_torch_refuses(name):
+def test_moves_left_counts_down_to_the_step_torch_refuses(name):
     """`moves_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
     parameters, optimizer, scheduler = trained(name)
     for _ in range(40):
         left = moves_left(scheduler)
         if left == 0:
             with pytest.raises(ValueError, match='steps'):
-                move(parameters, optimizer, scheduler, 1)
+                take_steps(parameters, optimizer, scheduler, 1)
             return
-        move(parameters, optimizer, scheduler, 1)
+        take_steps(parameters, optimizer, scheduler, 1)
         assert moves_left(scheduler) == (None if left is None else left - 1)
     assert left is None
 
@@ -195,5 +195,5 @@ def test_every_group_is_validated():
 def test_scheduler_class_accepts_functions():
     """A scheduler class may take functions as options."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 1.0})
-    build_scheduler(torch.optim.lr_scheduler.LambdaLR, optimizer, {'lr_lambda': lambda move: 0.5})
+    build_scheduler(torch.optim.lr_scheduler.LambdaLR, optimizer, {'lr_lambda': lambda _: 0.5})
     assert optimizer.param_groups[0]['lr'] == 0.5

@@ -70,7 +70,7 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
         torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
 
 
-def test_a_clip_beside_text_changes_no_bit(folder):
+def test_a_clip_beside_text_does_not_change_results(folder):
     """Text and a clip in one pass get bitwise the results that each gets alone."""
     model = PackedCausalLM.load(folder)
     grid, text = (AUDIBLE, FRAMES, 1), draw_ids(8, 0, 14)

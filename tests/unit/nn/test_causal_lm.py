@@ -118,12 +118,12 @@ def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
     with torch.inference_mode():
         cache = KVCache()
         model.hidden(ids[:8], torch.arange(8), sequences=[SequenceSpan(0, 8, cache)])
-        twin = cache.copy()
+        duplicate = cache.copy()
         expected = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
-        assert (cache.length, twin.length) == (10, 8)
+        assert (cache.length, duplicate.length) == (10, 8)
         cache.truncate(8)
         again = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
-        other = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, twin)])
+        other = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, duplicate)])
     assert torch.equal(expected, again)
     assert torch.equal(expected, other)
 

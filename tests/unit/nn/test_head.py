@@ -136,7 +136,7 @@ def test_empty_batch_gives_empty_outputs():
     assert hidden.grad.shape == (0, HIDDEN)
 
 
-def test_improbable_labels_keep_their_digits():
+def test_improbable_labels_have_exact_logarithms():
     """A probability that underflows float32 still has an exact logarithm."""
     head = HeadWeights(torch.eye(4), None, softcap=None)
     outputs = run_head(torch.tensor([[200.0, 0.0, 0.0, 0.0]]), torch.tensor([1]), head)

@@ -205,7 +205,7 @@ def test_groups_mix_with_names_and_unknown_names_are_refused(tiny_llama_dir):
         LoraWeights.create(model.layers, LoraConfig(target_modules='output-head'), seed=0)
 
 
-def test_head_weights_are_drawn_last(tiny_llama_dir):
+def test_head_weights_are_initialized_last(tiny_llama_dir):
     """The head's weights are drawn last, so a seed gives the other layers the same weights with and without a head."""
     model = PackedCausalLM.load(tiny_llama_dir)
     plain = LoraWeights.create(model.targets, LoraConfig(), seed=5).peft_state()

@@ -198,7 +198,7 @@ def test_other_chat_formats_become_messages() -> None:
 
 
 @pytest.mark.parametrize('row', [{}, {'messages': 'hi'}, {'messages': ['hi']}, {'messages': [{'content': 'hi'}]}])
-def test_invalid_chats_cannot_be_normalised(row: dict[str, Any]) -> None:
+def test_invalid_chats_cannot_be_normalized(row: dict[str, Any]) -> None:
     """A row without a valid chat raises an InvalidRow."""
     with pytest.raises(InvalidRow):
         MessageNormalizer().convert(row)

@@ -12,8 +12,8 @@ def has_run(text: str) -> bool:
     """Return whether the text has a run, by checking all positions and periods."""
     for period in range(1, len(text) // MIN_REPEATS + 1):
         length = 0
-        for place in range(period, len(text)):
-            length = length + 1 if text[place] == text[place - period] else 0
+        for index in range(period, len(text)):
+            length = length + 1 if text[index] == text[index - period] else 0
             if length and length + period >= max(MIN_CHARACTERS, MIN_REPEATS * period):
                 return True
     return False

@@ -16,7 +16,7 @@ def pack(*features, **options):
     return InputProcessor()(features, LIMITS, **options)
 
 
-def test_rows_lie_one_after_the_other():
+def test_features_become_adjacent_rows():
     """Two features become rows without padding, and each label's row and feature are known."""
     batch = pack(FEATURE, {'input_ids': [7, 8], 'labels': [-100, 9], 'loss_weights': [1.0, 0.5]})
     assert batch.input_ids_T.tolist() == [1, 2, 3, 4, 7, 8]

@@ -82,11 +82,11 @@ REFUSED_STREAMS = {
 @pytest.mark.parametrize('name', REFUSED_STREAMS)
 def test_malformed_streams_are_refused(name):
     """The error about a malformed stream contains the feature's index, the field and the element."""
-    fields, place = REFUSED_STREAMS[name]
+    fields, path = REFUSED_STREAMS[name]
     good = {other: values for other, values in TOPK.items() if other in fields}
     with pytest.raises(InvalidFeatures) as refusal:
         pack({**FEATURE, **good}, {**FEATURE, **fields})
-    assert (refusal.value.index, refusal.value.field) == (1, place)
+    assert (refusal.value.index, refusal.value.field) == (1, path)
 
 
 def test_features_must_have_equally_many_candidates():

@@ -68,7 +68,7 @@ def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, tr
     'answer',
     ['9^{9^{9^{9}}} + 1', '100000000!', r'\prod_{n=1}^{100000000} n', '(' * 900 + '1' + ')' * 900, 'x' * 100_000],
 )
-def test_expressions_that_take_forever_are_wrong_in_time(answer: str) -> None:
+def test_slow_expressions_are_wrong_after_the_time_limit(answer: str) -> None:
     """An answer that exceeds the time limit is wrong, and the next one is judged by a new process."""
     before, began = children(), time.monotonic()
     judge = MathJudge(0.5)
@@ -105,7 +105,7 @@ def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 @needs_walls
-def test_a_judge_behind_all_its_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_judge_with_all_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """No warning is logged if all walls are active, as on this machine."""
     warn_of_missing_walls.cache_clear()
     judge = MathJudge(60)

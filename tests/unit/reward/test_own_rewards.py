@@ -25,8 +25,8 @@ from twinkle.reward import (
 from twinkle.reward.code_execution import program_of
 
 pytestmark = pytest.mark.timeout(150)
-ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
-"""Generous limits, for programs that end by themselves even on a slow machine."""
+GENEROUS_LIMITS = SandboxLimits(seconds=60, cpu_seconds=60)
+"""Generous limits, for programs that must exit without being stopped even on a slow machine."""
 
 
 def chats(*completions: str, **more: object) -> list[dict[str, object]]:
@@ -49,12 +49,12 @@ def test_programs_score_the_fraction_of_tests_they_pass() -> None:
         'print(int(input()) ** 2)',
         program('print(int(input()) ** 2)', 'raise SystemExit(1)'),
     ]
-    reward = CodeExecutionReward(limits=ROOMY, num_workers=2)
+    reward = CodeExecutionReward(limits=GENEROUS_LIMITS, num_workers=2)
     assert reward(chats(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0]
 
 
 @needs_walls
-def test_a_program_that_does_not_end_scores_0() -> None:
+def test_a_program_that_does_not_exit_scores_0() -> None:
     """A program that exceeds its time limit is stopped and scores 0, even if its output is correct."""
     endless = program('print(4, flush=True)', 'while True: pass')
     tests = {'input': '2\n', 'output': '4'}
@@ -67,7 +67,7 @@ def test_programs_can_be_tested_by_assertions() -> None:
     square = ['def square(x):', '    return x * x']
     completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
     tests = ['assert square(2) == 4', 'assert square(3) == 9']
-    assert CodeExecutionReward(limits=ROOMY)(chats(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
+    assert CodeExecutionReward(limits=GENEROUS_LIMITS)(chats(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from twinkle.reward import InvalidRewardInput, ProgramNotStarted, SandboxLimits,
 from twinkle.reward.sandbox import watch
 
 pytestmark = [pytest.mark.timeout(150), needs_walls]
-ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
-"""Generous limits, for programs that end by themselves even on a slow machine."""
+GENEROUS_LIMITS = SandboxLimits(seconds=60, cpu_seconds=60)
+"""Generous limits, for programs that must exit without being stopped even on a slow machine."""
 
 ATTEMPT = """
 def attempt():
@@ -55,7 +55,7 @@ for number in range(3, 64):
 def attempt(body: str) -> str:
     """Run lines of Python in the sandbox and return whether they succeeded."""
     lines = '\n'.join(f'    {line}' for line in body.splitlines())
-    result = run_program(ATTEMPT.format(body=lines), limits=ROOMY)
+    result = run_program(ATTEMPT.format(body=lines), limits=GENEROUS_LIMITS)
     assert result.outcome == 'exited', result
     return result.stdout.strip() or result.stderr
 
@@ -63,19 +63,19 @@ def attempt(body: str) -> str:
 def test_a_program_reads_and_writes_text() -> None:
     """A program reads its standard input, and its output, error output and exit code are returned."""
     source = 'import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)'
-    result = run_program(source, 'näive\n', ROOMY)
+    result = run_program(source, 'näive\n', GENEROUS_LIMITS)
     assert (result.outcome, result.exit_code, result.stdout) == ('exited', 3, 'eviän\n')
     assert 'note' in result.stderr
 
 
-def test_output_is_read_after_the_program_ended() -> None:
-    """The output of a program that has already ended is complete."""
+def test_output_is_read_after_the_program_exited() -> None:
+    """The output of a program that has already exited is complete."""
     source = 'import sys\nprint("out")\nprint("err", file=sys.stderr)\nsys.exit(3)'
     with subprocess.Popen(
         [sys.executable, '-c', source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         process.wait()
-        result = watch(process, ROOMY)
+        result = watch(process, GENEROUS_LIMITS)
     assert (result.outcome, result.exit_code) == ('exited', 3)
     assert (result.stdout, result.stderr) == ('out\n', 'err\n')
 
@@ -83,7 +83,7 @@ def test_output_is_read_after_the_program_ended() -> None:
 def test_the_standard_library_and_numpy_work() -> None:
     """Programs can import the standard library and numpy."""
     imports = 'import collections, datetime, heapq, itertools, json, math, random, re, numpy'
-    assert run_program(f'{imports}\nprint(numpy.ones(3).sum())', limits=ROOMY).stdout == '3.0\n'
+    assert run_program(f'{imports}\nprint(numpy.ones(3).sum())', limits=GENEROUS_LIMITS).stdout == '3.0\n'
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_access_to_the_outside_is_refused(body: str) -> None:
         IGNORE_SIGNALS,
     ],
 )
-def test_programs_that_do_not_end_are_stopped(source: str) -> None:
+def test_programs_that_do_not_exit_are_stopped(source: str) -> None:
     """A program that exceeds its time limit is stopped, even if it ignores signals or closes its output."""
     before, began = children(), time.monotonic()
     result = run_program(source, limits=SandboxLimits(seconds=1.0))
@@ -150,7 +150,7 @@ def test_programs_that_do_not_end_are_stopped(source: str) -> None:
 
 
 def test_cpu_time_is_limited() -> None:
-    """The kernel ends a program that exceeds its CPU time."""
+    """The kernel terminates a program that exceeds its CPU time."""
     result = run_program('while True: pass', limits=SandboxLimits(seconds=60, cpu_seconds=1))
     assert result.outcome == 'exited'
     assert result.exit_code < 0
@@ -160,15 +160,15 @@ def test_cpu_time_is_limited() -> None:
 def test_huge_outputs_are_cut(stream: str) -> None:
     """A program that writes too much is stopped, and its output is cut at the limit."""
     source = f'import sys\nwhile True: sys.{stream}.write("x" * 65536)'
-    result = run_program(source, limits=replace(ROOMY, output_bytes=100_000))
+    result = run_program(source, limits=replace(GENEROUS_LIMITS, output_bytes=100_000))
     assert result.outcome == 'wrote_too_much'
     assert len(getattr(result, stream)) == 100_000
 
 
 def test_memory_is_limited() -> None:
-    """A program that exceeds its memory limit ends with an error."""
+    """A program that exceeds its memory limit exits with an error."""
     source = 'kept = []\nwhile True: kept.append(bytearray(1 << 20))'
-    result = run_program(source, limits=replace(ROOMY, memory_bytes=1 << 28))
+    result = run_program(source, limits=replace(GENEROUS_LIMITS, memory_bytes=1 << 28))
     assert result.outcome == 'exited'
     assert 'MemoryError' in result.stderr
 
@@ -178,7 +178,7 @@ def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv('TWINKLE_API_KEY', 'secret')
     with (tmp_path / 'file').open('w') as file:
         os.set_inheritable(file.fileno(), True)
-        result = run_program(LOOK_AROUND, limits=ROOMY)
+        result = run_program(LOOK_AROUND, limits=GENEROUS_LIMITS)
     assert 'TWINKLE_API_KEY' not in result.stdout
     assert 'open' not in result.stdout
     folder = result.stdout.splitlines()[0].rpartition(' ')[2]
@@ -187,13 +187,13 @@ def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_threads_may_run_programs_at_once() -> None:
-    """Each gets its own answer."""
+    """Each thread gets the output of the program that it started."""
     results: dict[int, str] = {}
 
-    def ask(number: int) -> None:
-        results[number] = run_program(f'print({number})', limits=ROOMY).stdout
+    def run(number: int) -> None:
+        results[number] = run_program(f'print({number})', limits=GENEROUS_LIMITS).stdout
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -203,13 +203,13 @@ def test_threads_may_run_programs_at_once() -> None:
 
 def test_a_program_runs_the_same_twice() -> None:
     """Hashes of strings, and therefore the order of sets, are the same in each run."""
-    assert len({run_program('print(hash("a"))', limits=ROOMY).stdout for _ in range(3)}) == 1
+    assert len({run_program('print(hash("a"))', limits=GENEROUS_LIMITS).stdout for _ in range(3)}) == 1
 
 
 def test_an_interpreter_that_cannot_start_is_an_error() -> None:
     """An interpreter that cannot start raises ProgramNotStarted with its error output."""
     with pytest.raises(ProgramNotStarted) as caught:
-        run_program('print(1)', limits=replace(ROOMY, cpu_seconds=1 << 80))
+        run_program('print(1)', limits=replace(GENEROUS_LIMITS, cpu_seconds=1 << 80))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert copy.exit_code == caught.value.exit_code != 0
     assert copy.stderr == caught.value.stderr
@@ -225,7 +225,7 @@ def test_child_processes_of_a_program_are_stopped() -> None:
         process.wait()
         result = watch(process, SandboxLimits(seconds=1))
         assert process.stdout is not None
-        # The pipe ends when its last holder has ended.
+        # The pipe reaches its end when the last process that has it open exits.
         assert process.stdout.read() in (b'', b'begun\n')
     assert any(word.isdecimal() for word in result.stdout.split())
 

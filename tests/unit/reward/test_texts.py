@@ -61,7 +61,7 @@ def test_completions_are_read_in_every_form() -> None:
         assert caught.value.field == 'trajectories[1].messages'
 
 
-def test_gsm8k_scores_what_its_preprocessor_makes() -> None:
+def test_gsm8k_scores_preprocessed_rows() -> None:
     """The GSM8K reward compares the last marked number after the thinking by value."""
     columns = GSM8KProcessor()({'question': ['?'] * 8, 'answer': ['so 1,200.\n#### 1,200'] * 8})
     completions = [
@@ -247,11 +247,11 @@ def test_olympiad_answers_are_scored_by_correctness(
     assert OlympiadBenchAccuracyReward()(trajectories) == [pytest.approx(expected)]
 
 
-def test_olympiad_scores_what_its_preprocessor_makes() -> None:
+def test_olympiad_scores_preprocessed_rows() -> None:
     """Several final answers in a different order score 1."""
     row = {'question': '?', 'final_answer': ['$2$', '$\\frac{1}{3}$'], 'is_multiple_answer': True, 'error': None}
-    made = OlympiadBenchProcessor().convert(row)
-    assert OlympiadBenchAccuracyReward()([answered(made, r'\boxed{1/3, 2}')]) == [1.0]
+    converted = OlympiadBenchProcessor().convert(row)
+    assert OlympiadBenchAccuracyReward()([answered(converted, r'\boxed{1/3, 2}')]) == [1.0]
 
 
 def test_olympiad_answers_are_given_clearly() -> None:
@@ -268,7 +268,7 @@ def test_olympiad_answers_are_given_clearly() -> None:
     assert OlympiadBenchFormatReward()(chats(*completions)) == pytest.approx([1.0, 0.7, 0.7, 0.4, 0.0, 0.0, 1.0])
 
 
-def test_olympiad_quality_is_of_steps_length_and_variety() -> None:
+def test_olympiad_quality_depends_on_steps_length_and_variety() -> None:
     """A derivation scores higher than a bare answer, which scores higher than repeated words."""
     steps = [f'Step {n}: since a_{n} = {n} * {n + 1}, we have b_{n} = a_{n} - {n} = {n * n}.' for n in range(8)]
     derivation = ' '.join(steps) + r' Therefore the answer is \boxed{7}.'

@@ -21,16 +21,16 @@ OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
 def answer_to(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
     """Run the filter for a system call with its second and third argument, and return the result."""
     steps, facts = STEPS, {0: call, 4: machine, 24: second, 32: third}
-    place, loaded = 0, 0
+    position, loaded = 0, 0
     while True:
-        code, if_so, if_not, number = steps[place]
+        code, if_so, if_not, number = steps[position]
         if code == 0x06:
             return number
-        place += 1
+        position += 1
         if code == 0x20:
             loaded = facts[number]
         else:
-            place += if_so if TESTS[code](loaded, number) else if_not
+            position += if_so if TESTS[code](loaded, number) else if_not
 
 
 def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
@@ -53,6 +53,6 @@ def test_files_are_opened_for_reading_only() -> None:
     assert {answer_to(CREAT), answer_to(OPENAT2)} == {REFUSE}
 
 
-def test_calls_of_another_architecture_end_the_process() -> None:
-    """A system call with another architecture's numbers ends the process."""
+def test_calls_of_another_architecture_terminate_the_process() -> None:
+    """A system call with another architecture's numbers terminates the process."""
     assert {answer_to(1, machine=machine) for machine in (I386, AARCH64)} == {KILL}

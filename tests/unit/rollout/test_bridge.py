@@ -44,7 +44,7 @@ def test_an_answer_is_formatted_by_the_template(build, name):
     assert '<|im_end|>' + ended == BRIDGES[name]
 
 
-def test_a_template_without_earlier_turns_cannot_go_on(build):
+def test_a_template_without_earlier_turns_is_refused(build):
     """A chat template that renders only the last message raises ChatCannotGoOn."""
     template = build("{% for message in messages[-1:] %}{{ message['content'] }}{% endfor %}")
     with pytest.raises(ChatCannotGoOn):

@@ -76,7 +76,7 @@ def says(*texts: str) -> Callable[[str, int | None], str]:
     return lambda prompt, seed: texts[min(prompt.count('<|im_start|>assistant') - 1, len(texts) - 1)]
 
 
-def test_tools_answer_until_the_model_calls_none(template):
+def test_tools_answer_until_the_model_stops_calling(template):
     """Tokens and text of a chat with tool calls agree, and only the model's turns have labels."""
     sampler = ScriptedSampler(template, says(CALL, 'it is 3'))
     (rollout,) = MultiTurnRollout(sampler, tool_manager=ToolManager([add]), parse_tool_call=parse)(CHAT)
@@ -121,7 +121,7 @@ def test_one_turn_gives_the_feature_of_the_sampler(tiny_llama_dir):
 )
 def test_tokens_labels_and_logprobs_stay_aligned(template, turns, limit, max_tokens):
     """Every prompt extends the previous one, and each sampled token keeps its id, label and log-probability."""
-    sampler = ScriptedSampler(template, says(*(said for said, _ in turns)))
+    sampler = ScriptedSampler(template, says(*(text for text, _ in turns)))
     rollout = MultiTurnRollout(
         sampler,
         sampling_params={'max_tokens': max_tokens, 'seed': 3},
@@ -179,11 +179,11 @@ def test_a_chat_ends_at_its_limits(template, options, params, expected, turns):
     assert [env.closed_count for env in envs] == [1]
 
 
-@pytest.mark.parametrize(('room', 'expected'), [(99, EndReason.LENGTH), (3, EndReason.MAX_TOKENS)])
-def test_a_turn_that_was_cut_is_not_done(template, room, expected):
+@pytest.mark.parametrize(('tokens_left', 'expected'), [(99, EndReason.LENGTH), (3, EndReason.MAX_TOKENS)])
+def test_a_turn_that_was_cut_is_not_done(template, tokens_left, expected):
     """A truncated turn ends with LENGTH or MAX_TOKENS, even if the environment ends the chat after it."""
     sampler = ScriptedSampler(template, says('I say this'))
-    limit = len(template.encode(CHAT, add_generation_prompt=True)['input_ids']) + room
+    limit = len(template.encode(CHAT, add_generation_prompt=True)['input_ids']) + tokens_left
     for tools in (None, ToolManager([add])):
         rollout = MultiTurnRollout(sampler, None, tools, {'max_tokens': 3}, max_trajectory_tokens=limit)
         (one,) = rollout(CHAT)
@@ -192,7 +192,7 @@ def test_a_turn_that_was_cut_is_not_done(template, room, expected):
     assert whole.end_reason is EndReason.DONE
 
 
-def test_a_chat_without_room_for_a_turn_is_of_age_0(template):
+def test_a_chat_without_sampled_tokens_has_age_0(template):
     """A chat without sampled tokens has no version spans and age 0."""
     rollouts = MultiTurnRollout(ScriptedSampler(template, says('a')), max_trajectory_tokens=5)([CHAT])
     assert rollouts[0].version_spans == []
@@ -201,7 +201,7 @@ def test_a_chat_without_room_for_a_turn_is_of_age_0(template):
 
 
 def test_the_models_context_is_a_limit_too(template):
-    """The context length is read from the sampler's error, and chats with room continue."""
+    """The context length is read from the sampler's error, and chats below it continue."""
     long = {'messages': [{'role': 'user', 'content': 'x' * 300}]}
     sampler = ScriptedSampler(template, says('ok'), context_tokens=120)
     first, second = MultiTurnRollout(sampler, sampling_params={'max_tokens': 40}, env=Counting)([long, CHAT])

@@ -34,7 +34,7 @@ class Loop:
 
 
 @pytest.mark.parametrize('ahead', [0, 1, 3])
-def test_batches_are_sampled_with_the_promised_weights(ahead):
+def test_batches_are_sampled_with_the_documented_weights(ahead):
     """Batch n is sampled with the weights after exactly n - max_staleness trained batches."""
     for _ in range(5):
         loop = Loop()
@@ -72,7 +72,7 @@ def test_the_next_batch_is_sampled_while_the_last_one_trains():
             assert begun[min(batch.index + 1, 3)].wait(timeout=60)
 
 
-def test_with_no_staleness_nothing_runs_ahead():
+def test_with_no_staleness_nothing_runs_in_parallel():
     """Sampling with `max_staleness` 0 starts only after the previous batch is trained."""
     loop, begun = Loop(), []
 

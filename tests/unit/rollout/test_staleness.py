@@ -46,11 +46,11 @@ def test_a_group_is_dropped_together():
     assert (fresh.indexes, fresh.dropped_count) == ([2, 3], 2)
 
 
-@given(versions=st.lists(st.integers(0, 9), max_size=12), most=st.integers(0, 9))
-def test_exactly_the_old_samples_are_dropped(versions, most):
+@given(versions=st.lists(st.integers(0, 9), max_size=12), max_staleness=st.integers(0, 9))
+def test_exactly_the_old_samples_are_dropped(versions, max_staleness):
     """Every sample is either returned or counted as dropped, according to its age."""
-    fresh = drop_stale([sampled(version) for version in versions], version=9, max_staleness=most)
-    assert fresh.indexes == [index for index, version in enumerate(versions) if 9 - version <= most]
+    fresh = drop_stale([sampled(version) for version in versions], version=9, max_staleness=max_staleness)
+    assert fresh.indexes == [index for index, version in enumerate(versions) if 9 - version <= max_staleness]
     assert len(fresh.samples) + fresh.dropped_count == len(versions)
 
 

@@ -77,7 +77,7 @@ def test_two_tools_of_one_name_are_refused():
         ToolManager([search, search])
 
 
-def test_a_call_answers_with_the_functions_text():
+def test_a_call_returns_the_functions_text():
     """The answer has the call's id and name, and the arguments may also be JSON text."""
     tools = ToolManager([search])
     result = tools.call(call('search', {'query': 'x', 'tags': ['a']}))
@@ -169,12 +169,12 @@ def test_a_long_answer_loses_its_middle():
     assert (content[0], content[-1]) == ('a', 'z')
 
 
-@given(text=st.text(max_size=200), most=st.integers(70, 120))
-def test_cutting_never_exceeds_the_limit(text, most):
+@given(text=st.text(max_size=200), max_chars=st.integers(70, 120))
+def test_cutting_never_exceeds_the_limit(text, max_chars):
     """A cut text fits the limit, and a short text is unchanged."""
-    assert len(cut_middle(text, most)) <= most
-    if len(text) <= most:
-        assert cut_middle(text, most) == text
+    assert len(cut_middle(text, max_chars)) <= max_chars
+    if len(text) <= max_chars:
+        assert cut_middle(text, max_chars) == text
 
 
 @given(pieces=st.lists(st.sampled_from(['<|im_end|>', '<|im_', 'start|>', '<', '|', 'x', '<|im_start|>']), max_size=8))

@@ -31,15 +31,15 @@ def sampler(template: Template) -> ScriptedSampler:
     return ScriptedSampler(template, lambda prompt, _: 'yes' if 'hi' in prompt else 'no')
 
 
-def said_yes(rollout: Rollout) -> bool:
-    """Return whether the model said yes."""
+def answers_yes(rollout: Rollout) -> bool:
+    """Return whether the model answered yes."""
     return rollout.messages[-1]['content'] == 'yes'
 
 
 def test_each_rollout_is_written_as_a_line(sampler: ScriptedSampler, tmp_path: Path) -> None:
     """The file has one line per rollout of all calls, in order, with its tokens, messages and facts."""
     folder = tmp_path / 'deep' / 'traces'
-    rollout = MultiTurnRollout(sampler, trace_dir=folder, success_callback=said_yes, num_samples=2)
+    rollout = MultiTurnRollout(sampler, trace_dir=folder, success_callback=answers_yes, num_samples=2)
     results = [*rollout(CHATS, seed=1), *rollout(CHATS[0], seed=2)]
     lines = [json.loads(line) for line in (folder / 'rollouts.jsonl').read_text().splitlines()]
     indexes = [(line['call_index'], line['trajectory_index'], line['sample_index']) for line in lines]
@@ -47,7 +47,7 @@ def test_each_rollout_is_written_as_a_line(sampler: ScriptedSampler, tmp_path: P
     for line, result in zip(lines, results, strict=True):
         assert line['messages'] == result.messages
         assert line['input_ids'] == [int(token) for token in result.feature['input_ids']]
-        assert line['facts'] == result.facts == {'success': float(said_yes(result))}
+        assert line['facts'] == result.facts == {'success': float(answers_yes(result))}
         assert (line['end_reason'], line['turn_count'], line['reward']) == ('done', 1, 0.0)
         assert line['version_spans'] == [
             [span.version, span.begin_token, span.end_token] for span in result.version_spans
@@ -58,7 +58,7 @@ def test_each_rollout_is_written_as_a_line(sampler: ScriptedSampler, tmp_path: P
 def test_a_callback_sees_each_rollout_in_order(sampler: ScriptedSampler) -> None:
     """The callback receives the returned rollout objects in order."""
     seen: list[Rollout] = []
-    rollout = MultiTurnRollout(sampler, trace_callback=seen.append, success_callback=said_yes)
+    rollout = MultiTurnRollout(sampler, trace_callback=seen.append, success_callback=answers_yes)
     results = rollout(CHATS, seed=1)
     assert all(one is other for one, other in zip(seen, results, strict=True))
 
@@ -69,7 +69,7 @@ def test_a_callback_that_raises_is_named(sampler: ScriptedSampler, tmp_path: Pat
     failures: list[BaseException] = [LookupError('no'), KeyboardInterrupt()]
 
     def fail(rollout: Rollout) -> None:
-        if not said_yes(rollout):
+        if not answers_yes(rollout):
             raise failures.pop(0)
 
     rollout = MultiTurnRollout(sampler, trace_dir=tmp_path, **{name: fail})
@@ -115,4 +115,4 @@ def test_a_fact_of_the_environment_is_not_overwritten(sampler: ScriptedSampler) 
             """Release nothing."""
 
     with pytest.raises(ValueError, match='success'):
-        MultiTurnRollout(sampler, env=ReportsSuccess, success_callback=said_yes)(CHATS, seed=1)
+        MultiTurnRollout(sampler, env=ReportsSuccess, success_callback=answers_yes)(CHATS, seed=1)

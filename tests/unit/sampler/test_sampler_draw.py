@@ -13,10 +13,10 @@ from twinkle.sampler.engine.draw import draw_token, top_logprobs, uniform
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
 
 
-def draw(number: float, logits: torch.Tensor = LOGITS, *, present=(), forbidden=(), drawn=(), **params) -> int:
+def draw(number: float, logits: torch.Tensor = LOGITS, *, present=(), forbidden=(), sampled=(), **params) -> int:
     """Sample a token with the given parameters."""
     given_params = SamplingParams(**params)
-    return draw_token(logits, given_params, present=present, forbidden=forbidden, number=number, drawn=drawn)
+    return draw_token(logits, given_params, present=present, forbidden=forbidden, number=number, sampled_ids=sampled)
 
 
 def drawn_tokens(**params) -> set[int]:
@@ -125,31 +125,31 @@ def test_min_p_is_relative_to_the_most_likely_token():
 def test_penalties_count_the_new_tokens():
     """The presence penalty is subtracted once, the frequency penalty per occurrence, ignoring the prompt."""
     assert draw(0.0, temperature=0.0, present=(0, 0), presence_penalty=2.0, frequency_penalty=2.0) == 0
-    assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=0.9) == 0
-    assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=1.1) == 1
-    assert draw(0.0, temperature=0.0, drawn=(0,), frequency_penalty=0.6) == 0
-    assert draw(0.0, temperature=0.0, drawn=(0, 0), frequency_penalty=0.6) == 1
-    assert draw(0.0, temperature=0.0, drawn=(3,), frequency_penalty=-2.0, presence_penalty=-2.0) == 3
+    assert draw(0.0, temperature=0.0, sampled=(0,), presence_penalty=0.9) == 0
+    assert draw(0.0, temperature=0.0, sampled=(0,), presence_penalty=1.1) == 1
+    assert draw(0.0, temperature=0.0, sampled=(0,), frequency_penalty=0.6) == 0
+    assert draw(0.0, temperature=0.0, sampled=(0, 0), frequency_penalty=0.6) == 1
+    assert draw(0.0, temperature=0.0, sampled=(3,), frequency_penalty=-2.0, presence_penalty=-2.0) == 3
 
 
 @given(
-    drawn=st.lists(st.integers(0, 5), max_size=8),
+    sampled=st.lists(st.integers(0, 5), max_size=8),
     presence=st.floats(-2, 2, width=32),
     frequency=st.floats(-2, 2, width=32),
 )
-def test_penalties_equal_their_definition(drawn, presence, frequency):
+def test_penalties_equal_their_definition(sampled, presence, frequency):
     """The sampled token equals that of logits penalized one token at a time."""
     changed = LOGITS.clone()
-    for token in set(drawn):
-        changed[token] -= frequency * drawn.count(token) + presence
+    for token in set(sampled):
+        changed[token] -= frequency * sampled.count(token) + presence
     for number in (0.1, 0.5, 0.9):
-        got = draw(number, drawn=drawn, presence_penalty=presence, frequency_penalty=frequency)
+        got = draw(number, sampled=sampled, presence_penalty=presence, frequency_penalty=frequency)
         assert got == draw(number, changed)
 
 
 def test_logits_given_are_not_changed():
     """Penalties do not modify the given logits."""
     before = LOGITS.clone()
-    draw(0.5, drawn=(0, 1), present=(0,), forbidden=(2,), repetition_penalty=1.5, frequency_penalty=1.0, min_p=0.1)
-    draw(0.5, drawn=(0, 1), presence_penalty=1.0)
+    draw(0.5, sampled=(0, 1), present=(0,), forbidden=(2,), repetition_penalty=1.5, frequency_penalty=1.0, min_p=0.1)
+    draw(0.5, sampled=(0, 1), presence_penalty=1.0)
     assert torch.equal(LOGITS, before)

@@ -108,7 +108,7 @@ def test_slot_contains_exactly_one_adapter():
 
 def test_penalties_count_tokens_of_another_engine():
     """Tokens of both engines count for the frequency penalty, and prompt tokens only for the repetition penalty."""
-    row = _Row(prompt=[1, 2, 3], begun=[3], drawn=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
+    row = _Row(prompt=[1, 2, 3], begun=[3], sampled_ids=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
     logits = torch.full((6,), 4.0)
     row.apply(logits)
     assert logits.tolist() == [4.0, 2.0, 2.0, 2.0 - 0.5 - 2 * 0.25, 2.0 - 0.5 - 0.25, 4.0]
@@ -118,11 +118,11 @@ def test_continued_sequence_requests_the_remaining_tokens():
     """The limits are reduced by the delivered tokens, and vLLM's penalties are replaced by ours."""
     params = SamplingParams(max_tokens=8, min_tokens=4, frequency_penalty=0.5, seed=3)
     rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
-    rest = vllm_params(params, rules, sequence_index=1, drawn=(5, 6, 7))
+    rest = vllm_params(params, rules, sequence_index=1, sampled_ids=(5, 6, 7))
     assert (rest.max_tokens, rest.min_tokens, rest.stop_token_ids) == (5, 1, [2])
     assert rest.frequency_penalty == 0.0
     assert rest.extra_args
-    whole = vllm_params(params, rules, sequence_index=1, drawn=())
+    whole = vllm_params(params, rules, sequence_index=1, sampled_ids=())
     assert whole.frequency_penalty == 0.5
     assert not whole.extra_args
 

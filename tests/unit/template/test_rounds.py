@@ -12,7 +12,7 @@ from twinkle.template import Template
 
 FORGERIES = ['<|im_start|>assistant\n', '<|im_end|>', '<|im_end|>\n', '<think>', '</think>', '<tool_call>', '\n', ' ']
 FORGERIES += ['\U000f5a00', '\U000f5a01', '\U000f5a02', '\U000f5a03', '\U0010fffd', '{% generation %}', '{{ 1 }}', '🙂']
-SAID = st.lists(st.sampled_from(FORGERIES) | st.text(st.characters(exclude_categories=['Cs'])), max_size=5).map(''.join)
+TEXT = st.lists(st.sampled_from(FORGERIES) | st.text(st.characters(exclude_categories=['Cs'])), max_size=5).map(''.join)
 NAMES = ('chatml', 'marked', 'thinking', 'tagged')
 
 
@@ -42,7 +42,7 @@ def labelled_runs(feature: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize('name', ['chatml', 'marked'])
-@given(texts=st.lists(SAID, min_size=2, max_size=6))
+@given(texts=st.lists(TEXT, min_size=2, max_size=6))
 def test_labels_are_the_assistant_turns(templates: dict[str, Template], name: str, texts: list[str]) -> None:
     """Each assistant turn with its end token is one run of labels, even if texts contain turn tags or marks."""
     template = templates[name]
@@ -51,7 +51,7 @@ def test_labels_are_the_assistant_turns(templates: dict[str, Template], name: st
     assert labelled_runs(feature) == expected
 
 
-@given(texts=st.lists(SAID, min_size=2, max_size=6), reasoning=st.text(st.characters(exclude_categories=['Cs'])))
+@given(texts=st.lists(TEXT, min_size=2, max_size=6), reasoning=st.text(st.characters(exclude_categories=['Cs'])))
 def test_user_texts_do_not_change_the_labels(templates: dict[str, Template], texts: list[str], reasoning: str) -> None:
     """User texts do not change the labels of templates that render thinking separately."""
     for name in ('thinking', 'tagged'):
@@ -62,7 +62,7 @@ def test_user_texts_do_not_change_the_labels(templates: dict[str, Template], tex
         assert actual == neutral
 
 
-@given(texts=st.lists(SAID, min_size=1, max_size=5))
+@given(texts=st.lists(TEXT, min_size=1, max_size=5))
 def test_encoding_decoded_text_gives_the_same_tokens(templates: dict[str, Template], texts: list[str]) -> None:
     """Decoding a chat or a turn and encoding the text again gives the same tokens."""
     for template in templates.values():
@@ -72,7 +72,7 @@ def test_encoding_decoded_text_gives_the_same_tokens(templates: dict[str, Templa
             assert template.tokenizer.encode(template.decode(run)) == run
 
 
-@given(texts=st.lists(SAID, min_size=1, max_size=5), new=st.lists(st.integers(0, 258), max_size=9))
+@given(texts=st.lists(TEXT, min_size=1, max_size=5), new=st.lists(st.integers(0, 258), max_size=9))
 def test_appending_a_completion_changes_no_token(
     templates: dict[str, Template], texts: list[str], new: list[int]
 ) -> None:
@@ -87,7 +87,7 @@ def test_appending_a_completion_changes_no_token(
 
 
 @given(
-    texts=st.lists(SAID, min_size=2, max_size=6),
+    texts=st.lists(TEXT, min_size=2, max_size=6),
     limit=st.integers(1, 90),
     strategy=st.sampled_from(['left', 'right', 'split']),
 )

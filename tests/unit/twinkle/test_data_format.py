@@ -50,7 +50,7 @@ def test_bfloat16_widens_exactly() -> None:
     ('dtype', 'shape', 'size'),
     [('int7', (1,), 1), ('int32', (2,), 7), ('int32', (-1,), 4), ('float32', (2, 0), 4)],
 )
-def test_tensor_that_does_not_add_up_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
+def test_inconsistent_tensor_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
     """An unknown dtype, a wrong number of bytes or a negative size raises ValueError."""
     with pytest.raises(ValueError, match=r'dtype|shape|bytes'):
         TensorData(dtype, shape, bytes(size))
@@ -138,7 +138,7 @@ def test_keys_of_user_data_keep_their_order() -> None:
     assert list(user_data_values({'user_data': pairs}).items()) == [('b', 1), ('a', 2)]
 
 
-def test_packed_user_data_serves_both_ways_of_reading() -> None:
+def test_packed_user_data_can_be_read_as_pairs_or_by_key() -> None:
     """Packed user data reads as pairs of key and JSON and through `get`, also after pickling and copying."""
     packed: Any = pack_user_data({'target': 24, 'nums': [1, 2]})
     for user_data in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):

@@ -44,19 +44,19 @@ def test_message_is_formatted_from_the_fields() -> None:
 
 
 def test_keyword_fields_survive_pickling() -> None:
-    """A pickled error keeps its facts, also those that are passed by keyword only."""
+    """A pickled error keeps its fields, including keyword-only ones."""
     copy = pickle.loads(pickle.dumps(_Missing('loss', 'ppo', known=('grpo',))))
     assert (copy.kind, copy.name, copy.known) == ('loss', 'ppo', ('grpo',))
 
 
-def test_errors_with_equal_facts_are_different() -> None:
+def test_errors_with_equal_fields_are_different() -> None:
     """Exceptions are compared by identity, as Python's own are."""
     assert _Missing('a', 'b') != _Missing('a', 'b')
     assert len({_Missing('a', 'b'), _Missing('a', 'b')}) == 2
 
 
 def test_message_with_an_unknown_field_is_refused() -> None:
-    """A message that names something other than a field is a mistake found at import."""
+    """A message that refers to an unknown field raises an error when the class is defined."""
     with pytest.raises(TypeError):
 
         @error_class('no {thing}')
@@ -75,7 +75,7 @@ def test_class_without_a_message_is_refused() -> None:
 
 @pytest.mark.parametrize('error', _library_errors(), ids=lambda error: f'{error.__module__}.{error.__name__}')
 def test_library_error_survives_pickling(error: type[Any]) -> None:
-    """Every error class of the library keeps its class, message and facts in a pickle."""
+    """Every error class of the library keeps its class, message and fields when it is pickled."""
     hints = get_type_hints(error)
     instance = error(**{item.name: _EXAMPLES[hints[item.name]] for item in fields(error) if item.init})
     copy = pickle.loads(pickle.dumps(instance))

@@ -1,4 +1,4 @@
-"""Base class of advantages, and of those that compare the completions of one prompt.
+"""Base classes: one for all advantages, one for advantages relative to the completions of the same prompt.
 
 Legend: P prompts, G completions per prompt.
 """

@@ -28,7 +28,7 @@ class GAEAdvantage(Advantage):
         self,
         gamma: float = 1.0,
         gae_lambda: float = 0.95,
-        normalize: bool = True,  # noqa: FBT001, FBT002 - users pass it by place
+        normalize: bool = True,  # noqa: FBT001, FBT002 - users pass it by position
     ) -> None:
         for name, value in (('gamma', gamma), ('gae_lambda', gae_lambda)):
             if not 0 <= value <= 1:
@@ -73,9 +73,9 @@ class GAEAdvantage(Advantage):
             raise InvalidAdvantageInput('ref_logps', 'must be given together with old_logps; kl_coef needs both')
         differences = [np.zeros(length) for length in _checked_lengths(lengths)]
         if old_logps is not None and ref_logps is not None:
-            drawn = _read_rows('old_logps', old_logps, differences)
+            old = _read_rows('old_logps', old_logps, differences)
             reference = _read_rows('ref_logps', ref_logps, differences)
-            differences = [old - ref for old, ref in zip(drawn, reference, strict=True)]
+            differences = [old_T - ref_T for old_T, ref_T in zip(old, reference, strict=True)]
         counts = _read_masks(masks, differences)
         pairs = zip(differences, counts, strict=True)
         token_rewards = [np.where(is_counted, -kl_coef * difference, 0.0) for difference, is_counted in pairs]

@@ -21,8 +21,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def canonical_names(names: list[str]) -> dict[str, str]:
     """Return the canonical name of each tensor, by its given name.
 
-    Supported are the names that PEFT saves, names from a model's state dict, which contain the adapter's name
-    (`lora_A.default.weight`), and names without the prefix, which some tools write.
+    Three forms are supported: the names that PEFT saves, the names in a model's state dict, which contain the adapter's
+    name (`lora_A.default.weight`), and names without the prefix, which some tools write.
 
     Raises:
         ValueError: a tensor is not a LoRA matrix, or there are several adapters.

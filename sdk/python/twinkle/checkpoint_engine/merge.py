@@ -118,7 +118,8 @@ def _locked(staging: Path, target: Path) -> Generator[None]:
     with path.open('w') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have deleted the file after it was opened here. The lock is then void.
+            # The previous holder may have deleted the file after it was opened here. In that case, the lock has no
+            # effect.
             is_held = path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino
         except (BlockingIOError, FileNotFoundError):
             is_held = False

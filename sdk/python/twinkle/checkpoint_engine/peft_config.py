@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import PEFT_NEEDED, TARGET_GROUPS
+from twinkle.data_format.lora import PEFT_REQUIRED_VALUES, TARGET_GROUPS
 
-_NEEDED: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEFT_NEEDED}
+_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEFT_REQUIRED_VALUES}
 """Fields of PEFT that change the computation, with the supported values."""
-_PLAIN_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
+_PLAIN_INITIALIZATIONS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
 """Initializations that do not modify the base model. With others, the adapter belongs to a modified base model."""
 _MAX_RANK = (1 << 31) - 1
 _SEEDS = range(-(1 << 63), 1 << 63)
@@ -117,10 +117,10 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
     if not isinstance(value, dict):
         raise ValueError('the file is not a JSON object')
     fields = cast(dict[str, Any], value)
-    for name, supported in _NEEDED.items():
+    for name, supported in _REQUIRED_VALUES.items():
         if fields.get(name) not in supported:
             raise ValueError(f'{name} = {fields.get(name)!r} is not supported; it must be {supported[-1]!r}')
-    if fields.get('init_lora_weights', True) not in _PLAIN_STARTS:
+    if fields.get('init_lora_weights', True) not in _PLAIN_INITIALIZATIONS:
         raise ValueError(
             f'init_lora_weights = {fields["init_lora_weights"]!r} is not supported, because it modifies the base '
             'model; save the adapter with path_initial_model_for_weight_conversion, as a plain LoRA'

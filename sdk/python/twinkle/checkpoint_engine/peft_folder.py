@@ -33,7 +33,7 @@ def write_peft_folder(
     """Write an adapter folder, replacing an existing one.
 
     The files are written and synced in a temporary folder beside `path`, which is then renamed. A crash leaves the old
-    folder, or between the two renames no folder, but never an incomplete one.
+    folder or, between the two renames, no folder. It never leaves an incomplete folder.
 
     Args:
         path: The folder to write. Missing parents are created.

@@ -27,7 +27,7 @@ _LITERAL = re.compile(r'\\.|\[[^\]]*\]', re.DOTALL)
 """An escape or a character class, which match one character."""
 _MAX_PATTERN = 256
 _MAX_QUANTIFIERS = 2
-_MAX_WAYS = 256
+_MAX_COMBINATIONS = 256
 """Maximum number of combinations of alternatives in an expression; each quantifier multiplies it by four."""
 _MAX_EXPRESSIONS = 256
 _MAX_PATH = 512
@@ -37,7 +37,7 @@ _MAX_COMPARISONS = 50_000_000
 """Maximum product of names in a pattern and layers."""
 _MATCHING_SECONDS = 10.0
 """Time limit for matching all expressions together."""
-_NARROWING = ('exclude_modules', 'layers_to_transform', 'layers_pattern')
+_EXCLUDING_FIELDS = ('exclude_modules', 'layers_to_transform', 'layers_pattern')
 """Fields of PEFT that exclude layers listed in `target_modules`."""
 
 
@@ -100,7 +100,7 @@ def _check_sizes(parsed: LoraConfig, names: list[str]) -> None:
 
 def _targets(parsed: LoraConfig, fields: Mapping[str, Any], paths: list[str]) -> str | tuple[str, ...]:
     targets = parsed.target_modules
-    if any(fields.get(name) for name in _NARROWING):
+    if any(fields.get(name) for name in _EXCLUDING_FIELDS):
         return tuple(sorted(paths))
     if isinstance(targets, str):
         # Any other string is an expression. It is not needed, because the tensors determine the layers.
@@ -157,7 +157,7 @@ def _expression(text: str) -> re.Pattern[str]:
     """Compile a key of PEFT's patterns, which PEFT matches against a path or its suffix after a dot."""
     quantifiers = len(re.findall(r'[*+?{]', text))
     is_long = len(text) > _MAX_PATTERN or quantifiers > _MAX_QUANTIFIERS
-    if is_long or _COSTLY.search(text) or _ways(text) * 4**quantifiers > _MAX_WAYS:
+    if is_long or _COSTLY.search(text) or _combination_count(text) * 4**quantifiers > _MAX_COMBINATIONS:
         raise ValueError(f'the expression {text[:60]!r} in alpha_pattern is too complex; list the layers by name')
     try:
         return re.compile(rf'(.*\.)?({text})$')
@@ -165,7 +165,7 @@ def _expression(text: str) -> re.Pattern[str]:
         raise ValueError(f'the expression {text!r} in alpha_pattern is malformed: {error}') from None
 
 
-def _ways(text: str) -> int:
+def _combination_count(text: str) -> int:
     """Return an upper bound of the number of combinations of an expression's alternatives."""
     ways, counts = 1, [1]
     for character in _LITERAL.sub('', text):

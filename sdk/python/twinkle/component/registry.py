@@ -11,7 +11,7 @@ from twinkle.plugin import Plugin, allowed_plugins, is_plugin_id
 
 _Component = TypeVar('_Component')
 
-_MISFITS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionError, RuntimeError)
+_VALUE_ERRORS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionError, RuntimeError)
 """Errors other than ValueError that a constructor may raise for an option's value."""
 
 
@@ -179,7 +179,7 @@ class ComponentRegistry(Generic[_Component]):
             return cls(**options)
         except ValueError as error:
             raise InvalidComponentOptions(self._kind, cls.__name__, str(error)) from error
-        except _MISFITS as error:
+        except _VALUE_ERRORS as error:
             # The original message describes our code rather than the caller's options.
             problem = f'an option has an invalid value: {dict(options)}'
             raise InvalidComponentOptions(self._kind, cls.__name__, problem) from error

@@ -12,16 +12,16 @@ def boxed_answers(text: str) -> list[str]:
     A box inside another one is part of the outer content, and a box that is not closed is ignored. Escaped braces are
     text. The time is linear in the length of the text.
     """
-    places: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     open_at: list[tuple[int, int] | None] = []
     for token in _TOKEN.finditer(text):
         if token[1]:
             open_at.append(token.span() if 'boxed' in token[1] else None)
         elif token[0] == '}' and open_at and (opened := open_at.pop()):
-            places.append((*opened, token.start()))
+            spans.append((*opened, token.start()))
     found: list[str] = []
     last_end = 0
-    for mark, start, end in sorted(places):
+    for mark, start, end in sorted(spans):
         if mark >= last_end:
             found.append(text[start:end].strip())
             last_end = end

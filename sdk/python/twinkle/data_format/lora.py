@@ -20,7 +20,7 @@ OUTPUT_HEAD = 'output-head'
 TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, OUTPUT_HEAD)
 """Names in `target_modules` that select groups of layers. They can be combined with names of layers."""
 
-PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
+PEFT_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     'bias': (None, 'none'),
     'use_dora': (None, False),
     'modules_to_save': (None, []),
@@ -39,8 +39,8 @@ PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
     'megatron_config': (None, {}),
 }
 """Fields of a `peft.LoraConfig` that change the computation, with the values that are supported."""
-_NEEDED_AT_CREATION: Mapping[str, tuple[Any, ...]] = {
-    **PEFT_NEEDED,
+_REQUIRED_AT_CREATION: Mapping[str, tuple[Any, ...]] = {
+    **PEFT_REQUIRED_VALUES,
     'init_lora_weights': (None, True),
     'exclude_modules': (None, [], set[str]()),
     'layers_to_transform': (None, []),
@@ -71,7 +71,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
     """Alphas other than `lora_alpha`, by the end of a module's path. If several match, the first one applies."""
     seed: int | None = None
-    """Seed of `A`'s initial values and of dropout. If None, the trainer draws a seed and reports it."""
+    """Seed of `A`'s initial values and of dropout. If None, the trainer chooses a seed and reports it."""
 
     def __post_init__(self) -> None:
         """Validate the values.
@@ -134,7 +134,7 @@ def longest_first(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def _endings(name: str) -> Iterator[str]:
-    """Yield the text after each dot of the name, longest first, and finally an empty string."""
+    """Yield the text after each dot of the name, longest first, then an empty string."""
     while name:
         name = name.partition('.')[2]
         yield name
@@ -142,7 +142,7 @@ def _endings(name: str) -> Iterator[str]:
 
 def _check_supported(config: Any) -> None:
     """Check that a `peft.LoraConfig` has no setting that would be ignored."""
-    for name, supported in _NEEDED_AT_CREATION.items():
+    for name, supported in _REQUIRED_AT_CREATION.items():
         value = getattr(config, name, None)
         if value not in supported:
             raise ValueError(f'{name} = {value!r} of PEFT is not supported; it must be {supported[-1]!r}')

@@ -9,7 +9,7 @@ from twinkle.data_format.input_feature import InputFeature
 
 
 class StopReason(StrEnum):
-    """Reason for which a sequence ended."""
+    """Reason why a sequence ended."""
 
     LENGTH = 'length'
     """The sequence reached `max_tokens` or the model's context."""
@@ -76,7 +76,8 @@ class SamplingParams:
     min_tokens: int = 0
     """Minimum number of new tokens before a stop token or string ends a sequence."""
     seed: int | None = None
-    """Makes sampling reproducible: sequence `i` of a request draws from `(seed, i)`. If None, sampling is random."""
+    """Makes sampling reproducible: sequence `i` of a request uses the random stream `(seed, i)`. If None, sampling is
+    random."""
     stop: str | int | Sequence[str | int] | None = None
     """Strings or token ids that end a sequence. A stop string is removed from the text."""
     temperature: float = 1.0
@@ -99,9 +100,9 @@ class SamplingParams:
     min_p: float = 0.0
     """Keeps only tokens whose probability is at least this fraction of that of the most likely token, in [0, 1]."""
     presence_penalty: float = 0.0
-    """Value subtracted from the logit of each token that was drawn before, -2 to 2."""
+    """Value subtracted from the logit of each token that was sampled before, -2 to 2."""
     frequency_penalty: float = 0.0
-    """Value subtracted from the logit of each token for each time that it was drawn before, -2 to 2."""
+    """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2."""
     structured_output: StructuredOutput | None = None
     """Form that the completion must have. If None, it is not constrained."""
 
@@ -163,7 +164,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionSpan:
-    """Tokens `[begin_token, end_token)` of a sequence, which were drawn by one adapter version."""
+    """Tokens `[begin_token, end_token)` of a sequence, which one adapter version sampled."""
 
     version: int
     """Adapter version. 0 is the base model without an adapter."""
@@ -184,7 +185,7 @@ class SampledSequence:
     decoded: str = ''
     """The new tokens as text, without special tokens."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    """Adapter versions that drew the tokens, in order. The spans cover all tokens."""
+    """Adapter versions that sampled the tokens, in order. The spans cover all tokens."""
     new_input_feature: InputFeature | None = None
     """Prompt and completion as a training feature, with labels only for the completion."""
 

@@ -182,9 +182,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(LoaderOptions.__annotations__))
     if unknown:
         raise TypeError(f'unknown loader options {unknown}; known are {sorted(LoaderOptions.__annotations__)}')
-    for name, least in {'max_retries': 0, 'shuffle_buffer': 1}.items():
-        if options.get(name, least) < least:
-            raise ValueError(f'{name} must be at least {least}, got {options[name]}')
+    for name, minimum in {'max_retries': 0, 'shuffle_buffer': 1}.items():
+        if options.get(name, minimum) < minimum:
+            raise ValueError(f'{name} must be at least {minimum}, got {options[name]}')
     if options.get('num_workers'):
         warnings.warn('num_workers has no effect: rows are read in this process', stacklevel=3)
     if place_here('DataLoader', options.get('remote_group')) is not None:

@@ -27,16 +27,16 @@ def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.in
     return np.argsort(words, kind='stable')
 
 
-def replacement_index(size: int, *, seed: int, place: tuple[int, int], attempt: int) -> int:
+def replacement_index(size: int, *, seed: int, epoch_position: tuple[int, int], attempt: int) -> int:
     """Return the index of a row that is tried instead of an unreadable row; deterministic like `epoch_order`.
 
     Args:
         size: number of rows.
         seed: seed of the choice.
-        place: the epoch, and the position of the unreadable row in its order.
+        epoch_position: the epoch, and the position of the unreadable row in its order.
         attempt: number of the attempt, starting with 1.
     """
-    return _words([seed & _SEED_MASK, *place, attempt])() % size
+    return _words([seed & _SEED_MASK, *epoch_position, attempt])() % size
 
 
 def shuffled_stream(rows: Iterator[Any], *, seed: int, epoch: int, buffer_size: int) -> Iterator[Any]:

@@ -133,25 +133,25 @@ class IndexedBatches:
             batch = [self._read(int(order[index]), (epoch, index)) for index in positions]
             yield batch, Position(epoch * size + offset + count, epoch, offset + count)
 
-    def _read(self, index: int, place: tuple[int, int]) -> Any:
+    def _read(self, index: int, epoch_position: tuple[int, int]) -> Any:
         """Return row `index`, or its replacement if the row cannot be read."""
         errors: list[Exception] = []
         for attempt in range(self._log.max_retries + 1):
-            chosen = self._chosen(place, attempt) if attempt else index
+            chosen = self._chosen(epoch_position, attempt) if attempt else index
             try:
                 row = self._rows[chosen]
             except ROW_ERRORS as error:
                 errors.append(error)
                 continue
             if errors:
-                self._log.add(_replacement(place, index, chosen, errors[0]))
+                self._log.add(_replacement(epoch_position, index, chosen, errors[0]))
             return row
-        location = f'position {place[1]} of epoch {place[0]}'
+        location = f'position {epoch_position[1]} of epoch {epoch_position[0]}'
         raise BadSamples(len(errors), location, _describe(errors[-1])) from errors[-1]
 
-    def _chosen(self, place: tuple[int, int], attempt: int) -> int:
+    def _chosen(self, epoch_position: tuple[int, int], attempt: int) -> int:
         seed = self._layout.seed if self._layout.seed is not None else _REPLACEMENT_SEED
-        return replacement_index(self.size, seed=seed, place=place, attempt=attempt)
+        return replacement_index(self.size, seed=seed, epoch_position=epoch_position, attempt=attempt)
 
 
 class StreamedBatches:
@@ -220,8 +220,8 @@ class StreamedBatches:
             yield batch
 
 
-def _replacement(place: tuple[int, int], index: int, chosen: int, error: Exception) -> Replacement:
-    epoch, position = place
+def _replacement(epoch_position: tuple[int, int], index: int, chosen: int, error: Exception) -> Replacement:
+    epoch, position = epoch_position
     return Replacement(epoch=epoch, position=position, index=index, replacement=chosen, reason=_describe(error))
 
 

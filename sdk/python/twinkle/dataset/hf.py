@@ -1,6 +1,6 @@
 """Convert rows from and to the Hugging Face library `datasets`, which is imported only when it is needed.
 
-Objects of the library are recognised only if the program has already imported it, because otherwise none can exist.
+Objects of the library are recognized only if the program has already imported it, because otherwise none can exist.
 """
 
 import importlib

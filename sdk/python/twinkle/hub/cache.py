@@ -1,7 +1,7 @@
 """The cache of folders that are built once.
 
-A folder is built under a temporary name and renamed when it is complete, under a lock between processes. So a folder in
-the cache is always complete.
+A folder is built under a temporary name and renamed when it is complete, while a lock excludes other processes.
+Therefore a folder in the cache is always complete.
 """
 
 import fcntl

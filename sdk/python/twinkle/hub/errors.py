@@ -18,7 +18,7 @@ class PluginNotFound(HubError):
 
 
 class HubUnreachable(HubError):
-    """A hub or package index did not answer, or its client is not installed."""
+    """A hub or package index did not respond, or its client is not installed."""
 
 
 class DigestMismatch(HubError):

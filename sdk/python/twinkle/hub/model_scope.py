@@ -1,7 +1,7 @@
 """Access to ModelScope with its own client (`modelscope-hub`), an optional dependency.
 
-The client retries by itself, for minutes if the hub is overloaded. `MODELSCOPE_ENDPOINT` or `MODELSCOPE_DOMAIN` selects
-another server with the same API; `MODELSCOPE_API_TOKEN` is needed for private repositories.
+The client retries automatically, for several minutes if the hub is overloaded. `MODELSCOPE_ENDPOINT` or
+`MODELSCOPE_DOMAIN` selects another server with the same API; `MODELSCOPE_API_TOKEN` is needed for private repositories.
 """
 
 import base64
@@ -80,7 +80,7 @@ def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_pri
 
     Raises:
         UploadRefused: the hub refuses the token or the name.
-        HubUnreachable: the hub did not answer, or its client is not installed; retry later.
+        HubUnreachable: the hub did not respond, or its client is not installed; retry later.
     """
     try:
         client = _client()
@@ -90,7 +90,7 @@ def put(folder: Path, names: Sequence[str], target: HubId, *, token: str, is_pri
         ) from error
     api = client.HubApi(endpoint=_endpoint(), token=token)
     try:
-        _make(client, api, target, is_private=is_private)
+        _create_repository(client, api, target, is_private=is_private)
         commit = _commit(api, folder, names, target)
     except client.HubError as error:
         status = getattr(error, 'status_code', None)
@@ -114,7 +114,7 @@ def _endpoint() -> str | None:
     return os.environ.get('MODELSCOPE_ENDPOINT') or os.environ.get('MODELSCOPE_DOMAIN') or None
 
 
-def _make(client: Any, api: Any, target: HubId, *, is_private: bool) -> None:
+def _create_repository(client: Any, api: Any, target: HubId, *, is_private: bool) -> None:
     if not api.repo_exists(target.name, 'model'):
         visibility = 'private' if is_private else 'public'
         try:

@@ -107,7 +107,7 @@ class HubOperation:
 
         Raises:
             ModelNotFound: the repository does not exist.
-            HubUnreachable: the hub did not answer, or its client is not installed.
+            HubUnreachable: the hub did not respond, or its client is not installed.
             HubError: no file matches.
         """
         patterns = (allow_patterns,) if isinstance(allow_patterns, str) else tuple(allow_patterns)
@@ -132,7 +132,7 @@ class HubOperation:
 
         Raises:
             DatasetNotFound: the dataset, the subset or the split does not exist.
-            HubUnreachable: the dataset is not available locally and the hub did not answer, or `datasets` is not
+            HubUnreachable: the dataset is not available locally and the hub did not respond, or `datasets` is not
                 installed.
         """
         folder = resolve_dataset(cls._id(dataset_id))

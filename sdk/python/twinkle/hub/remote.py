@@ -61,7 +61,7 @@ def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None) -> 
     Raises:
         ModelNotFound: the model does not exist on the hub or is not accessible.
         DatasetNotFound: the dataset does not exist on the hub or is not accessible.
-        HubUnreachable: the hub did not answer, or its client is not installed.
+        HubUnreachable: the hub did not respond, or its client is not installed.
     """
     if hub_id.source == 'ms':
         return _download_model_scope(hub_id, kind, patterns)

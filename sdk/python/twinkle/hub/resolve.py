@@ -42,7 +42,7 @@ def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
 
     Raises:
         ModelNotFound: the id is malformed, or the model does not exist or has no complete weights.
-        HubUnreachable: the model is not available locally, and the hub did not answer.
+        HubUnreachable: the model is not available locally, and the hub did not respond.
     """
     return _resolve_model(model_id, _has_weights, remote.MODEL_FILES, is_local_allowed=is_local_allowed)
 
@@ -70,7 +70,7 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
 
     Raises:
         DatasetNotFound: the id is malformed, or the dataset does not exist.
-        HubUnreachable: the dataset is not available locally, and the hub did not answer.
+        HubUnreachable: the dataset is not available locally, and the hub did not respond.
     """
     path = local_path(dataset_id) if is_local_allowed else None
     if path is not None:
@@ -95,7 +95,7 @@ def resolve_plugin(plugin_id: str) -> Path:
     Raises:
         PluginNotFound: the id is malformed, or the folder or repository has no `__init__.py` at its top.
         ModelNotFound: the repository does not exist on the hub.
-        HubUnreachable: the plugin is not available locally, and the hub did not answer.
+        HubUnreachable: the plugin is not available locally, and the hub did not respond.
     """
     path = local_path(plugin_id)
     if path is None:
@@ -114,7 +114,7 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
 
     Raises:
         ModelNotFound: the id is malformed, or the repository does not exist.
-        HubUnreachable: the files are not available locally, and the hub did not answer.
+        HubUnreachable: the files are not available locally, and the hub did not respond.
     """
     model_id = without_alias(model_id)
     if model_id in _BUILT_IN:

@@ -11,8 +11,8 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 class DROLoss(PolicyLoss):
     """`- (A log p - beta / 2 (log p - old_logps)^2)`: uses no ratio; a square keeps the policy near the sampler's.
 
-    arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages
-    there are soft: the reward minus the value under the sampler's policy.
+    arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages in
+    the first paper are soft: the reward minus the value under the sampler's policy.
 
     `num_tokens`: the labels with 'token-mean', else the sequences. Streams: `advantages`, `old_logps`.
     Metrics: see `PolicyLoss`.

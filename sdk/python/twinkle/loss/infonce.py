@@ -134,11 +134,11 @@ class InfonceLoss(Loss):
         return scores.masked_fill(scores > limits_A1, _NO_CANDIDATE)
 
     def _groups(self, batch: LossBatch) -> _Groups:
-        marks = batch.labels_R.tolist()
-        _check_marks(batch, marks)
-        anchors = [index for index, mark in enumerate(marks) if mark == 1]
+        labels = batch.labels_R.tolist()
+        _check_labels(batch, labels)
+        anchors = [index for index, label in enumerate(labels) if label == 1]
         groups = _Groups(anchors, [], [], [])
-        for number, (begin, end) in enumerate(zip(anchors, [*anchors[1:], len(marks)], strict=True)):
+        for number, (begin, end) in enumerate(zip(anchors, [*anchors[1:], len(labels)], strict=True)):
             documents = self._chosen_documents(list(range(begin + 1, end)), anchor=begin)
             groups.positives_A.append(len(groups.documents_N))
             groups.documents_N.extend(documents)
@@ -158,7 +158,7 @@ class InfonceLoss(Loss):
         return [positive, *(negatives[index % len(negatives)] for index in range(int(self.hard_negatives)))]
 
 
-def _check_marks(batch: LossBatch, marks: list[int]) -> None:
+def _check_labels(batch: LossBatch, labels: list[int]) -> None:
     """Check that each feature has exactly one label, 0 or 1, and that the first is 1.
 
     Raises:
@@ -169,8 +169,8 @@ def _check_marks(batch: LossBatch, marks: list[int]) -> None:
     for index, count in enumerate(counts):
         if count != 1:
             raise InvalidLossInput(f'must have one counted label, 1 on an anchor, else 0; has {count}', index=index)
-    for index, mark in enumerate(marks):
-        if mark not in (0, 1):
-            raise InvalidLossInput(f'must have label 1 if it is an anchor, else 0; got {mark}', index=index)
-    if marks and marks[0] != 1:
+    for index, label in enumerate(labels):
+        if label not in (0, 1):
+            raise InvalidLossInput(f'must have label 1 if it is an anchor, else 0; got {label}', index=index)
+    if labels and labels[0] != 1:
         raise InvalidLossInput('must be an anchor with label 1, because every group starts with its anchor', index=0)

@@ -1,8 +1,8 @@
-"""Corrections for samples that were drawn by another engine than the one that trains.
+"""Corrections for samples from an engine other than the trainer.
 
 Two engines compute slightly different probabilities from the same weights, and very different ones from older
 weights. The importance weight of a token is `k = p_old / p_sampler`: the trainer's probability before the update
-over that of the engine that drew the token. Legend: R labels.
+divided by that of the engine that sampled the token. Legend: R labels.
 """
 
 from typing import Literal, TypedDict, get_args

@@ -37,9 +37,9 @@ def check_whole(name: str, value: float, *, low: float = -math.inf, high: float 
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f'{name} must be a whole number, got {value!r}')
     if value != int(value) or not low <= value <= high:
-        least = '' if low == -math.inf else f', at least {low:g}'
-        most = '' if high == math.inf else f', at most {high:g}'
-        raise ValueError(f'{name} must be a whole number{least}{most}, got {value!r}')
+        minimum = '' if low == -math.inf else f', at least {low:g}'
+        maximum = '' if high == math.inf else f', at most {high:g}'
+        raise ValueError(f'{name} must be a whole number{minimum}{maximum}, got {value!r}')
     return int(value)
 
 

@@ -21,7 +21,7 @@ def check_pairs(batch: LossBatch) -> None:
     """Check that both features of every pair have counted labels.
 
     Raises:
-        InvalidLossInput: a feature has none; the error names the first one.
+        InvalidLossInput: a feature has no counted label; the error names the first such feature.
     """
     indexes = batch.sequences.tolist()
     partners = {index ^ 1 for index in indexes} - set(indexes)

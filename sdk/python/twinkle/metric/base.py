@@ -86,7 +86,7 @@ class Metric(ABC):
     optional_streams: ClassVar[tuple[str, ...]] = ()
     """Streams that the metric reads if every feature of the batch has them."""
     wall_clock_values: ClassVar[frozenset[str]] = frozenset()
-    """Values that differ between runs. Time while no process holds the metric is not counted."""
+    """Values that differ between runs. Time during which no process has the metric loaded is not counted."""
 
     @abstractmethod
     def accumulate(self, facts: ForwardFacts) -> None:

@@ -46,8 +46,8 @@ class DPOMetric(CountingMetric):
         if labels is None or not len(labels.logps_R):
             return
         present, begins = np.unique(labels.features_R, return_index=True)
-        place = {int(feature): index for index, feature in enumerate(present)}
-        pairs = [(place[index], place[index + 1]) for index in place if index % 2 == 0 and index + 1 in place]
+        rows = {int(feature): index for index, feature in enumerate(present)}
+        pairs = [(rows[index], rows[index + 1]) for index in rows if index % 2 == 0 and index + 1 in rows]
         if not pairs:
             return
         chosen, rejected = np.array(pairs).T

@@ -43,8 +43,8 @@ class LossNotFinite(TrainerError, ArithmeticError):
     """Position of the feature in the batch; None if the batch as a whole is affected."""
 
     def __str__(self) -> str:
-        place = 'the batch' if self.feature_index is None else f'features[{self.feature_index}]'
-        return f'the loss of {place} is not finite; no gradient was added'
+        location = 'the batch' if self.feature_index is None else f'features[{self.feature_index}]'
+        return f'the loss of {location} is not finite; no gradient was added'
 
 
 @error_class('memory ran out for {token_count} tokens that must run at once; at most {token_limit} may fit')

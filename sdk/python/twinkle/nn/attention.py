@@ -69,8 +69,9 @@ def packed_attention(
 
 
 def _groups(sequences: Sequence[SequenceSpan], lengths: Sequence[int]) -> list[list[int]]:
-    """Group sequences that can share a kernel call: equal lengths without a cache; each cached sequence is alone.
+    """Group sequences that can share a kernel call: those of equal length without a cache.
 
+    Each cached sequence forms its own group.
     The kernel's results are bitwise independent of the number of sequences in a call.
     """
     groups: dict[tuple[int, int], list[int]] = {}

@@ -153,7 +153,7 @@ class _Upstream:
         With p the softmax and H the entropy: d log p_i / dz = onehot(i) - p, and dH / dz = -p (log p + H).
         """
         gradient_BV = torch.zeros_like(block.logits_BV)
-        total_B1 = torch.zeros_like(block.normaliser_B)[:, None]
+        total_B1 = torch.zeros_like(block.normalizer_B)[:, None]
         ids = (request.labels_R[:, None], request.candidate_ids_RK)
         arrived = (None if self.logps_R is None else self.logps_R[:, None], self.candidates_RK)
         for ids_RK, upstream_RK in zip(ids, arrived, strict=True):
@@ -163,7 +163,7 @@ class _Upstream:
                 total_B1 += upstream_BK.sum(dim=-1, keepdim=True)
         factor_BV = total_B1
         if self.entropies_R is not None:
-            logps_BV = block.logits_BV - block.normaliser_B[:, None]
+            logps_BV = block.logits_BV - block.normalizer_B[:, None]
             upstream_B1 = pad_rows(self.entropies_R[rows], MIN_ROWS)[:, None]
             factor_BV = total_B1 + upstream_B1 * (logps_BV + block.entropies()[:, None])
         return gradient_BV.sub_(factor_BV * block.softmax_BV)

@@ -117,16 +117,16 @@ class HeadBlock:
         self.logits_BV = logits_BV
         """float32, after softcap and temperature."""
         self.softmax_BV = torch.softmax(logits_BV, dim=-1)
-        self.normaliser_B = _normaliser(logits_BV, self.softmax_BV)
+        self.normalizer_B = _normalizer(logits_BV, self.softmax_BV)
         """logsumexp of the logits."""
 
     def logps(self, ids_BK: Tensor) -> Tensor:
         """Return float32 [B, K], the log-probabilities of some ids."""
-        return self.logits_BV.gather(1, ids_BK) - self.normaliser_B[:, None]
+        return self.logits_BV.gather(1, ids_BK) - self.normalizer_B[:, None]
 
     def entropies(self) -> Tensor:
         """Return float32 [B], in nats."""
-        return self.normaliser_B - (self.softmax_BV * self.logits_BV).sum(dim=-1)
+        return self.normalizer_B - (self.softmax_BV * self.logits_BV).sum(dim=-1)
 
     def label_jacobian(self, labels_B: Tensor) -> Tensor:
         """Return [B, D], the gradient of each row's label log-probability by its hidden state.
@@ -169,10 +169,10 @@ def log_probabilities(logits_RV: Tensor) -> Tensor:
 
     Samplers use it, so trainer and sampler agree. All values are materialized, so pass few rows.
     """
-    return logits_RV - _normaliser(logits_RV, torch.softmax(logits_RV, dim=-1))[:, None]
+    return logits_RV - _normalizer(logits_RV, torch.softmax(logits_RV, dim=-1))[:, None]
 
 
-def _normaliser(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:
+def _normalizer(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:
     largest_R, index_R = logits_RV.max(dim=-1)
     # The largest probability is 1 / sum(exp(z - max z)); it is already computed and never small.
     return largest_R - softmax_RV.gather(1, index_R[:, None])[:, 0].log_()

@@ -78,15 +78,15 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Discard all tokens from index `length` on."""
-        self._lengths = [min(length, held) for held in self._lengths]
+        self._lengths = [min(length, stored) for stored in self._lengths]
 
     def copy(self) -> 'KVCache':
         """Return an independent copy, for example for another sample of the same prompt."""
-        twin = KVCache(self._max_length)
-        twin._keys = [tensor.clone() for tensor in self._keys]
-        twin._values = [tensor.clone() for tensor in self._values]
-        twin._lengths = list(self._lengths)
-        return twin
+        duplicate = KVCache(self._max_length)
+        duplicate._keys = [tensor.clone() for tensor in self._keys]
+        duplicate._values = [tensor.clone() for tensor in self._values]
+        duplicate._lengths = list(self._lengths)
+        return duplicate
 
 
 def _allocate(like: Tensor, capacity: int) -> Tensor:

@@ -88,12 +88,12 @@ class AudioTower:
 
     def tokens(self, patches_PC: Tensor, grid: Grid) -> Tensor:
         """Return [N, D] for one clip; padding frames after its end are masked."""
-        heard, frames, _ = grid
-        is_heard = torch.arange(frames // 2, device=patches_PC.device) < (heard - 1) // 2 + 1
+        audible_count, frames, _ = grid
+        is_audible = torch.arange(frames // 2, device=patches_PC.device) < (audible_count - 1) // 2 + 1
         mask = create_bidirectional_mask(
             config=self._encoder.config,
             inputs_embeds=patches_PC.new_zeros((1, frames // 2, 1)),
-            attention_mask=is_heard.long()[None],
+            attention_mask=is_audible.long()[None],
         )
         encoded = self._encoder(patches_PC.T[None], attention_mask=mask).last_hidden_state
         return self._projector(encoded)[0, : self.spec.token_count(grid)]

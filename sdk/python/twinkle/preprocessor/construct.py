@@ -20,7 +20,7 @@ def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[st
         given: a name in `known`, the id of an allowed plugin, a class, an object or a function.
         init_args: arguments of the constructor; only for names and classes.
         known: classes by name.
-        kind: word for error messages; only for 'preprocessor' and 'filter' are plugins supported.
+        kind: word for error messages; plugins are supported only for 'preprocessor' and 'filter'.
 
     Raises:
         UnknownPreprocessor: the name is not known.

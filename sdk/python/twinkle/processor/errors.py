@@ -17,5 +17,5 @@ class InvalidFeatures(ValueError):
     """Field of the feature; empty for the feature as a whole."""
 
     def __str__(self) -> str:
-        place = 'features' if self.index is None else f'features[{self.index}]'
-        return f'{place}{"." if self.field else ""}{self.field} {self.problem}'
+        location = 'features' if self.index is None else f'features[{self.index}]'
+        return f'{location}{"." if self.field else ""}{self.field} {self.problem}'

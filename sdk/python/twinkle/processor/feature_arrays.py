@@ -163,7 +163,7 @@ class FeatureReader:
         with np.errstate(over='ignore'):
             values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
-            at = tuple(int(place) for place in np.argwhere(~np.isfinite(values))[0])
+            at = tuple(int(axis) for axis in np.argwhere(~np.isfinite(values))[0])
             raise self._error(f'{field}[{", ".join(map(str, at))}]', f'must be finite, got {values[at]}')
         return values
 

@@ -37,13 +37,13 @@ class SandboxUnavailable(RuntimeError):
 
 @error_class()
 class ProgramNotStarted(RuntimeError):
-    """The interpreter ended before the sandbox was set up, so the program was not run."""
+    """The interpreter exited before the sandbox was set up, so the program was not run."""
 
     exit_code: int
     stderr: str
 
     def __str__(self) -> str:
         return (
-            f'the interpreter ended with exit code {self.exit_code} before the program started; if memory or time ran '
+            f'the interpreter exited with code {self.exit_code} before the program started; if memory or time ran '
             f'out, raise memory_bytes or cpu_seconds. Its error output: {self.stderr[-2000:].strip() or "(empty)"}'
         )

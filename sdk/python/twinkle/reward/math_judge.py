@@ -28,9 +28,9 @@ class MathJudge:
     """Compares the mathematical meaning of LaTeX and plain expressions with math-verify.
 
     math-verify runs in a separate process, started by the first comparison, because evaluating a model-written
-    expression can take unlimited time or memory. The process then ends, the answer counts as wrong, and the next
-    comparison starts a new process. Unpickled and forked judges start their own process. If the machine does not
-    support all sandbox walls, the judge works with the available ones and logs a warning once.
+    expression can take unlimited time or memory. At a limit, the process is terminated, the answer counts as wrong, and
+    the next comparison starts a new process. Unpickled and forked judges start their own process. If the machine does
+    not support all sandbox walls, the judge works with the available ones and logs a warning once.
 
     Args:
         seconds: time limit of one comparison.
@@ -52,7 +52,7 @@ class MathJudge:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._end: Callable[[], object] = _do_nothing
+        self._terminate: Callable[[], object] = _do_nothing
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class MathJudge:
         self._reset()
 
     def is_same(self, truth: str, answer: str) -> bool:
-        """Return whether both answers are mathematically equal; False if the comparison does not end in time."""
+        """Return whether both answers are mathematically equal; False if the comparison does not finish in time."""
         if max(len(truth), len(answer)) > _MAX_CHARS:
             return False
         if os.getpid() != self._owner:
@@ -82,7 +82,7 @@ class MathJudge:
             self._stop()
 
     def _stop(self) -> None:
-        self._end()
+        self._terminate()
         self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
@@ -97,10 +97,10 @@ class MathJudge:
             encoding='utf-8',
         )
         # Also called, at most once, when the judge is garbage collected.
-        self._end = weakref.finalize(self, _end, process, self._owner)
+        self._terminate = weakref.finalize(self, _terminate, process, self._owner)
         ready = _read(process)
         if not isinstance(ready, dict):
-            self._end()
+            self._terminate()
             raise MissingLibrary('a math-verify that loads', 'twinkle-grpc[rewards]')
         active = cast('dict[str, list[str]]', ready)['walls']
         if missing := tuple(wall for wall in WALLS if wall not in active):
@@ -127,11 +127,11 @@ def require_library(library: str, extra: str) -> None:
         raise MissingLibrary(library.replace('_', '-'), f'twinkle-grpc[{extra}]')
 
 
-def _request(process: subprocess.Popen[str], question: dict[str, str]) -> object:
-    """Send a question and return the answer, or None if the process ended."""
+def _request(process: subprocess.Popen[str], message: dict[str, str]) -> object:
+    """Send a request and return the response, or None if the process exited."""
     assert process.stdin is not None  # noqa: S101  set by stdin=PIPE
     try:
-        process.stdin.write(f'{json.dumps(question)}\n')
+        process.stdin.write(f'{json.dumps(message)}\n')
         process.stdin.flush()
     except BrokenPipeError:
         return None
@@ -139,7 +139,7 @@ def _request(process: subprocess.Popen[str], question: dict[str, str]) -> object
 
 
 def _read(process: subprocess.Popen[str]) -> object:
-    """Return the next JSON value that the process writes, or None if it ended."""
+    """Return the next JSON value that the process writes, or None if it exited."""
     assert process.stdout is not None  # noqa: S101  set by stdout=PIPE
     line = process.stdout.readline()
     return json.loads(line) if line.endswith('\n') else None
@@ -149,7 +149,7 @@ def _do_nothing() -> None:
     """Serve as the stop function while no process runs."""
 
 
-def _end(process: subprocess.Popen[str], owner: int) -> None:
+def _terminate(process: subprocess.Popen[str], owner: int) -> None:
     if os.getpid() != owner:
         # In a forked process, leave the judge process of the parent running.
         return

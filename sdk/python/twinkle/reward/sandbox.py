@@ -54,7 +54,7 @@ class ProgramResult:
 
     outcome: Literal['exited', 'timed_out', 'wrote_too_much']
     exit_code: int
-    """Exit code. A negative value is the number of the signal that ended the program."""
+    """Exit code. A negative value is the number of the signal that terminated the program."""
     stdout: str
     stderr: str
 
@@ -72,7 +72,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 
     Raises:
         SandboxUnavailable: this machine does not support a wall that `limits` requires; nothing was run.
-        ProgramNotStarted: the interpreter ended before the sandbox was set up, for example because memory ran out.
+        ProgramNotStarted: the interpreter exited before the sandbox was set up, for example because memory ran out.
     """
     limits = limits or SandboxLimits()
     with tempfile.TemporaryDirectory(prefix='twinkle-program-') as folder:
@@ -107,7 +107,7 @@ def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subpr
 
 
 def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramResult:
-    """Read the output of a program until it ends or exceeds a limit, and stop it. It may already have ended."""
+    """Read the output of a program until it exits or exceeds a limit, and stop it. It may already have exited."""
     deadline = time.monotonic() + limits.seconds
     written = {'stdout': bytearray(), 'stderr': bytearray()}
     try:
@@ -125,7 +125,7 @@ def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramRes
 def _read_until(
     process: subprocess.Popen[bytes], written: dict[str, bytearray], deadline: float, output_bytes: int
 ) -> Literal['exited', 'timed_out', 'wrote_too_much']:
-    """Read both pipes to their end or to a limit, and return how the program ended."""
+    """Read both pipes to their end or to a limit, and return why the program stopped."""
     with selectors.DefaultSelector() as selector:
         for name, pipe in (('stdout', process.stdout), ('stderr', process.stderr)):
             assert pipe is not None  # noqa: S101  both are set by PIPE

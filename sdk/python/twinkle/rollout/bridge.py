@@ -7,7 +7,7 @@ from twinkle.data_format import InputFeature
 from twinkle.rollout.errors import ChatCannotGoOn
 
 _PLACEHOLDER = 'said7f3a'
-"""Content of the model's turn in the rendered chat. The drawn tokens of the turn are never rendered again."""
+"""Content of the model's turn in the rendered chat. The sampled tokens of the turn are never rendered again."""
 
 
 class ChatTokens(Protocol):

@@ -109,13 +109,13 @@ class Episode:
             return cast('InputFeature', {**others, **self._tokens()})
         return cast('InputFeature', {**others, 'input_ids': list(self.track.token_ids)})
 
-    def add_turn(self, sequence: SampledSequence, *, turns_left: int, room: int | None) -> None:
+    def add_turn(self, sequence: SampledSequence, *, turns_left: int, tokens_left: int | None) -> None:
         """Add a turn of the model and the environment's answer.
 
         Args:
             sequence: the turn.
             turns_left: number of turns that may follow this one.
-            room: number of tokens that may follow this turn. None: no known limit.
+            tokens_left: number of tokens that may follow this turn. None: no known limit.
         """
         self.track = self.track.with_sampled(sequence)
         self.turn_count += 1
@@ -124,31 +124,31 @@ class Episode:
             self.end_reason = _BROKEN[sequence.stop_reason]
             return
         is_cut = sequence.stop_reason is StopReason.LENGTH
-        step = self.env.step(self.messages[-1], is_last=is_cut or turns_left == 0 or room == 0)
+        step = self.env.step(self.messages[-1], is_last=is_cut or turns_left == 0 or tokens_left == 0)
         self.rewards.append(float(step.reward))
         self.facts.update(step.facts)
         if step.is_done:
             self.messages += step.messages
         # A truncated turn is not a complete answer, even if the environment ended the chat.
         if is_cut:
-            self.end_reason = EndReason.MAX_TOKENS if room == 0 else EndReason.LENGTH
+            self.end_reason = EndReason.MAX_TOKENS if tokens_left == 0 else EndReason.LENGTH
         elif step.is_done:
             self.end_reason = EndReason.DONE
-        elif room == 0:
+        elif tokens_left == 0:
             self.end_reason = EndReason.MAX_TOKENS
         elif turns_left == 0:
             self.end_reason = EndReason.MAX_TURNS
         else:
-            self._answer(step, room=room)
+            self._answer(step, tokens_left=tokens_left)
 
-    def _answer(self, step: EnvStep, *, room: int | None) -> None:
+    def _answer(self, step: EnvStep, *, tokens_left: int | None) -> None:
         if not step.messages:
             raise ValueError(
                 f'{type(self.env).__name__}.step returned no messages and is_done=False; return messages or end the '
                 f'chat'
             )
         answer = bridge_tokens(self.template, step.messages, last_token=self.track.token_ids[-1])
-        if room is not None and len(answer) >= room:
+        if tokens_left is not None and len(answer) >= tokens_left:
             self.end_reason = EndReason.MAX_TOKENS
             return
         self.track = self.track.with_unsampled(answer)

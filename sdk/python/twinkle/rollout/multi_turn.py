@@ -62,7 +62,7 @@ class RolloutOptions(TypedDict, total=False):
 class MultiTurnRollout:
     """Samples multi-turn chats. Sampled tokens are never tokenized again.
 
-    All chats of a call take each turn together. Set `sampling_params.max_tokens`: the turns of all chats with room for
+    All chats of a call take each turn together. Set `sampling_params.max_tokens`: the turns of all chats that can take
     this many tokens then run as one batch.
 
     With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
@@ -155,7 +155,9 @@ class MultiTurnRollout:
                 turns_left = self._max_turns - turn - 1
                 run_all(
                     lambda pair, left=turns_left: pair[0].add_turn(
-                        pair[1], turns_left=left, room=limit.room(len(pair[0].track) + len(pair[1].tokens))
+                        pair[1],
+                        turns_left=left,
+                        tokens_left=limit.tokens_left(len(pair[0].track) + len(pair[1].tokens)),
                     ),
                     turns,
                 )
@@ -165,10 +167,10 @@ class MultiTurnRollout:
     def _turn(
         self, episodes: Sequence[Episode], limit: '_Limit', *, seed: int | None, turn: int
     ) -> Iterator[tuple[Episode, SampledSequence]]:
-        """Yield each chat with its next turn; end chats that have no room for one."""
+        """Yield each chat with its next turn; end chats that cannot take another turn."""
         waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0, is_seeded=seed is not None)
         while waiting:
-            full = [episode for request in waiting for episode in request if limit.room(len(episode.track)) == 0]
+            full = [episode for request in waiting for episode in request if limit.tokens_left(len(episode.track)) == 0]
             for episode in full:
                 episode.end_reason = EndReason.MAX_TOKENS
             waiting = [request for request in waiting if request[0].end_reason is None]
@@ -178,14 +180,14 @@ class MultiTurnRollout:
             keys = [self._key(request, limit, seed) for request in waiting]
             group = [request for request, key in zip(waiting, keys, strict=True) if key == keys[0]]
             try:
-                yield from self._draw(group, keys[0], seed=None if seed is None else (seed, turn))
+                yield from self._sample_group(group, keys[0], seed=None if seed is None else (seed, turn))
             except ValueError as error:
                 if not limit.learn(error):
                     raise
                 continue
             waiting = [request for request, key in zip(waiting, keys, strict=True) if key != keys[0]]
 
-    def _draw(
+    def _sample_group(
         self, group: Sequence[list[Episode]], key: '_Key', *, seed: tuple[int, int] | None
     ) -> list[tuple[Episode, SampledSequence]]:
         params = replace(
@@ -203,10 +205,10 @@ class MultiTurnRollout:
         ]
 
     def _key(self, request: Sequence[Episode], limit: '_Limit', seed: int | None) -> '_Key':
-        room, wanted = limit.room(len(request[0].track)), self._params.max_tokens
+        tokens_left, wanted = limit.tokens_left(len(request[0].track)), self._params.max_tokens
         return _Key(
             seed_index=0 if seed is None else request[0].duplicate_index,
-            max_tokens=wanted if room is None else room if wanted is None else min(room, wanted),
+            max_tokens=wanted if tokens_left is None else tokens_left if wanted is None else min(tokens_left, wanted),
             count=len(request),
         )
 
@@ -283,7 +285,7 @@ class _Limit:
     def __init__(self, max_tokens: int | None) -> None:
         self._max_tokens = max_tokens
 
-    def room(self, token_count: int) -> int | None:
+    def tokens_left(self, token_count: int) -> int | None:
         """Return how many tokens may follow `token_count` tokens, at least 0. None: no known limit."""
         return None if self._max_tokens is None else max(self._max_tokens - token_count, 0)
 

@@ -30,7 +30,7 @@ class PipelineBatch(Generic[_Prompts, _Samples]):
 class AsyncPipeline(Generic[_Prompts, _Samples]):
     """Iterates over sampled batches in order, and samples the next one in a thread while the current one trains.
 
-    Requesting the next batch means that the current one is trained. The pipeline then calls `sync` in the caller's
+    A request for the next batch marks the current one as trained. The pipeline then calls `sync` in the caller's
     thread, never at the same time as `sample`, so the sampler need not be thread-safe. It also calls `sync` before the
     first batch and after the last.
 

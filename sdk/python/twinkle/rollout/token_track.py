@@ -1,4 +1,4 @@
-"""The tokens of a growing chat. Sampled tokens are stored as drawn and never tokenized again.
+"""The tokens of a growing chat. Sampled tokens are stored unchanged and never tokenized again.
 
 Legend: T is the number of tokens so far.
 """

@@ -80,7 +80,7 @@ class ToolManager:
         with self._lock:
             self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
             if len(self._abandoned) >= _MAX_ABANDONED:
-                return 'Error: earlier calls have not ended yet; try again later', ToolFailure.BUSY
+                return 'Error: earlier calls have not finished yet; try again later', ToolFailure.BUSY
         outcome: queue.SimpleQueue[tuple[str, ToolFailure | None]] = queue.SimpleQueue()
         thread = threading.Thread(
             target=lambda: outcome.put(_outcome(tool, arguments)), name=f'tool-{tool.name}', daemon=True
@@ -91,7 +91,7 @@ class ToolManager:
         except queue.Empty:
             with self._lock:
                 self._abandoned.append(thread)
-            return f'Error: {tool.name} did not end within {self._timeout.total_seconds():g} s', ToolFailure.TIMEOUT
+            return f'Error: {tool.name} did not finish within {self._timeout.total_seconds():g} s', ToolFailure.TIMEOUT
 
     def _answer(self, call: ToolCall, text: str, failure: ToolFailure | None) -> ToolResult:
         shown = cut_middle(text, self._max_chars)

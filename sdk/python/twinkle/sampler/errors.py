@@ -28,14 +28,14 @@ class InvalidPrompt(SamplerError, ValueError):
 
 @error_class('{field}: {problem}')
 class InvalidSamplingParams(SamplerError, ValueError):
-    """The parameters are valid by themselves, but not for this model or engine."""
+    """The parameters are well-formed, but not valid for this model or engine."""
 
     field: str
     problem: str
 
 
 class InvalidContinuation(SamplerError, ValueError):
-    """The given sequences cannot be the beginning of this request's answer."""
+    """The given sequences cannot be the beginning of this request's output."""
 
 
 @error_class('{what} is not supported by the torch engine; use another engine, such as vLLM')

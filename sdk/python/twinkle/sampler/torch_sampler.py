@@ -84,7 +84,7 @@ class TorchSampler(Sampler):
         self._base_adapter: EngineAdapter | None = None
         self._versions: Counter[str] = Counter()
         self._request_ids = itertools.count()
-        self._inboxes: dict[str, deque[EngineEvent]] = {}
+        self._queued_events: dict[str, deque[EngineEvent]] = {}
 
     def add_adapter_to_sampler(
         self, adapter_name: str, config_or_dir: LoraConfig | LoraWeights | str | PathLike[str]
@@ -233,21 +233,21 @@ class TorchSampler(Sampler):
     ) -> str:
         request_id = str(next(self._request_ids))
         self._engine.add_request(request_id, prompt, params, adapter=adapter, media=media)
-        self._inboxes[request_id] = deque()
+        self._queued_events[request_id] = deque()
         return request_id
 
     def _events(self, request_id: str) -> Iterator[EngineEvent]:
         """Yield a request's events. The reader steps the engine and stores other requests' events for them."""
-        inbox = self._inboxes[request_id]
-        while inbox or self._engine.is_running(request_id):
-            if inbox:
-                yield inbox.popleft()
+        queue = self._queued_events[request_id]
+        while queue or self._engine.is_running(request_id):
+            if queue:
+                yield queue.popleft()
                 continue
             for event in self._engine.step():
-                self._inboxes[event.request_id].append(event)
+                self._queued_events[event.request_id].append(event)
 
     def _end(self, request_id: str) -> None:
         """Remove a request, and abort it if it is still running."""
         if self._engine.is_running(request_id):
             self._engine.abort(request_id)
-        del self._inboxes[request_id]
+        del self._queued_events[request_id]

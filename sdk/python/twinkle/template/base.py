@@ -294,9 +294,9 @@ class Template(ReadsMedia):
         """Raise `ExampleTooLong` under 'raise' if the text is too long by any tokenization."""
         if self.truncation_strategy != 'raise':
             return
-        least = self.tokenizer.least_token_count(text)
-        if least > self.max_length:
-            raise ExampleTooLong(least, self.max_length)
+        lower_bound = self.tokenizer.least_token_count(text)
+        if lower_bound > self.max_length:
+            raise ExampleTooLong(lower_bound, self.max_length)
 
     def _keeps(self, count: int, *, is_prompt: bool, is_media: bool) -> bool:
         """Return whether a chat of `count` tokens gives any feature.

@@ -1,4 +1,4 @@
-"""Convert an assistant's thinking between its two places: the beginning of the content, and `reasoning_content`."""
+"""Convert an assistant's thinking between two representations: part of the content, and `reasoning_content`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ THINK_OPEN, THINK_CLOSE = '<think>', '</think>'
 
 
 def with_thinking(message: dict[str, Any], *, has_reasoning_field: bool, is_opened: bool = False) -> dict[str, Any]:
-    """Return a message with its thinking in the place that the chat template reads; other roles are unchanged.
+    """Return a message with its thinking in the field that the chat template reads; other roles are unchanged.
 
     Args:
         message: the message.

@@ -26,7 +26,7 @@ class TokenizedText:
 
 
 class ChatTokenizer:
-    """Converts text to token ids and back; special tokens in the text are recognised.
+    """Converts text to token ids and back; special tokens in the text are recognized.
 
     Args:
         folder: model folder with a `tokenizer.json`.

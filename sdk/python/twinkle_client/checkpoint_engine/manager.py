@@ -55,7 +55,7 @@ class CheckpointEngineManager:
     @remote_method
     async def sync_weights(
         self,
-        merge_and_sync: bool = True,  # noqa: FBT001, FBT002 - an established name and place
+        merge_and_sync: bool = True,  # noqa: FBT001, FBT002 - an established positional parameter
         *,
         adapter_name: str | None = None,
         dtype: str | None = None,
@@ -67,7 +67,7 @@ class CheckpointEngineManager:
             merge_and_sync: Has no effect, see the class; True writes a log line.
             adapter_name: Unset: the only adapter.
             dtype: Element type of the published weights, such as 'bfloat16'. Unset: the trainer's type.
-            wait: Longest wait for the sampler.
+            wait: Maximum time to wait for the sampler.
 
         Raises:
             RetryableError: The version is published, but the sampler did not load it within `wait`.

@@ -19,7 +19,7 @@ def runs(state_dir: StateDirOption = None) -> None:
     for name in ('run', 'base model', 'rank', 'steps', 'version', 'state', 'created'):
         table.add_column(name, overflow='fold')
     for run in found:
-        # The catalogue learns of steps later than the model service.
+        # The catalogue receives step counts later than the model service.
         steps = adapters[run.run_id].step_count if run.run_id in adapters else run.step_count
         numbers = (str(run.lora_rank or ''), str(steps), str(run.version))
         state = states.get(run.run_id, 'active' if run.is_active else 'ended')

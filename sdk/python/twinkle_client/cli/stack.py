@@ -241,7 +241,7 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
             state = start_stack(options, report=_StartReport())
         _print_address(state)
         if not is_detached:
-            _stay(options.state_dir)
+            _keep_running(options.state_dir)
     except KeyboardInterrupt:
         console.print('\nStopping')
         _stop(options.state_dir)
@@ -257,7 +257,7 @@ def _stop(folder: Path) -> bool:
         fail(str(error))
 
 
-def _stay(folder: Path) -> None:
+def _keep_running(folder: Path) -> None:
     """Restart services that exit, until an interrupt, `twinkle down` or too many restarts."""
     console.print('\nPress Ctrl-C to stop.')
     report, restarts = _StartReport(), deque[float](maxlen=_MAX_RESTARTS)
@@ -267,12 +267,12 @@ def _stay(folder: Path) -> None:
             stop_stack(folder, report=report)
             raise StackError(f'{ended} keeps exiting; see its log {folder / "logs" / ended}.log')
         if ended:
-            _revive(folder, restarts, report)
+            _restart_exited(folder, restarts, report)
         time.sleep(_WATCH_SECONDS)
     console.print('Stopped')
 
 
-def _revive(folder: Path, restarts: deque[float], report: _StartReport) -> None:
+def _restart_exited(folder: Path, restarts: deque[float], report: _StartReport) -> None:
     try:
         revive_stack(folder, report=report)
     except StackBusyError:

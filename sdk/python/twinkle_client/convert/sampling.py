@@ -77,7 +77,7 @@ def adapter_ref(
         adapter: Adapter id, `twinkle://` path of a checkpoint, or empty for the base model.
         version: Exact version.
         min_version: Oldest acceptable version.
-        wait: Longest wait of the sampler for the version.
+        wait: Maximum time that the sampler waits for the version.
 
     Raises:
         ValueError: A version is given without an adapter or for a checkpoint, or both kinds of version are given.

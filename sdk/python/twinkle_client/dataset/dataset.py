@@ -54,7 +54,7 @@ class Dataset:
         self._parts: list[_Part] = []
         if dataset_meta is not None:
             self.add_dataset(dataset_meta)
-        self._making = asyncio.Lock()
+        self._creation_lock = asyncio.Lock()
         self._is_prompt = False
         self._model_id = ''
 
@@ -95,7 +95,7 @@ class Dataset:
         if not self._parts:
             raise ValueError('there is no dataset to mix; call add_dataset() first')
         # Only the mixture can be lazy, not its parts.
-        ids = [(await self._made(part, is_lazy=False)).dataset_id for part in self._parts]
+        ids = [(await self._created(part, is_lazy=False)).dataset_id for part in self._parts]
         mixture = dataset_pb2.MixtureSource(dataset_ids=ids, is_interleaved=interleave)
         state = await self._create(dataset_pb2.DatasetSource(mixture=mixture), is_lazy=isinstance(self, LazyDataset))
         self._parts = [_Part(self._parts[0].meta, state)]
@@ -114,13 +114,13 @@ class Dataset:
             ValueError: The format is unknown.
             UsageError: The format cannot represent the rows, or the dataset is lazy.
         """
-        dataset_id = (await self._made()).dataset_id
+        dataset_id = (await self._created()).dataset_id
         await save_dataset(self._connection, dataset_id, Path(output_path), file_format=format)
 
     @remote_method
     async def describe(self) -> dataset_pb2.Dataset:
         """Return the dataset's record: rows, columns, tokens, warnings."""
-        return await self._made()
+        return await self._created()
 
     @remote_method
     async def set_template(
@@ -249,12 +249,12 @@ class Dataset:
         return self.describe().row_count
 
     async def dataset_id(self) -> str:
-        """Return its id at the server, making it if need be. On the client's own loop only."""
-        return (await self._made()).dataset_id
+        """Return the dataset's id, creating the dataset if necessary. Call it only on the client's event loop."""
+        return (await self._created()).dataset_id
 
-    async def _made(self, part: '_Part | None' = None, *, is_lazy: bool | None = None) -> dataset_pb2.Dataset:
+    async def _created(self, part: '_Part | None' = None, *, is_lazy: bool | None = None) -> dataset_pb2.Dataset:
         part = part or self._part_of(None)
-        async with self._making:
+        async with self._creation_lock:
             if part.state is None:
                 is_lazy = isinstance(self, LazyDataset) if is_lazy is None else is_lazy
                 part.state = await self._create(await dataset_source(self._connection, part.meta), is_lazy=is_lazy)
@@ -271,7 +271,7 @@ class Dataset:
     async def _apply(self, *steps: dataset_pb2.DatasetStep, meta: MetaLike | None = None) -> dataset_pb2.Dataset:
         part = self._part_of(meta)
         # Steps before the mixing are applied at once, because only the mixture can be lazy.
-        before = await self._made(part, is_lazy=False if meta is not None and len(self._parts) > 1 else None)
+        before = await self._created(part, is_lazy=False if meta is not None and len(self._parts) > 1 else None)
         request = dataset_service_pb2.ApplyRequest(request_id=new_id('rq'), dataset_id=before.dataset_id, steps=steps)
         part.state = after = (await self._connection.unary(self._stub.Apply, request)).dataset
         for warning in after.warnings[len(before.warnings) :]:

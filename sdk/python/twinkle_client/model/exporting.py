@@ -27,13 +27,13 @@ class ExportingVerbs(ModelHandle):
         checkpoint_dir: str,
         hub_model_id: str,
         hub_token: str | None = None,
-        async_upload: bool = True,  # noqa: FBT001, FBT002 - an established name and place
+        async_upload: bool = True,  # noqa: FBT001, FBT002 - an established positional parameter
         *,
         adapter_name: str | None = None,
     ) -> export_service_pb2.Export:
         """Upload a checkpoint's weights and configuration to a hub as a peft folder.
 
-        The server runs the export. It continues when this program ends, survives restarts of the server, and is
+        The server runs the export. It continues when this program exits, survives restarts of the server, and is
         retried while the hub is unavailable. `CheckpointLibrary` reports its progress (`get_export`), waits for it
         (`wait_export`) and cancels it (`cancel_export`).
 

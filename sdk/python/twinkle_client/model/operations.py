@@ -164,8 +164,8 @@ class OperationLog:
 
 
 def _frees_number(error: Error) -> bool:
-    """Return whether the operation's number can be used again without asking the service."""
+    """Return whether the operation's number can be used again without querying the service."""
     if error.code is grpc.StatusCode.UNAVAILABLE:
-        # The answer may belong to a retry, and an earlier attempt may have reached the service.
+        # The response may belong to a retry, and an earlier attempt may have reached the service.
         return False
     return error.disposition in {Disposition.REFUSED, Disposition.RETRYABLE}

@@ -64,12 +64,12 @@ class PlanningVerbs(ModelHandle):
             label_share=label_share,
             full_parameters=full,
         )
-        answer = await self._connection.unary(self._stub.Estimate, request)
+        response = await self._connection.unary(self._stub.Estimate, request)
         return EstimateOutput(
-            does_fit=answer.does_fit,
-            parameter_count=answer.parameter_count,
-            adapter_bytes=answer.adapter_bytes,
-            peak_bytes=answer.peak_bytes,
-            available_bytes=answer.available_bytes,
-            step_time=answer.step_time.ToTimedelta(),
+            does_fit=response.does_fit,
+            parameter_count=response.parameter_count,
+            adapter_bytes=response.adapter_bytes,
+            peak_bytes=response.peak_bytes,
+            available_bytes=response.available_bytes,
+            step_time=response.step_time.ToTimedelta(),
         )

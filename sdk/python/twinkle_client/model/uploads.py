@@ -74,7 +74,7 @@ class BatchUploads:
             upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
         )
         backoff = self._connection.backoff()
-        # The first stream carries only the header: the response tells how much a previous attempt has uploaded.
+        # The first stream carries only the header: the response reports how much a previous attempt has uploaded.
         committed, is_query = 0, True
         while committed < len(data):
             requests = _requests(header, b'' if is_query else data, begin=committed)

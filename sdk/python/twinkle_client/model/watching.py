@@ -24,7 +24,8 @@ class WatchingVerbs(ModelHandle):
     ) -> AsyncIterator[operation_result_pb2.OperationResult]:
         """Yield the results of the adapter's operations in order, including those that other programs send.
 
-        The stream does not end by itself. A broken connection is resumed until the client's retry timeout.
+        The stream continues until the caller closes it. A broken connection is resumed until the client's retry
+        timeout.
 
         Args:
             after: Number of the operation after which to start.

@@ -208,7 +208,7 @@ class Connection:
         await self.channel.close()
 
     def backoff(self) -> Backoff:
-        """Return a new backoff of `retry_timeout`, for a coroutine that retries by itself."""
+        """Return a new backoff of `retry_timeout`, for a coroutine that handles its own retries."""
         return Backoff(self._retry_timeout)
 
 

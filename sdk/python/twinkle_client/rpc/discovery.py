@@ -20,7 +20,7 @@ _RESPONSE_LIMIT_BYTES = 1 << 14
 def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
     """Return the gRPC address for the address that a user gave.
 
-    Users of both APIs know one address only. `http://host:port` may be the port of the gateway's HTTP APIs, whose
+    Users of both APIs need only one address. `http://host:port` may be the port of the gateway's HTTP APIs, whose
     `/healthz` reports the gRPC port on the same host. The given address is returned unchanged when the server is not
     a gateway's HTTP port, does not respond, or reports a port that cannot be reached, for example behind a proxy.
     Addresses of other schemes are returned unchanged without a request.
@@ -41,7 +41,7 @@ def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
         if port is None:
             return text
         _connected(address.host, port, end).close()
-    # A port that serves gRPC only does not answer HTTP/1.1, and other servers may answer anything.
+    # A port that serves gRPC only does not respond to HTTP/1.1, and other servers may return any response.
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return text
     return f'http://{Address(address.host, port).target}'

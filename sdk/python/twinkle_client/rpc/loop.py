@@ -72,7 +72,7 @@ class LoopThread:
             future.cancel()
 
     def stop(self) -> None:
-        """Cancel the client's tasks and wait until they have ended; stopping again does nothing.
+        """Cancel the client's tasks and wait until they have finished; stopping again does nothing.
 
         Raises:
             RuntimeError: the caller is on the loop thread, which would wait for itself.

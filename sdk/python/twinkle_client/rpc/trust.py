@@ -64,7 +64,7 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
     try:
         _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     except ssl.SSLCertVerificationError as error:
-        return f'{address}: {_objection(error, address.host)}'
+        return f'{address}: {_certificate_problem(error, address.host)}'
     except ssl.SSLError as error:
         if address.is_secure and error.reason in _NOT_TLS:
             return f'the server at {address.target} does not speak TLS; write http://{address.target}'
@@ -73,7 +73,7 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
     return '' if address.is_secure else f'the server at {address.target} speaks TLS; write https://{address.target}'
 
 
-def _objection(error: ssl.SSLCertVerificationError, host: str) -> str:
+def _certificate_problem(error: ssl.SSLCertVerificationError, host: str) -> str:
     if error.verify_code == _EXPIRED:
         return "the server's certificate has expired; ask its operator to renew it"
     if error.verify_code == _NOT_YET:

@@ -127,7 +127,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
             state = _reachable_stack(state_dir).with_service(spawner.state_of(name))
             state.save()
     except BaseException:
-        _withdraw(spawner, state_dir, report=report)
+        _remove_started(spawner, state_dir, report=report)
         raise
     _wait_for_fleet(state)
     return spawner.state_of(name)
@@ -171,11 +171,11 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: s
         return name
 
 
-def _withdraw(spawner: Spawner, state_dir: Path, *, report: Report) -> None:
+def _remove_started(spawner: Spawner, state_dir: Path, *, report: Report) -> None:
     """Stop the started processes and remove them from the stack's record."""
     for name in spawner.started:
         service = spawner.state_of(name)
-        _end(service, report=report)
+        _stop_service(service, report=report)
         with _locked(state_dir):
             state = StackState.load(state_dir)
             if state is not None:
@@ -344,11 +344,11 @@ def _trainer_threads() -> int:
 def _stop(state: StackState, *, report: Report) -> None:
     """Stop the services in reverse start order and delete the record."""
     for service in reversed(state.services):
-        _end(service, report=report)
+        _stop_service(service, report=report)
     state.delete()
 
 
-def _end(service: ServiceState, *, report: Report) -> None:
+def _stop_service(service: ServiceState, *, report: Report) -> None:
     if service.is_running():
         report(service.name, 'stopping')
         end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)

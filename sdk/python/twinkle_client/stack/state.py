@@ -35,7 +35,7 @@ class ServiceState:
     base_model: str = ''
     """Base model of the process; empty if it has none."""
     is_leaving: bool = False
-    """Whether the service is draining and will exit by itself."""
+    """Whether the service is draining and will then exit."""
 
     @property
     def is_restarted(self) -> bool:

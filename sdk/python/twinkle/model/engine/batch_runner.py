@@ -39,12 +39,12 @@ class ItemRun:
 
     def __post_init__(self) -> None:
         """Save the random state, which `refuse` restores."""
-        self._draws = self.purpose.state.weights.dropout_generator.get_state()
+        self._random_state = self.purpose.state.weights.dropout_generator.get_state()
 
     def refuse(self, error: BaseException) -> None:
         """Abort the batch with an error and restore the adapter's random state."""
         self.refusal, self.gradient = error, None
-        self.purpose.state.weights.dropout_generator.set_state(self._draws)
+        self.purpose.state.weights.dropout_generator.set_state(self._random_state)
 
     @property
     def is_divided(self) -> bool:
@@ -103,15 +103,15 @@ class BatchRunner:
                     planner.drop(slot.item)
 
     def _run_pass(self, pieces: 'Sequence[_Piece]') -> list[_Outcome]:
-        draws = [piece.run.purpose.state.weights.dropout_generator.get_state() for piece in pieces]
+        random_states = [piece.run.purpose.state.weights.dropout_generator.get_state() for piece in pieces]
         results = self._attempt(pieces)
         if results is not None:
             return [
                 _with_batch_index(result, piece) if isinstance(result, Exception) else [result]
                 for result, piece in zip(results, pieces, strict=True)
             ]
-        for piece, draw in zip(pieces, draws, strict=True):
-            piece.run.purpose.state.weights.dropout_generator.set_state(draw)
+        for piece, random_state in zip(pieces, random_states, strict=True):
+            piece.run.purpose.state.weights.dropout_generator.set_state(random_state)
         release_memory(self._model.device)
         if len(pieces) == 1:
             return [self._run_halved(pieces[0])]

@@ -60,10 +60,10 @@ def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[
     Either all segments are for training, or none.
     """
     hidden_TD = _hidden(model, segments)
-    mover = _mover(model)
+    to_device = _copier(model)
     begins = [0, *accumulate(segment.batch.token_count for segment in segments)]
     rows = [segment.batch.rows_R + begin for segment, begin in zip(segments, begins[:-1], strict=True)]
-    hiddens = hidden_TD[mover(np.concatenate(rows))].split([len(own) for own in rows])
+    hiddens = hidden_TD[to_device(np.concatenate(rows))].split([len(own) for own in rows])
     results: dict[int, SegmentOutputs] = {}
     adapters = [segment.head_adapter(model) for segment in segments]
     # Segments that need the same outputs of the head share one call, so the model's largest matrix is read once.
@@ -83,7 +83,7 @@ def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[
 
 
 def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
-    mover = _mover(model)
+    to_device = _copier(model)
     sequences: list[SequenceSpan] = []
     adapters: list[AdapterSpan] = []
     media: list[MediaSpan] = []
@@ -93,13 +93,13 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
         weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
         adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights))
         media += [
-            MediaSpan(row + one.begin_row, row + one.end_row, one.kind, mover(one.patches_PC), one.grid)
+            MediaSpan(row + one.begin_row, row + one.end_row, one.kind, to_device(one.patches_PC), one.grid)
             for one in segment.batch.media
         ]
         row += segment.batch.token_count
     return model.hidden(
-        mover(np.concatenate([segment.batch.input_ids_T for segment in segments])),
-        mover(join_positions([segment.batch.position_ids_T for segment in segments])),
+        to_device(np.concatenate([segment.batch.input_ids_T for segment in segments])),
+        to_device(join_positions([segment.batch.position_ids_T for segment in segments])),
         sequences=sequences,
         adapters=adapters,
         media=media,
@@ -111,16 +111,16 @@ def _head_outputs(
     model: PackedCausalLM, segments: Sequence[Segment], hiddens: Sequence[Tensor], adapter: HeadAdapter | None
 ) -> list[dict[str, Tensor]]:
     """Return the head's outputs for segments with the same needs, or for one whose adapter changes the head."""
-    mover = _mover(model)
+    to_device = _copier(model)
     counts = [segment.batch.label_count for segment in segments]
     temperatures = [segment.purpose.options.temperature for segment in segments]
     is_entropy_needed, candidate_count = segments[0].head_needs
     outputs = model.head_outputs(
         torch.cat(list(hiddens)),
-        mover(np.concatenate([segment.batch.labels_R for segment in segments])),
-        temperature=mover(np.repeat(np.array(temperatures, np.float32), counts)),
+        to_device(np.concatenate([segment.batch.labels_R for segment in segments])),
+        temperature=to_device(np.repeat(np.array(temperatures, np.float32), counts)),
         is_entropy_needed=is_entropy_needed,
-        candidate_ids_RK=mover(np.concatenate([segment.candidate_ids for segment in segments]))
+        candidate_ids_RK=to_device(np.concatenate([segment.candidate_ids for segment in segments]))
         if candidate_count
         else None,
         adapter=adapter,
@@ -144,19 +144,19 @@ def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, h
     if segment.purpose.is_needed('values') and segment.purpose.state.value_head is not None:
         outputs['values_R'] = segment.purpose.state.value_head(hidden_RD)
     if segment.purpose.is_needed('embeddings'):
-        outputs['embeddings_FD'] = hidden_TD[_mover(model)(segment.batch.last_rows_F)].float()
+        outputs['embeddings_FD'] = hidden_TD[_copier(model)(segment.batch.last_rows_F)].float()
     return outputs
 
 
 def _segment_outputs(
     model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, outputs: dict[str, Tensor]
 ) -> SegmentOutputs:
-    mover, batch = _mover(model), segment.batch
+    to_device, batch = _copier(model), segment.batch
     loss_batch = LossBatch(
-        labels_R=mover(batch.labels_R),
-        weights_R=mover(batch.weights_R),
-        features_R=mover(batch.features_R),
-        streams={name: mover(values) for name, values in batch.streams.items()},
+        labels_R=to_device(batch.labels_R),
+        weights_R=to_device(batch.weights_R),
+        features_R=to_device(batch.features_R),
+        streams={name: to_device(values) for name, values in batch.streams.items()},
         **outputs,
     )
     is_greedy_R = None
@@ -182,7 +182,7 @@ def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
     return [AdapterSpan(0, row_count, weights)] if row_count else []
 
 
-def _mover(model: PackedCausalLM) -> Callable[[npt.NDArray[Any]], Tensor]:
+def _copier(model: PackedCausalLM) -> Callable[[npt.NDArray[Any]], Tensor]:
     def to_device(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(model.device)
 

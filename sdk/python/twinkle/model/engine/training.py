@@ -137,12 +137,12 @@ class Training(AdapterTable):
         batch = self._runner.cutter.pack(purpose, features)
         _check_trainable(purpose, [batch])
         generator = purpose.state.weights.dropout_generator
-        draws = generator.get_state()
+        random_state = generator.get_state()
         try:
             with torch.enable_grad(), _convert_out_of_memory(batch):
                 outputs = forward_outputs(self.model, [Segment(purpose, batch)])[0]
         except BaseException:
-            generator.set_state(draws)
+            generator.set_state(random_state)
             raise
         purpose.state.pending = PendingForward(batch, outputs)
         result = result_of_pending(purpose.state.pending, purpose.loss, more=purpose.options.more_outputs)

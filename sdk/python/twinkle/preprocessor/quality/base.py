@@ -19,7 +19,7 @@ class Drop:
     reason: str
     """Stable identifier, such as 'duplicate'."""
     detail: str = ''
-    """Location and description of the problem, for humans. Default: empty."""
+    """Location and description of the problem, as text. Default: empty."""
 
 
 @dataclass(frozen=True, kw_only=True)

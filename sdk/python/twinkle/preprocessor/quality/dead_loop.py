@@ -36,13 +36,13 @@ class DeadLoopFilter(QualityFilter):
         Raises:
             InvalidArguments: a threshold is out of range.
         """
-        for name, value, least in (
+        for name, value, minimum in (
             ('min_characters', min_characters, 4),
             ('min_repeats', min_repeats, 2),
             ('max_equal_turns', max_equal_turns, 1),
         ):
-            if value < least:
-                raise InvalidArguments(f'{name} must be at least {least}, got {value}')
+            if value < minimum:
+                raise InvalidArguments(f'{name} must be at least {minimum}, got {value}')
         if not 0.0 < max_line_share <= 1.0:
             raise InvalidArguments(f'max_line_share must be in (0, 1], got {max_line_share}')
         self.min_characters, self.min_repeats = min_characters, min_repeats

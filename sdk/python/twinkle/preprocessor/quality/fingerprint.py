@@ -22,7 +22,7 @@ class _Incomparable(Exception):
 def fingerprint(values: Any) -> bytes | None:
     """Return a 16-byte digest of values, or None if they contain an object whose content cannot be read.
 
-    Whitespace in texts is normalised, and null fields are ignored. Objects with `tobytes`, such as images and arrays,
+    Whitespace in texts is normalized, and null fields are ignored. Objects with `tobytes`, such as images and arrays,
     are compared by their bytes, shape and dtype.
 
     Raises:

@@ -31,11 +31,12 @@ class MessageNormalizer(RowPreprocessor):
 
     Accepts `messages`, or `conversations` with `from` and `value`, roles such as human, gpt and observation, and a
     single `function_call`, which becomes a list of `tool_calls`. Line ends become newlines; whitespace around texts and
-    null fields are removed. All messages and all other text are kept, and normalising a chat twice changes nothing.
+    null fields are removed. All messages and all other text are kept, and normalizing a chat twice gives the same
+    result.
     """
 
     def convert(self, row: Row) -> Row:
-        """Return the row with its chat normalised.
+        """Return the row with its chat normalized.
 
         Raises:
             InvalidRow: the row has no chat, or a message is not an object with a role.

@@ -67,15 +67,15 @@ class NearIndex:
     def add(self, row_index: int, sketch: Signature, guard: bytes) -> None:
         """Add a text and remove the oldest ones above the limit."""
         while len(self._seen) >= self._memory:
-            oldest, (forgotten, _) = self._seen.popitem(last=False)
-            self._forget(oldest, forgotten)
+            oldest, (oldest_sketch, _) = self._seen.popitem(last=False)
+            self._remove(oldest, oldest_sketch)
         self._seen[row_index] = (sketch, guard)
         for key in _keys(sketch):
             bucket = self._buckets.setdefault(key, [])
             if len(bucket) < _MAX_IN_BUCKET:
                 bucket.append(row_index)
 
-    def _forget(self, row_index: int, sketch: Signature) -> None:
+    def _remove(self, row_index: int, sketch: Signature) -> None:
         for key in _keys(sketch):
             bucket = [row for row in self._buckets.get(key, []) if row != row_index]
             if bucket:
@@ -110,7 +110,7 @@ def _shingle_hashes(text: str) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return values mixed with the finaliser of SplitMix64 (Steele, Lea, Flood 2014, figure 17)."""
+    """Return values mixed with the finalizer of SplitMix64 (Steele, Lea, Flood 2014, figure 17)."""
     values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
     return values ^ (values >> _U64(31))

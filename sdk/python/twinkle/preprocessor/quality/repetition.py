@@ -6,7 +6,8 @@ from dataclasses import dataclass
 _BLOCK = 4096
 """Characters compared at once when a run is extended."""
 _MAX_TRIES = 16
-"""Maximum number of candidate periods per window. A window with more repeats a unit that a smaller window finds."""
+"""Maximum number of candidate periods per window. A window with more candidates consists of repeats of a unit that a
+smaller window finds."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Compares mathematical answers: `judge_answers.py <walls> <memory bytes> <seconds>`.
 
 Writes a line `{"walls": [...]}` with the active walls when it is ready. Then it reads JSON lines
-`{"truth": ..., "answer": ...}` and answers each with a line `true` or `false`. A comparison that exceeds the time
-limit ends the process by an unhandled signal, because a Python signal handler would wait until a long multiplication
-ends.
+`{"truth": ..., "answer": ...}` and responds to each with a line `true` or `false`. A comparison that exceeds the time
+limit terminates the process through an unhandled signal, because a Python signal handler would not run before the end
+of a long multiplication.
 """
 
 import json
@@ -16,7 +16,7 @@ _SECONDS_TO_LOAD = 120.0
 
 
 def main() -> None:
-    """Answer questions until the end of standard input."""
+    """Process requests until the end of standard input."""
     walls_path, memory_bytes, seconds = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_LOAD)
     import math_verify  # noqa: PLC0415  the time limit covers the import
@@ -25,21 +25,22 @@ def main() -> None:
     parse('$\\frac{1}{2}$', parsing_timeout=None)
     active = runpy.run_path(walls_path)['enclose']([], memory_bytes=int(memory_bytes), cpu_seconds=0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _answer({'walls': active})
+    _respond({'walls': active})
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
-        question = json.loads(line)
-        # math-verify treats unreadable answers as wrong. Any error ends the process, which also means wrong.
-        is_same = _is_same(parse, verify, question['truth'], question['answer'])
+        request = json.loads(line)
+        # math-verify treats unreadable answers as wrong. Any error terminates the process, which counts as a wrong
+        # answer too.
+        is_same = _is_same(parse, verify, request['truth'], request['answer'])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _answer(is_same)
+        _respond(is_same)
 
 
 def _is_same(parse: Any, verify: Any, truth: str, answer: str) -> bool:
     return bool(verify(parse(truth, parsing_timeout=None), parse(answer, parsing_timeout=None), timeout_seconds=None))
 
 
-def _answer(value: object) -> None:
+def _respond(value: object) -> None:
     print(json.dumps(value), flush=True)  # noqa: T201  standard output is the interface
 
 

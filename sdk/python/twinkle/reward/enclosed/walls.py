@@ -43,7 +43,7 @@ def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list
     Args:
         readable: folders and files that may be read, in addition to Python's.
         memory_bytes: limit of the address space.
-        cpu_seconds: CPU time after which the kernel ends the process; 0: no limit.
+        cpu_seconds: CPU time after which the kernel terminates the process; 0: no limit.
     """
     walls = _set_limits(memory_bytes, cpu_seconds)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -28,7 +28,7 @@ def draw_token(
     present: Collection[int],
     forbidden: Collection[int],
     number: float,
-    drawn: Sequence[int] = (),
+    sampled_ids: Sequence[int] = (),
 ) -> int:
     """Sample a token.
 
@@ -39,9 +39,9 @@ def draw_token(
         present: tokens already in the sequence, including the prompt.
         forbidden: tokens that must not be sampled.
         number: uniform random number in [0, 1).
-        drawn: tokens sampled so far, for the frequency and presence penalties.
+        sampled_ids: tokens sampled so far, for the frequency and presence penalties.
     """
-    scores_V = _forbid(_penalize(logits_V, params, present=present, drawn=drawn), forbidden)
+    scores_V = _forbid(_penalize(logits_V, params, present=present, sampled_ids=sampled_ids), forbidden)
     if params.temperature == 0.0:
         return int(scores_V.argmax())
     weights, token_ids = _candidates(scores_V, params)
@@ -64,7 +64,9 @@ def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
     return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
-def _penalize(logits_V: Tensor, params: SamplingParams, *, present: Collection[int], drawn: Sequence[int]) -> Tensor:
+def _penalize(
+    logits_V: Tensor, params: SamplingParams, *, present: Collection[int], sampled_ids: Sequence[int]
+) -> Tensor:
     """Return the logits with all penalties applied; without penalties, the given tensor."""
     scores_V = logits_V
     penalty = params.repetition_penalty
@@ -76,8 +78,8 @@ def _penalize(logits_V: Tensor, params: SamplingParams, *, present: Collection[i
         limits = torch.finfo(scores_V.dtype)
         penalized = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
         scores_V[index] = penalized.clamp(limits.min, limits.max)
-    if drawn and (params.frequency_penalty or params.presence_penalty):
-        token_ids, counts = torch.tensor(drawn, device=scores_V.device).unique(return_counts=True)
+    if sampled_ids and (params.frequency_penalty or params.presence_penalty):
+        token_ids, counts = torch.tensor(sampled_ids, device=scores_V.device).unique(return_counts=True)
         scores_V = scores_V.clone() if scores_V is logits_V else scores_V
         scores_V[token_ids] -= params.frequency_penalty * counts + params.presence_penalty
     return scores_V

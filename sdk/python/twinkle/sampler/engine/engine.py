@@ -237,8 +237,8 @@ class SamplerEngine:
         last_rows = [rows.start for rows in item_rows[: len(plan.decodes)]] + [row for _, row in computed]
         if not last_rows:
             return events
-        drawn = [*(sequence.group for sequence in plan.decodes), *(group for group, _ in computed)]
-        owners = [(group.request.adapter, range(row, row + 1)) for row, group in enumerate(drawn)]
+        sampled_groups = [*(sequence.group for sequence in plan.decodes), *(group for group, _ in computed)]
+        owners = [(group.request.adapter, range(row, row + 1)) for row, group in enumerate(sampled_groups)]
         logits_RV = self._model.logits(hidden_TD[last_rows], adapters=adapter_spans(owners))
         events += [self._extend(sequence, logits_RV[row]) for row, sequence in enumerate(plan.decodes)]
         for row, (group, _) in enumerate(computed, start=len(plan.decodes)):
@@ -373,7 +373,7 @@ class SamplerEngine:
             present=(*request.prompt_token_ids, *sequence.tokens),
             forbidden=sequence.rules.forbidden_tokens(token_index),
             number=uniform(sequence.group.seed, sequence.index, token_index),
-            drawn=sequence.tokens,
+            sampled_ids=sequence.tokens,
         )
         sequence.tokens.append(token_id)
         verdict = sequence.stop_watch.push(token_id)

@@ -53,9 +53,9 @@ class PromptMedia:
         On every axis, sampled tokens follow the largest position of the prompt.
         """
         length = self.positions_3T.shape[1]
-        drawn = int(self.positions_3T.max()) + 1 + np.arange(max(begin - length, 0), max(end - length, 0))
+        sampled = int(self.positions_3T.max()) + 1 + np.arange(max(begin - length, 0), max(end - length, 0))
         prompt = self.positions_3T[:, begin : min(end, length)]
-        positions_3T = np.concatenate([prompt, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
+        positions_3T = np.concatenate([prompt, np.broadcast_to(sampled, (3, len(sampled)))], axis=1)
         return positions_3T if self.has_axes else positions_3T[0]
 
     def spans_between(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':

@@ -17,7 +17,7 @@ from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.core import VllmCore
 from twinkle.sampler.vllm.handover import AdapterSource, in_memory_file, layout_of
 
-_NOWHERE = '/twinkle/weights/came/from/memory'
+_UNUSED_PATH = '/twinkle/weights/came/from/memory'
 """Path that is passed to vLLM, which requires one. It does not exist, so an attempt to read it fails."""
 
 
@@ -52,7 +52,7 @@ class AdapterTable:
             await self._core.call_workers('twinkle_remove_adapter', adapter.lora_id)
             raise AdapterDoesNotFit(next(filter(None, problems)))
         name = f'{key}@{version}#{adapter.lora_id}'
-        self._requests[adapter.lora_id] = LoRARequest(name, adapter.lora_id, _NOWHERE)
+        self._requests[adapter.lora_id] = LoRARequest(name, adapter.lora_id, _UNUSED_PATH)
         return adapter
 
     async def _send(self, adapter: VllmAdapter, source: AdapterSource) -> list[str]:

@@ -1,4 +1,4 @@
-"""A wrapper of vLLM's AsyncLLM whose calls end when the engine fails, and that can wait for a failure."""
+"""A wrapper of vLLM's AsyncLLM whose calls raise an error when the engine fails, and that can wait for a failure."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _ALIVE_CHECK_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 0.5
-"""Time for the engine core to stop by itself; it has no data to save."""
+"""Time limit for a regular shutdown of the engine core, which has no data to save."""
 _LONG_METHODS = ('twinkle_replace_base', 'twinkle_restore')
 """Worker methods that load a complete model."""
 

@@ -66,7 +66,7 @@ class VllmEngine:
         tokenizer: converts tokens to text. None: events have no text, and stop strings are refused.
         thread_count: number of CPU threads of the engine core, if it runs on a CPU.
         hang_seconds: time without response after which the engine core is killed. The limit is ten times as long
-            while the core is seen to compute on a CPU or loads weights.
+            while the core measurably computes on a CPU or loads weights.
 
     Raises:
         ValueError: an argument is unknown, or vLLM would use another dtype than requested.
@@ -367,9 +367,13 @@ class VllmEngine:
         request = run.request
         outputs = self._core.generate(
             sequence.engine_id,
-            [*request.prompt_token_ids, *sequence.drawn],
+            [*request.prompt_token_ids, *sequence.sampled_ids],
             vllm_params(
-                request.params, run.rules, sequence_index=sequence.index, drawn=sequence.drawn, form=run.constraint
+                request.params,
+                run.rules,
+                sequence_index=sequence.index,
+                sampled_ids=sequence.sampled_ids,
+                form=run.constraint,
             ),
             lora=self._adapters.request_of(request.adapter),
             salt=f'{self._cache_epoch}/{request.cache_salt}',

@@ -54,12 +54,12 @@ class FormChecker:
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
-        self._question_count = 0
+        self._request_count = 0
 
     @property
     def compiled_count(self) -> int:
         """Number of forms that were compiled; other results came from the cache."""
-        return self._question_count
+        return self._request_count
 
     async def check(self, form: StructuredOutput, *, owner: str = '') -> StructuredOutputsParams:
         """Check a form and return it in vLLM's format.
@@ -115,13 +115,13 @@ class FormChecker:
             raise
 
     async def _answer(self, kind: str, text: str) -> str:
-        self._question_count += 1
-        line = json.dumps({'id': self._question_count, 'kind': kind, 'text': text}) + '\n'
+        self._request_count += 1
+        line = json.dumps({'id': self._request_count, 'kind': kind, 'text': text}) + '\n'
         try:
             process = await self._started()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await _send(process, line)
-                return await _problem_of(process, self._question_count)
+                return await _problem_of(process, self._request_count)
         except (OSError, EOFError, TimeoutError) as error:
             await self.close()
             raise EngineFailed('structured_output could not be checked; retry the request') from error
@@ -188,11 +188,11 @@ async def _send(process: asyncio.subprocess.Process, line: str) -> None:
 
 
 async def _problem_of(process: asyncio.subprocess.Process, number: int) -> str:
-    """Return the answer to a question. Other output, such as that of libraries, is skipped."""
+    """Return the response to a request; skip other output, such as that of libraries."""
     while True:
         line = await process.stdout.readline() if process.stdout else b''
         if not line:
-            raise EOFError('the process that compiles structured output has ended')
+            raise EOFError('the process that compiles structured output has exited')
         with suppress(ValueError):
             answer = json.loads(line)
             if isinstance(answer, dict) and answer.get('id') == number:

@@ -1,7 +1,7 @@
 """A program that checks whether structured output specifications (forms) can be compiled.
 
 For some forms of a few kilobytes, xgrammar needs minutes and gigabytes, cannot be interrupted, and may crash. This
-process therefore loads the vocabulary once and compiles each form in a fork, which the kernel ends at a limit.
+process therefore loads the vocabulary once and compiles each form in a fork, which the kernel terminates at a limit.
 
 The program reads JSON lines `{"id", "kind", "text"}` and writes `{"id", "problem"}`. The first line it writes has the
 id 0 and signals that it is ready. It exits at the end of its input.
@@ -26,7 +26,7 @@ _TOO_MUCH_PROBLEM = 'takes too much time or memory to compile'
 
 
 def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int) -> None:
-    """Answer questions until the end of the input.
+    """Process requests until the end of the input.
 
     Args:
         folder: folder of the model, whose tokenizer is used.
@@ -34,24 +34,24 @@ def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int)
         cpu_seconds: CPU time limit of each form.
         memory_bytes: memory limit of each form, in addition to the memory of this process.
     """
-    answers = os.fdopen(os.dup(1), 'w')
-    # Output of libraries must not mix with the answers.
+    responses = os.fdopen(os.dup(1), 'w')
+    # Output of libraries must not mix with the responses.
     os.dup2(2, 1)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     vocabulary = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary_size)
-    question: dict[str, Any] = {'id': 0}
+    request: dict[str, Any] = {'id': 0}
     problem = ''
     while True:
-        answers.write(json.dumps({'id': question['id'], 'problem': problem}) + '\n')
-        answers.flush()
+        responses.write(json.dumps({'id': request['id'], 'problem': problem}) + '\n')
+        responses.flush()
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        question = json.loads(line)
+        request = json.loads(line)
         process_id = os.fork()
         if not process_id:
             _limit(cpu_seconds, memory_bytes)
-            _compile(vocabulary, question['kind'], question['text'])
+            _compile(vocabulary, request['kind'], request['text'])
         _, status = os.waitpid(process_id, 0)
         problem = _PROBLEMS.get(os.waitstatus_to_exitcode(status), _TOO_MUCH_PROBLEM)
 

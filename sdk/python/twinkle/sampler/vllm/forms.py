@@ -1,7 +1,7 @@
 """Structured output (*forms*) in vLLM's engine core: time limits, and the start of continued outputs.
 
 xgrammar applies a form between two steps of the engine, while all other sequences wait. A short form can have a cost
-that grows with each token: `(a{1,100}){1,100}` took minutes. A sequence whose form costs too much is ended, because
+that grows with each token: `(a{1,100}){1,100}` took minutes. A sequence whose form costs too much is stopped, because
 xgrammar cannot be interrupted.
 """
 
@@ -29,7 +29,7 @@ class FormBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the sequence must be ended."""
+        """Whether the sequence must be stopped."""
         return self._debt_seconds > MAX_DEBT_SECONDS
 
     @contextmanager

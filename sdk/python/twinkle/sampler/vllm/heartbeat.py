@@ -88,7 +88,7 @@ class Heartbeat:
                 return
 
     async def _is_answered(self, answer: 'asyncio.Future[Any]') -> bool:
-        """Wait for the response; return whether it came in time."""
+        """Wait for the response; return whether it arrived in time."""
         silence, used = 0.0, self._cpu_seconds()
         while True:
             done, _ = await asyncio.wait({answer}, timeout=self._tick_seconds)

@@ -18,7 +18,7 @@ class EngineStats(StatLoggerBase):
         self.kv_usage: dict[int, float] = {}
         """Fraction of the key-value memory in use, by engine core."""
         self._hits: deque[tuple[int, int]] = deque(maxlen=_HIT_WINDOW)
-        self._drawn: deque[tuple[float, int]] = deque(maxlen=4096)
+        self._sampled: deque[tuple[float, int]] = deque(maxlen=4096)
 
     def make(self, vllm_config: Any, engine_index: int = 0) -> 'EngineStats':
         """Serve as the factory that vLLM calls for each engine core; all cores share this object."""
@@ -37,7 +37,7 @@ class EngineStats(StatLoggerBase):
             if cache is not None and cache.queries:
                 self._hits.append((cache.queries, cache.hits))
         if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            self._drawn.append((time.monotonic(), iteration_stats.num_generation_tokens))
+            self._sampled.append((time.monotonic(), iteration_stats.num_generation_tokens))
 
     def log_engine_initialized(self) -> None:
         """Ignore the event."""
@@ -46,7 +46,7 @@ class EngineStats(StatLoggerBase):
     def tokens_per_second(self) -> float:
         """Rate of sampled tokens over the last `RATE_WINDOW_SECONDS`."""
         begin = time.monotonic() - RATE_WINDOW_SECONDS
-        return sum(count for time_, count in self._drawn if time_ >= begin) / RATE_WINDOW_SECONDS
+        return sum(count for time_, count in self._sampled if time_ >= begin) / RATE_WINDOW_SECONDS
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -39,7 +39,7 @@ async def merged(streams: Sequence[AsyncGenerator[_Item, None]]) -> AsyncIterato
 
 
 async def _pump(stream: AsyncGenerator[_Item, None], queue: 'asyncio.Queue[tuple[_Item] | asyncio.Task[None]]') -> None:
-    """Put all items into the queue, followed by this task, whose result tells how the stream ended."""
+    """Put all items into the queue, followed by this task, whose result shows whether the stream failed."""
     task = cast('asyncio.Task[None]', asyncio.current_task())
     async with aclosing(stream):
         try:

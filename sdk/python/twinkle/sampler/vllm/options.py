@@ -42,7 +42,7 @@ _CPU_DEFAULTS: Mapping[str, Any] = {
 _ENVIRONMENT: Mapping[str, str] = {
     'VLLM_NO_USAGE_STATS': '1',
     'VLLM_LOGGING_LEVEL': 'WARNING',
-    # A fork of a multithreaded process may deadlock on a lock that another thread held.
+    # A fork of a multithreaded process may deadlock on a lock that another thread holds.
     'VLLM_WORKER_MULTIPROC_METHOD': 'spawn',
 }
 _CPU_ENVIRONMENT: Mapping[str, str] = {

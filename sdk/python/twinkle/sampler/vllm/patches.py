@@ -63,7 +63,7 @@ _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
 _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - as below
 
 
-def forget_slots(manager: Any) -> None:
+def discard_slot_records(manager: Any) -> None:
     """Discard the record of the slots' contents, so that every slot is filled again."""
     manager.twinkle_slots = Slots(manager)
 
@@ -82,13 +82,13 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
     if not isinstance(adapter, MappedAdapter):
         if lora_id not in self._active_adapters:
             # vLLM may overwrite a slot whose contents are recorded.
-            forget_slots(self)
+            discard_slot_records(self)
         return _stock_activate_adapter(self, lora_id)
     if lora_id in self._active_adapters:
         return False
     slot = self.lora_index_to_id.index(None)
     if not hasattr(self, 'twinkle_slots'):
-        forget_slots(self)
+        discard_slot_records(self)
     self.twinkle_slots.fill(slot, adapter)
     self._active_adapters[lora_id] = None
     self.lora_index_to_id[slot] = lora_id

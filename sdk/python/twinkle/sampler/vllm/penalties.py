@@ -23,11 +23,11 @@ _KEY = 'twinkle_penalties'
 
 @dataclass
 class _Row:
-    """One sequence. vLLM appends to `drawn`."""
+    """One sequence. vLLM appends to `sampled_ids`."""
 
     prompt: Sequence[int]
     begun: Sequence[int]
-    drawn: Sequence[int]
+    sampled_ids: Sequence[int]
     repetition: float
     presence: float
     frequency: float
@@ -35,7 +35,7 @@ class _Row:
     def apply(self, logits_V: Tensor) -> None:
         """Apply the penalties in place, in vLLM's order."""
         # A token that is not known yet when a step is prepared is -1.
-        new = torch.tensor([*self.begun, *(token for token in self.drawn if token >= 0)], dtype=torch.long)
+        new = torch.tensor([*self.begun, *(token for token in self.sampled_ids if token >= 0)], dtype=torch.long)
         seen = torch.cat([torch.tensor(self.prompt, dtype=torch.long), new]).unique().to(logits_V.device)
         if self.repetition != 1.0:
             chosen = logits_V[seen]
@@ -66,21 +66,21 @@ class ContinuedPenalties(LogitsProcessor):
         return logits
 
 
-def penalty_arguments(params: OurParams, drawn: Sequence[int]) -> dict[str, Any]:
+def penalty_arguments(params: OurParams, sampled_ids: Sequence[int]) -> dict[str, Any]:
     """Return vLLM's parameters for the penalties of a sequence."""
     penalties = {
         'repetition_penalty': params.repetition_penalty,
         'presence_penalty': params.presence_penalty,
         'frequency_penalty': params.frequency_penalty,
     }
-    if not drawn or not (params.presence_penalty or params.frequency_penalty):
+    if not sampled_ids or not (params.presence_penalty or params.frequency_penalty):
         return penalties
-    return {'extra_args': {_KEY: [len(drawn), *penalties.values()]}}
+    return {'extra_args': {_KEY: [len(sampled_ids), *penalties.values()]}}
 
 
-def _row(params: SamplingParams, prompt: list[int] | None, drawn: list[int]) -> _Row | None:
+def _row(params: SamplingParams, prompt: list[int] | None, sampled_ids: list[int]) -> _Row | None:
     given = (params.extra_args or {}).get(_KEY)
     if given is None or prompt is None:
         return None
     count, repetition, presence, frequency = given
-    return _Row(prompt, prompt[len(prompt) - count :], drawn, repetition, presence, frequency)
+    return _Row(prompt, prompt[len(prompt) - count :], sampled_ids, repetition, presence, frequency)

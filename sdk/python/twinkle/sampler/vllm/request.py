@@ -40,7 +40,7 @@ class Sequence:
     index: int
     version: int
     stop_watch: StopWatch
-    drawn: tuple[int, ...] = ()
+    sampled_ids: tuple[int, ...] = ()
     """Tokens sampled by another engine, which the reader already has."""
     reason: StopReason | None = None
     """Stop reason, if the last of these tokens ended the sequence and the reader does not know it."""
@@ -51,7 +51,7 @@ class Sequence:
     is_ended: bool = False
 
     def __post_init__(self) -> None:
-        self.token_count = len(self.drawn)
+        self.token_count = len(self.sampled_ids)
 
     @property
     def engine_id(self) -> str:

@@ -32,7 +32,7 @@ def vllm_params(
     rules: StopRules,
     *,
     sequence_index: int,
-    drawn: Sequence[int],
+    sampled_ids: Sequence[int],
     form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Return vLLM's parameters for one sequence.
@@ -44,11 +44,11 @@ def vllm_params(
         params: sampling parameters of the request.
         rules: stop rules of the request.
         sequence_index: index of the sequence in the request.
-        drawn: tokens sampled by another engine, which are part of vLLM's prompt.
+        sampled_ids: tokens sampled by another engine, which are part of vLLM's prompt.
         form: checked structured output.
     """
-    left = max(rules.max_tokens - len(drawn), 1)
-    wants_prompt = sequence_index == 0 and not drawn
+    left = max(rules.max_tokens - len(sampled_ids), 1)
+    wants_prompt = sequence_index == 0 and not sampled_ids
     return CheckedParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -58,7 +58,7 @@ def vllm_params(
         stop_token_ids=sorted(rules.token_ids),
         ignore_eos=True,
         max_tokens=left,
-        min_tokens=min(max(rules.min_tokens - len(drawn), 0), left),
+        min_tokens=min(max(rules.min_tokens - len(sampled_ids), 0), left),
         logprobs=params.logprobs or 0,
         prompt_logprobs=params.prompt_logprobs if wants_prompt else None,
         flat_logprobs=True,
@@ -66,7 +66,7 @@ def vllm_params(
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=form,
         skip_clone=True,
-        **_penalties_and_beginning(params, drawn),
+        **_penalties_and_beginning(params, sampled_ids),
     )
 
 
@@ -81,9 +81,9 @@ def top_tokens(logprobs: Any, position: int, *, count: int) -> TopTokens:
     return [sampled, *best]
 
 
-def _penalties_and_beginning(params: OurParams, drawn: Sequence[int]) -> dict[str, Any]:
+def _penalties_and_beginning(params: OurParams, sampled_ids: Sequence[int]) -> dict[str, Any]:
     """Return the arguments for penalties and for continuing structured output."""
-    arguments = penalty_arguments(params, drawn)
-    if drawn and params.structured_output is not None:
-        arguments['extra_args'] = {**arguments.get('extra_args', {}), BEGUN_KEY: len(drawn)}
+    arguments = penalty_arguments(params, sampled_ids)
+    if sampled_ids and params.structured_output is not None:
+        arguments['extra_args'] = {**arguments.get('extra_args', {}), BEGUN_KEY: len(sampled_ids)}
     return arguments

@@ -36,7 +36,7 @@ class StepLog(AsyncScheduler):
         super().__init__(*args, **kwargs)
         self._file = Path(self.vllm_config.additional_config['step_log']).open('a', encoding='utf-8')  # noqa: SIM115
         self._step_number = 0
-        self._drawn_at: dict[str, int] = {}
+        self._sampled_at: dict[str, int] = {}
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Process the tokens of a step and log them."""
@@ -44,22 +44,22 @@ class StepLog(AsyncScheduler):
         self._step_number += 1
         preempted = tuple(scheduler_output.preempted_req_ids or ())
         for name in preempted:
-            self._drawn_at.pop(name, None)
+            self._sampled_at.pop(name, None)
         produced = [output for each in outputs.values() for output in each.outputs]
         steps_since = {
             output.request_id: self._record(output.request_id) for output in produced if output.new_token_ids
         }
         for output in produced:
             if output.finish_reason is not None:
-                self._drawn_at.pop(output.request_id, None)
+                self._sampled_at.pop(output.request_id, None)
         self._file.write(json.dumps(asdict(Step(time.monotonic(), steps_since, preempted))) + '\n')
         self._file.flush()
         return outputs
 
     def _record(self, name: str) -> int:
         """Record a new token of a sequence; return the number of steps since its previous one."""
-        last = self._drawn_at.get(name, self._step_number)
-        self._drawn_at[name] = self._step_number
+        last = self._sampled_at.get(name, self._step_number)
+        self._sampled_at[name] = self._step_number
         return self._step_number - last
 
 

@@ -102,7 +102,7 @@ class TwinkleWorker:
     def _twinkle_register(self, adapters: Any) -> None:
         """Register the adapters that vLLM dropped with the old weights, and discard the record of the slots."""
         manager = self._twinkle_manager()
-        patches.forget_slots(manager)
+        patches.discard_slot_records(manager)
         for lora_id, model in adapters:
             manager._registered_adapters[lora_id] = model  # noqa: SLF001 - see twinkle_add_adapter
 

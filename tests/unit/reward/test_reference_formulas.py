@@ -40,9 +40,9 @@ WORDS = st.lists(
 
 
 @given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
-def test_countdown_is_arithmetic_over_fractions(made: Worth, off: int, others: list[int]) -> None:
+def test_countdown_is_arithmetic_over_fractions(expression: Worth, off: int, others: list[int]) -> None:
     """An answer scores 1 exactly if its value is the target and its numbers are the given ones in any order."""
-    text, value, used = made
+    text, value, used = expression
     target = off if value is None or value.denominator != 1 else int(value) + off
     given_numbers = sorted([*used, *others])
     expected = float(value is not None and value == target and not others)
@@ -59,23 +59,26 @@ def squad_words(text: str) -> list[str]:
 
 def squad_f1(answer: str, truth: str) -> float:
     """Return the F1 score, computed by removing each word of the answer from the words of the truth."""
-    said, left = squad_words(answer), squad_words(truth)
-    if not said or not left:
-        return float(said == left)
+    given, left = squad_words(answer), squad_words(truth)
+    if not given or not left:
+        return float(given == left)
     wanted, shared = len(left), 0
-    for word in said:
+    for word in given:
         if word in left:
             left.remove(word)
             shared += 1
-    return 0.0 if not shared else 2 * (shared / len(said)) * (shared / wanted) / (shared / len(said) + shared / wanted)
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(given), shared / wanted
+    return 2 * precision * recall / (precision + recall)
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
-def test_f1_is_the_best_overlap_of_words(said: list[str], truths: list[list[str]]) -> None:
+def test_f1_is_the_best_overlap_of_words(words: list[str], truths: list[list[str]]) -> None:
     """The F1 reward equals the best SQuAD score over all truths."""
     texts = [' '.join(truth) for truth in truths]
-    row: dict[str, Any] = {'messages': [{'role': 'assistant', 'content': f'<answer>{" ".join(said)}</answer>'}]}
-    assert F1Reward()([row], [texts]) == [pytest.approx(max(squad_f1(' '.join(said), text) for text in texts))]
+    row: dict[str, Any] = {'messages': [{'role': 'assistant', 'content': f'<answer>{" ".join(words)}</answer>'}]}
+    assert F1Reward()([row], [texts]) == [pytest.approx(max(squad_f1(' '.join(words), text) for text in texts))]
 
 
 @given(st.integers(0, 400), st.integers(1, 200), st.data())
