@@ -17,7 +17,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.uploads import UploadRules, UploadStore
+from services.kit.upload_store import UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names

@@ -12,7 +12,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.uploads import UploadQuota, UploadRules, UploadStore
+from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec

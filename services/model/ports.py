@@ -7,7 +7,7 @@ from typing import Protocol
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
-from services.kit.uploads import UploadStore
+from services.kit.upload_store import UploadStore
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.loader_batch import BatchSource, LoadedBatch

@@ -23,7 +23,7 @@ from services.kit.clock import Clock
 from services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
 from services.kit.ids import new_id
 from services.kit.paging import Page, SortKey
-from services.kit.uploads import UploadStore
+from services.kit.upload_store import UploadStore
 
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of an exported file."""

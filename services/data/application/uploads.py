@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
-from services.kit.uploads import UploadChunk, UploadHeader, UploadStatus, UploadStore
+from services.kit.upload_store import UploadChunk, UploadHeader, UploadStatus, UploadStore
 
 
 class Uploads:

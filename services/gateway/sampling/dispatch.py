@@ -1,4 +1,7 @@
-"""Choice of a replica for each request, and failover: which errors lead to another replica, and how long to wait."""
+"""Failover of sampling requests: which errors lead to another replica, and how long a request waits for one.
+
+`fleet.routing` chooses the replica.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ from services.gateway.sampling.rules import (
     SampleChunk,
     SampleRequest,
 )
-from services.gateway.sampling.running import RunningRequest, RunningRequests, SampleStream
+from services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, NotFound, ServiceUnreachable

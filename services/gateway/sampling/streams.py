@@ -1,4 +1,4 @@
-"""Sampling requests that run: their ids, the replicas that run their parts, aborts, and streamed responses."""
+"""Streams of samples, which continue on another sampler if one fails, and the running requests with their aborts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
