@@ -64,7 +64,7 @@ async def serve(config: CheckpointConfig) -> None:
 
 @asynccontextmanager
 async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterator[StateStore]:
-    """Open the durable store, behind shared memory if there is any; at the end all versions in memory are durable."""
+    """Open the durable store, behind shared memory if there is any; on exit, write all versions in memory to it."""
     durable = FolderStore(open_disk(config.resolved_store_url, config.store_options), threads)
     segments = open_segments(config.shared_memory) if config.memory_bytes else None
     if segments is None:
@@ -105,7 +105,7 @@ def make_upload_store(config: CheckpointConfig, threads: Threads, clock: Clock) 
 
 
 def make_server(config: CheckpointConfig, registry: Registry, uploads: UploadStore, threads: Threads) -> RpcServer:
-    """Return a server of the contract, which does not listen yet."""
+    """Create the server with its three services. It does not listen yet."""
     limit_bytes = config.state_limit_bytes
     base_models = ModelFolders(config.base_models, threads, max_rank=config.max_lora_rank)
     weights = WeightStreamServicer(

@@ -24,10 +24,10 @@ class CheckpointConfig(ServiceConfig):
     """Shared memory for versions, and for exchanging weights with other services on this host."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
     """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing a
-    version returns before it is on disk, and the version survives the end of the process. 0: publishing waits for the
+    version returns before it is on disk, and the version survives a crash of the process. 0: publishing waits for the
     disk."""
     ring_capacity: int = Field(default=4, ge=1)
-    """Number of unpinned versions of an adapter that are kept; the newest is always one of them."""
+    """Maximum number of unpinned versions that an adapter keeps; the newest version is always one of them."""
     pin_limit: int = Field(default=64, ge=1)
     """Maximum number of pinned versions of an adapter."""
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
@@ -40,8 +40,8 @@ class CheckpointConfig(ServiceConfig):
     upload_hours: float = Field(default=24.0, gt=0)
     """Time in hours for which an unfinished upload is kept after its last stream."""
     idle_version_days: float = Field(default=30.0, gt=0)
-    """Time in days without a reader or follower after which an unpinned version is deleted, even if it is the newest.
-    Version numbers continue where they were."""
+    """Time in days after which an unpinned version without a reader or follower is deleted, even if it is the newest.
+    Version numbers are not reused."""
     sweep_seconds: float = Field(default=60.0, gt=0)
     """Time in seconds between two sweeps for expired checkpoints, unused versions and abandoned uploads."""
     thread_count: int = Field(default=4, ge=1)

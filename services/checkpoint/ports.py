@@ -11,9 +11,9 @@ from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
 class ByteSource(Protocol):
-    """Bytes that can be read at any offset, until closed, even if the state is deleted in the meantime.
+    """Bytes that can be read at any offset until the source is closed, even if the state is deleted before that.
 
-    Concurrency: one `read` at a time.
+    Concurrency: only one `read` may run at a time.
     """
 
     @property
@@ -26,7 +26,7 @@ class ByteSource(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the source."""
+        """Close the source and release its resources."""
         ...
 
 
@@ -42,16 +42,16 @@ class StateSource(ByteSource, StateBytes, Protocol):
 class StateWriter(Protocol):
     """Receives the chunks of one state, which is not visible before `commit` has returned.
 
-    Concurrency: one call at a time; `discard` may follow a cancelled call.
+    Concurrency: only one call may run at a time; `discard` may follow a cancelled call.
     """
 
     @property
     def folder(self) -> str:
-        """PEFT folder that the state becomes, if the store is a local disk; empty otherwise."""
+        """Path of the PEFT folder for the state if the store is a local disk; empty otherwise."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
-        """Add the next chunk; a refused chunk changes nothing.
+        """Add the next chunk. If this raises, the state is unchanged.
 
         Raises:
             ChunkCorrupt: The bytes do not match the checksum.
@@ -61,12 +61,12 @@ class StateWriter(Protocol):
         ...
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Take all bytes from a segment instead of chunks; its creator may remove it afterwards.
+        """Take all bytes from a segment instead of chunks. The creator of the segment may remove it afterwards.
 
         Raises:
             MemoryNotShared: This store cannot open the segment; the caller may send chunks instead.
             InvalidField: The size of the segment differs from the size of the state.
-            StreamOutOfOrder: Chunks were added before.
+            StreamOutOfOrder: Chunks have already been added.
         """
         ...
 
@@ -100,7 +100,7 @@ class StateStore(Protocol):
 
         Args:
             key: Key of the state.
-            is_adapter_only: Whether to omit the trainer's section; the source's manifest then describes the rest.
+            is_adapter_only: Whether to leave out the trainer's section, also in the source's manifest.
 
         Raises:
             VersionNotFound, CheckpointNotFound: The state does not exist.
@@ -129,18 +129,18 @@ class StateStore(Protocol):
 
 
 class Upload(Protocol):
-    """An archive that is being received; the received bytes survive a broken stream and a restart.
+    """An archive that is being received. The received bytes survive a broken stream and a restart.
 
-    Concurrency: one call at a time; `close` may follow a cancelled call.
+    Concurrency: only one call may run at a time; `close` may follow a cancelled call.
     """
 
     @property
-    def held_bytes(self) -> int:
+    def received_bytes(self) -> int:
         """Number of received bytes."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
-        """Add a chunk; bytes that were received before are skipped.
+        """Add a chunk; skip bytes that were received before.
 
         Raises:
             ChunkCorrupt: The bytes do not match the checksum.
@@ -150,10 +150,10 @@ class Upload(Protocol):
         ...
 
     async def open_adapter(self, base_model: str) -> tuple[StateSource, str]:
-        """Return the adapter in the archive, and the base model that its folder names, which may be empty.
+        """Return the adapter in the archive, and the base model named in its configuration, which may be empty.
 
         Args:
-            base_model: Base model that the adapter belongs to.
+            base_model: Base model of the adapter, as named in the request.
 
         Raises:
             InvalidField: The archive is not a PEFT folder of safetensors with finite numbers.
@@ -176,8 +176,8 @@ class UploadStore(Protocol):
         """Create an upload or continue an existing one.
 
         Raises:
-            InUse: Another stream sends this upload.
-            InvalidField: More than `size_bytes` bytes were received before.
+            InUse: Another stream is sending this upload.
+            InvalidField: Earlier streams have sent more than `size_bytes` bytes.
             QuotaExceeded: The tenant has too many unfinished uploads, or too many bytes in them.
         """
         ...
@@ -194,20 +194,20 @@ class BaseModels(Protocol):
         """Check that adapters of a base model are accepted.
 
         Raises:
-            BaseModelNotFound: They are not.
+            BaseModelNotFound: Adapters of the base model are not accepted.
         """
         ...
 
-    async def check_fit(self, manifest: WeightManifest, *, said: str) -> None:
-        """Check an adapter against the base model that its manifest names.
+    async def check_fit(self, manifest: WeightManifest, *, stated_base_model: str) -> None:
+        """Check that an adapter fits the base model named in its manifest.
 
         Args:
             manifest: Manifest of the adapter.
-            said: Base model that the adapter's folder names; may be empty or unknown.
+            stated_base_model: Base model named in the adapter's configuration; may be empty or unknown.
 
         Raises:
             BaseModelNotFound: Adapters of the base model are not accepted.
-            InvalidField: A layer is not part of the model or has another shape, a rank is too high, or the folder names
-                another model of the deployment.
+            InvalidField: A layer is not part of the model or has another shape, a rank is too high, or the
+                configuration names another model of the deployment.
         """
         ...

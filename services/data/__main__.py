@@ -55,7 +55,7 @@ def make_upload_store(config: DataConfig) -> UploadStore:
 
 
 def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> RpcServer:
-    """Return a server of the contract, which does not listen yet."""
+    """Create the server with its services. It does not listen yet."""
     root = config.state_dir.resolve() / 'data'
     store, loaders = DiskDatasets(root / 'datasets', threads), DiskLoaders(root / 'loaders', threads)
     engine = LibraryEngine(

@@ -17,11 +17,11 @@ class DataConfig(ServiceConfig):
     base_models: tuple[str, ...] = ()
     """Base models of the deployment, with the same names as in the model service. Only these may be folders."""
     local_roots: tuple[Path, ...] = ()
-    """Folders whose files callers may read as datasets by path. Empty: callers upload files or name hub ids."""
+    """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
     thread_count: int = Field(default=2, ge=1)
     """Number of threads that read, tokenize and write rows."""
     template_cache: int = Field(default=4, ge=1)
-    """Number of templates, each with a tokenizer, that are kept in memory."""
+    """Maximum number of templates in memory, each with a tokenizer."""
     row_limit: int = Field(default=2_000_000, ge=1)
     """Maximum number of rows of a dataset."""
     upload_limit_bytes: int = Field(default=4 << 30, ge=1)

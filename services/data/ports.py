@@ -35,7 +35,7 @@ class RowEngine(Protocol):
         ...
 
     async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
-        """Combine several tables, either alternating between them or one after another.
+        """Combine the rows of several tables, either interleaved or one table after another.
 
         Raises:
             InvalidField: The tables differ in their preparation, or one of them is lazy.
@@ -43,11 +43,11 @@ class RowEngine(Protocol):
         ...
 
     async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
-        """Return the result of the steps, with the warnings of these steps only; `table` does not change.
+        """Return the result of the steps, with only the warnings of these steps; `table` does not change.
 
         Raises:
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step that is needed before is missing.
+            DatasetNotReady: A required earlier step is missing.
             HubIdNotFound: The template's model was not found.
         """
         ...
@@ -55,8 +55,8 @@ class RowEngine(Protocol):
     def lazy_reader(self, dataset: Dataset, reader: RowReader) -> RowReader:
         """Return a reader that applies a lazy dataset's pending steps to the rows of `reader`.
 
-        The same indices always give the same rows. Its `read` raises InvalidField, with the row's index in the
-        dataset, if a row cannot be computed.
+        The same indices always return the same rows. The `read` method of the result raises InvalidField, with the
+        row's index in the dataset, if a row cannot be computed.
         """
         ...
 
@@ -101,7 +101,7 @@ class DatasetStore(Protocol):
         ...
 
     async def export(self, dataset: Dataset, file_format: str) -> ExportedFile:
-        """Return the dataset as a file; the same revision always gives the same bytes.
+        """Return the dataset as a file; the same revision always has the same bytes.
 
         Raises:
             InvalidField: The format cannot represent these rows.

@@ -21,7 +21,7 @@ from services.model.application.create_adapter import AdapterLimits
 from services.model.application.residency import ResidencyBounds
 from services.model.application.service import Limits, ModelService, make_service
 from services.model.backends.checkpoint_client import CheckpointClient
-from services.model.backends.data_client import MOST_BYTES, DataClient, NoDataService
+from services.model.backends.data_client import MAX_BATCH_BYTES, DataClient, NoDataService
 from services.model.backends.dry_run import EngineDryRun
 from services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
 from services.model.backends.journal.memory import MemoryJournal
@@ -84,7 +84,7 @@ async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSourc
         internal_token=config.internal_token,
         tls=config.tls,
         service='data',
-        message_bytes=MOST_BYTES,
+        message_bytes=MAX_BATCH_BYTES,
     )
     return DataClient(await stack.enter_async_context(channel))
 
@@ -114,7 +114,7 @@ def codec_of(backend: TrainerBackend) -> ProtoRecordCodec:
 
 
 def replay_environment(config: ModelConfig) -> ReplayEnvironment:
-    """Return the settings and library versions that may change the floats of a replay."""
+    """Return the settings and library versions that may change the floating-point results of a replay."""
     return {
         'device': config.device,
         'pass_tokens': config.pass_tokens,
@@ -131,7 +131,7 @@ def engine_name(config: ModelConfig) -> str:
 
 
 async def load_backend(config: ModelConfig) -> LocalBackend:
-    """Load the configured engine; takes seconds."""
+    """Load the configured engine. This takes several seconds."""
     options = LoadOptions(
         base_model=config.base_model,
         dtype=config.dtype,
@@ -173,7 +173,7 @@ def make_ports(
     *,
     batches: BatchSource | None = None,
 ) -> Ports:
-    """Assemble the service's ports; without `batches`, batches by loader are refused."""
+    """Create the service's ports. Without `batches`, batches from loaders are refused."""
     clock = SystemClock()
     rules = UploadRules(
         time_to_live=timedelta(seconds=config.upload_seconds),
@@ -196,7 +196,7 @@ def make_ports(
 
 
 def make_server(config: ModelConfig, service: ModelService, backend: TrainerBackend) -> RpcServer:
-    """Build the gRPC server; it does not listen yet."""
+    """Create the gRPC server. It does not listen yet."""
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),

@@ -1,4 +1,4 @@
-"""Configuration of the model service. Imports no torch."""
+"""Configuration of the model service. This module does not import torch."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -20,7 +20,7 @@ class ModelConfig(ServiceConfig):
     dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     """Data type of the frozen weights; adapters are always float32."""
     device: str = 'cpu'
-    """torch device, such as 'cpu' or 'cuda:0'."""
+    """Torch device, such as 'cpu' or 'cuda:0'."""
     thread_count: int = Field(default=0, ge=0)
     """Number of torch threads; 0 leaves the choice to torch."""
     loss_plugins: tuple[str, ...] = ()
@@ -28,8 +28,8 @@ class ModelConfig(ServiceConfig):
     such as `ms://me/my-loss@DIGEST` (docs/parts.md). Their code runs in this process; only plugins named here are
     fetched or imported."""
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
-    """Patches of the base model, in order: name of the patch to its options. The samplers of the same base model need
-    the same patches."""
+    """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
+    applied. The samplers of the same base model need the same patches."""
     checkpoint_address: str = Field(min_length=1)
     """Address of the checkpoint service, `host:port`."""
     data_address: str = ''
@@ -45,10 +45,10 @@ class ModelConfig(ServiceConfig):
     adapters share one."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a shared pass, in seconds. On a slow device it makes passes smaller than `pass_tokens`. Longer
-    passes cost slightly less per token; shorter ones share the device more fairly, because tenants share by weight only
-    if not all waiting work fits into one pass."""
+    passes cost slightly less per token. Shorter passes share the device more fairly, because the weights of tenants
+    matter only if not all waiting work fits into one pass."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
-    """Weight of each tenant when tenants compete for the device, positive; 1 for tenants that are not listed."""
+    """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
     max_adapters: int = Field(default=65536, ge=1)
     """Maximum number of adapters of all tenants. An adapter that is not resident uses disk space and a few kilobytes of
     memory."""
@@ -60,12 +60,12 @@ class ModelConfig(ServiceConfig):
     idle_seconds: float = Field(default=600.0, gt=0)
     """An adapter is parked after this many seconds without an operation."""
     journal: Literal['sqlite', 'none'] = 'sqlite'
-    """'sqlite' stores the journal below the state folder, so operations survive a crash. 'none' loses all adapters when
-    the process ends."""
+    """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
+    lost when the process exits."""
     snapshot_device_seconds: float = Field(default=30.0, gt=0)
     """An adapter is snapshotted once replaying the operations since its last snapshot would take this many seconds."""
     snapshot_operations: int = Field(default=256, ge=1)
-    """An adapter is snapshotted at the latest after this many operations."""
+    """Maximum number of operations between two snapshots of an adapter."""
     undo_steps: int = Field(default=8, ge=0)
     """Maximum number of optimizer steps that can be undone; the state before them is stored on disk."""
     queue_bytes: int = Field(default=1 << 30, ge=1)
@@ -75,4 +75,4 @@ class ModelConfig(ServiceConfig):
     upload_seconds: float = Field(default=3600.0, gt=0)
     """An uploaded batch expires this many seconds after it was last written or used."""
     gap_seconds: float = Field(default=60.0, gt=0)
-    """Seconds that an operation waits for a missing earlier number."""
+    """Maximum seconds that an operation waits for a missing earlier number."""

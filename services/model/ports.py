@@ -25,7 +25,7 @@ class TrainerBackend(Protocol):
     """
 
     def facts(self) -> ServerFacts:
-        """Return the base model, the available components and the limits. Fast."""
+        """Return the base model, the available components and the limits, without waiting."""
         ...
 
     async def create_adapter(
@@ -41,7 +41,7 @@ class TrainerBackend(Protocol):
         Full-parameter training needs the base model exclusively; deleting the adapter restores the base model.
 
         Raises:
-            InvalidField, UnknownComponent: The configuration is invalid; fields start at `lora_config` or
+            InvalidField, UnknownComponent: The configuration is invalid; field paths start with `lora_config` or
                 `training_config`.
         """
         ...
@@ -54,8 +54,8 @@ class TrainerBackend(Protocol):
         """Run a verb.
 
         Raises:
-            InvalidField, UnknownComponent, BatchTooLarge: The verb is refused and nothing changed. Fields start at the
-                verb, such as `features[2].labels` or `training_config.optimizer`.
+            InvalidField, UnknownComponent, BatchTooLarge: The verb was refused and nothing changed. Field paths are
+                relative to the verb, such as `features[2].labels` or `training_config.optimizer`.
             AdapterNotReady, LossNotFinite: The verb failed; gradients and weights are unchanged.
         """
         ...
@@ -70,11 +70,11 @@ class TrainerBackend(Protocol):
         ...
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
-        """Return a copy of the adapter's state; None while the activations of a Forward are in memory."""
+        """Return a copy of the adapter's state, or None while the activations of a Forward are in memory."""
         ...
 
     async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
-        """Create an adapter from the result of `snapshot`, replacing an existing one; it continues bitwise identically.
+        """Create or replace an adapter from a result of `snapshot`; it continues bitwise identically.
 
         Raises:
             InvalidField: The state is malformed; nothing changed.
@@ -103,7 +103,7 @@ class TrainerBackend(Protocol):
 
 
 class WeightStore(Protocol):
-    """Stores versions and checkpoints on behalf of the current caller. Raises the errors of the contract of Publish."""
+    """Stores versions and checkpoints on behalf of the current caller. Raises the errors of the RPC `Publish`."""
 
     async def publish_version(
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
@@ -141,7 +141,7 @@ class ModelExporter(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the running export and stop."""
+        """Wait for the running export and stop."""
         ...
 
 
@@ -171,12 +171,12 @@ class JournalEntry:
 
     operation: Operation
     outcome: OperationResult | DomainError | None
-    """None if the process ended before it was recorded; replay recomputes it."""
+    """None if the process stopped before it was recorded; replay recomputes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry:
-    """Data that answers a repeated operation."""
+    """Recorded data that is returned for a repeated operation."""
 
     sequence_number: int
     fingerprint: str
@@ -193,11 +193,11 @@ class Snapshot:
     adapter: Adapter
     """The adapter after that operation."""
     state: AdapterState | None
-    """None only before the first operation, where the adapter is created from its configuration and seed."""
+    """None only before the first operation; the adapter is then created from its configuration and seed."""
 
 
 class RecordCodec(Protocol):
-    """Serializes what the journal stores. Reads everything it wrote; the bytes are opaque to the journal."""
+    """Serializes and parses the journal's records. The journal itself treats them as opaque bytes."""
 
     def operation_from_bytes(self, payload: bytes) -> Operation:
         """Parse an operation's `payload`."""
@@ -229,9 +229,9 @@ class RecordCodec(Protocol):
 
 
 class Journal(Protocol):
-    """Stores everything needed to rebuild each adapter bitwise. Contract suite: tests/contract/model.
+    """Stores all data needed to rebuild each adapter bitwise. Contract suite: tests/contract/model.
 
-    A durable write survives kill -9 and power loss once the method returns. Every writing method may raise
+    A durable write survives `kill -9` and a power loss once the method returns. Every writing method may raise
     JournalUnavailable, in which case nothing was recorded. Concurrent writes share one commit; operations of one
     adapter arrive one at a time.
 
@@ -259,7 +259,7 @@ class Journal(Protocol):
             adapter: The adapter.
             creation: The request that created it.
             origin: The adapter as requested; its configuration and seed recreate the same weights.
-            state: Initial state, if the weights are not fresh.
+            state: Initial state; None if the weights are fresh.
         """
         ...
 
@@ -268,11 +268,11 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record an operation that is being run, durably; replaces one whose outcome was never recorded."""
+        """Record an operation that is running, durably, and replace an earlier one with its number and no outcome."""
         ...
 
     async def revoke(self, operation: Operation) -> None:
-        """Delete an accepted operation that was refused, durably; its number is free again."""
+        """Delete an accepted operation that was refused, durably, so that its number can be used again."""
         ...
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
@@ -292,10 +292,10 @@ class Journal(Protocol):
 
         Args:
             adapter: The adapter after the operation.
-            operation: Stored only to answer repeats; never replayed.
-            outcome: Its outcome.
-            state: New snapshot, if the operation changed the state.
-            undone_from: First operation that was undone, if any; this operation itself is not undone.
+            operation: The operation, which is stored only to recognize repeats and is never replayed.
+            outcome: Outcome of the operation.
+            state: New snapshot; None if the operation did not change the state.
+            undone_from: First operation that was undone, None if no operation was; it is earlier than `operation`.
         """
         ...
 
@@ -304,7 +304,7 @@ class Journal(Protocol):
         ...
 
     async def amend(self, adapter: Adapter) -> None:
-        """Update an adapter's record after its last operation, durably; ignored if a later operation is on record."""
+        """Update an adapter's record after its last operation, durably; do nothing if a later operation is recorded."""
         ...
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:

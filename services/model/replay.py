@@ -1,7 +1,7 @@
 """Replay a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
 
-Prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value. Exits with 0
-if all results are bitwise equal, 1 at a divergence, and 2 if the journal cannot be replayed.
+The program prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value.
+The exit status is 0 if all results are bitwise equal, 1 after a divergence, and 2 if the journal cannot be replayed.
 """
 
 import argparse

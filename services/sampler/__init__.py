@@ -1,4 +1,4 @@
-"""The sampler service: samples the base model and adapters, and keeps adapter versions up to date.
+"""The sampler service samples from the base model and from adapters, and keeps adapter versions up to date.
 
 `python -m services.sampler` starts it.
 """

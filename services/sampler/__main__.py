@@ -40,7 +40,7 @@ from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
-    """Run the service until it is stopped by a signal."""
+    """Run the service until it receives SIGINT or SIGTERM."""
     keep_plugins_out()
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 async def serve(config: SamplerConfig) -> None:
-    """Serve until SIGINT or SIGTERM, or until a gateway asks this sampler to leave the fleet."""
+    """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet."""
     engine = await asyncio.to_thread(make_engine, config)
     segments = open_segments(config.shared_memory)
     sources = make_sources(config, segments)
@@ -71,10 +71,10 @@ async def serve(config: SamplerConfig) -> None:
 async def serve_while_engine_lives(
     server: RpcServer, engine: SamplerEngine, config: SamplerConfig, fleet: FleetMember | None = None
 ) -> None:
-    """Serve until the process is asked to stop, or until the engine fails permanently.
+    """Serve until the process is stopped, or until the engine fails permanently.
 
     Raises:
-        SystemExit: The engine failed; a supervisor is expected to restart this process.
+        SystemExit: The engine failed; a supervisor should restart this process.
     """
     beside = fleet.serving if fleet else None
     serving = asyncio.create_task(serve_until_stopped(server, config, beside=beside))
@@ -104,7 +104,7 @@ def make_sources(config: SamplerConfig, segments: Segments | None) -> WeightSour
 
 
 def make_versions(config: SamplerConfig, engine: SamplerEngine, source: WeightSource) -> Versions:
-    """Return the versions of the followed run if one is configured, otherwise those of all adapters."""
+    """Return the versions of the followed run if one is configured, otherwise the versions of all adapters."""
     if run := followed_run_of(config):
         return FollowedRun(engine, source, run)
     retention = Retention(
@@ -121,21 +121,21 @@ def followed_run_of(config: SamplerConfig) -> AdapterKey | None:
 
 
 def make_admission(config: SamplerConfig, engine: SamplerEngine) -> Admission:
-    # Twice the number of running sequences keeps the engine's queue filled; the rest waits fairly in front of it.
+    # With twice as many slots as running sequences, the engine's queue stays filled; other prompts wait in fair order.
     return Admission(engine, slots=2 * engine.facts.max_sequences, queue_limit=config.limits.queue_length)
 
 
 def make_server(
     config: SamplerConfig, engine: SamplerEngine, versions: Versions, admission: Admission, *, host_id: str = ''
 ) -> RpcServer:
-    """Return a server of the contract, which does not listen yet.
+    """Create the server with its services. It does not listen yet.
 
     Args:
         config: Configuration of the service.
         engine: Engine that samples.
         versions: Versions that requests may use.
         admission: Slots of the engine.
-        host_id: Id of the shared memory in which this process keeps segments; empty for none.
+        host_id: Id of the shared memory with this process's segments; empty if there is no shared memory.
     """
     requests = RunningRequests()
     runner = PromptRunner(engine, versions, admission, requests, is_base_prefix_shared=config.share_base_prefixes)
@@ -158,7 +158,7 @@ def make_server(
 
 
 def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]], is_dedicated: bool) -> ServerFacts:
-    """Return the facts that GetServerInfo reports: the engine, and the patches to its base model."""
+    """Return the engine's properties and the patches to its base model, which GetServerInfo reports."""
     model = BaseModelFacts(
         base_model=facts.base_model,
         context_tokens=facts.context_tokens,
@@ -199,7 +199,7 @@ def make_fleet(
 
 
 def make_engine(config: SamplerConfig) -> SamplerEngine:
-    """Load the model and start the engine; blocks for seconds. Imports only the libraries of that engine."""
+    """Load the model and start the engine; blocks for seconds. Only the selected engine's libraries are imported."""
     folder = str(resolve_model(config.base_model))
     return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 

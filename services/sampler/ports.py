@@ -37,7 +37,7 @@ class SamplerEngine(Protocol):
 
         Raises:
             InvalidField: The chat or text cannot be encoded, or a token is outside the vocabulary. The field path
-                begins inside the prompt: 'token_ids', 'text' or 'chat'.
+                starts with 'token_ids', 'text' or 'chat'.
             ContextExceeded: A chat is longer than the context.
         """
         ...
@@ -59,14 +59,14 @@ class SamplerEngine(Protocol):
         ...
 
     async def unload_adapter(self, key: VersionKey) -> None:
-        """Unload a version that no request uses; does nothing for an unknown version."""
+        """Unload a version that no request uses; do nothing for an unknown version."""
         ...
 
     async def replace_base(self, weights: AdapterWeights) -> None:
         """Replace the base model's weights; adapters stay loaded, and cached prefixes are dropped.
 
-        Tokens drawn without an adapter carry the version of `weights` from then on. A replacement that has begun runs
-        to its end, even if the call is cancelled.
+        Tokens that are sampled without an adapter have the version of `weights` from then on. A replacement that has
+        begun is completed even if the call is cancelled.
 
         Raises:
             AdapterMisfit: The weights are not a complete set for this model; the old weights continue to serve.
@@ -75,7 +75,7 @@ class SamplerEngine(Protocol):
         ...
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Check at a bounded cost that outputs can be constrained to a form; tenants take turns.
+        """Check at a limited cost that outputs can be constrained to a form; checks alternate between tenants.
 
         An engine without structured output does nothing here and raises in `generate`.
 
@@ -85,27 +85,27 @@ class SamplerEngine(Protocol):
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Run a request and yield its events: the prompt once, tokens, and one end per sequence.
+        """Run a request and yield its events: the prompt once, then tokens, and one final event per sequence.
 
-        Closing the generator ends the request and frees its memory at once. A slow reader delays at most its request;
-        the events that wait for it are bounded by the request's number of tokens.
+        Closing the generator stops the request and frees its memory at once. A slow reader delays only its own request;
+        the number of waiting events is limited by the request's number of tokens.
 
         Raises:
             ContextExceeded: Prompt and new tokens exceed the context; nothing was computed.
-            InvalidField: A parameter cannot be honored; the field path begins at the request.
+            InvalidField: A parameter is invalid for this engine; the field path is relative to the request.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its sequences end with `StopReason.ABORT`. Does nothing for an unknown request."""
+        """Abort a request; its sequences finish with `StopReason.ABORT`. Do nothing for an unknown request."""
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Drop the cached prefixes of ended requests and return their number of tokens."""
+        """Drop the cached prefixes of finished requests and return their number of tokens."""
         ...
 
     async def pause(self) -> None:
-        """Stop between two steps; requests wait and keep their memory."""
+        """Pause between two steps; requests wait and keep their memory."""
         ...
 
     async def resume(self) -> None:
@@ -121,21 +121,21 @@ class SamplerEngine(Protocol):
         ...
 
     async def wake_up(self) -> None:
-        """Allocate the memory again; does nothing if the engine does not sleep."""
+        """Allocate the memory again; do nothing if the engine does not sleep."""
         ...
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine has failed permanently and its process must be replaced; otherwise never."""
+        """Return once the engine has failed permanently and its process must be replaced; otherwise never return."""
         ...
 
     async def close(self) -> None:
-        """End every request and release threads and memory."""
+        """Stop all requests, and release threads and memory."""
         ...
 
 
 @dataclass(frozen=True)
 class Synced:
-    """The follower has received every version published so far."""
+    """Reports that the follower has the newest published version."""
 
 
 WeightUpdate = AdapterWeights | Synced
@@ -153,7 +153,7 @@ class WeightSource(Protocol):
         allow the source to send a delta.
 
         Raises:
-            NotFound: The tenant has never published an adapter of that name.
+            NotFound: The tenant has not published an adapter of that name.
         """
         ...
 
@@ -170,7 +170,7 @@ class WeightSource(Protocol):
         """Return the current content of a durable checkpoint.
 
         Raises:
-            NotFound: The tenant cannot read such a checkpoint.
+            NotFound: The checkpoint does not exist, or the tenant may not read it.
             Unavailable: The source cannot be reached.
         """
         ...
@@ -179,7 +179,7 @@ class WeightSource(Protocol):
         """Return a durable checkpoint's weights, with version 0.
 
         Raises:
-            NotFound: The tenant cannot read such a checkpoint.
+            NotFound: The checkpoint does not exist, or the tenant may not read it.
             Unavailable: The source cannot be reached.
         """
         ...
@@ -202,11 +202,11 @@ class FleetGateway(Protocol):
         ...
 
     def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
-        """Send reports as they come and yield the gateway's answer to each.
+        """Send reports as they are produced, and yield the gateway's response to each.
 
-        Once the generator has ended or was closed, no task waits for `reports` any more.
+        Once the generator has finished or was closed, no task waits for `reports` any more.
 
         Raises:
-            DomainError: The lease has ended.
+            DomainError: The lease was lost.
         """
         ...

@@ -1,3 +1,3 @@
-"""The contract's edge: servicers, and conversion between messages and domain values with every input check."""
+"""The gRPC interface: servicers, and conversion between messages and domain values with all input checks."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Conversion of the weight stream's messages, with every check of their fields."""
+"""Converts the messages of the weight stream, and checks all their fields."""
 
 from collections.abc import AsyncIterator
 
@@ -136,7 +136,9 @@ def _target_from_proto(
         if header.version.version < 1:
             raise InvalidField(f'{path}.version.version', f'must be at least 1, got {header.version.version}')
         if manifest.is_trainer_included:
-            raise InvalidField(f'{path}.manifest.tensors', 'must have adapter weights only if the target is a version')
+            raise InvalidField(
+                f'{path}.manifest.tensors', 'must contain only adapter weights if the target is a version'
+            )
         return VersionTarget(header.version.version, header.version.is_pinned)
     if kind == 'checkpoint':
         target = header.checkpoint

@@ -1,4 +1,4 @@
-"""Conversion of versions, checkpoints, uploads and events, with every check of their fields."""
+"""Converts the messages of versions, checkpoints, uploads and events, and checks all their fields."""
 
 from collections.abc import AsyncIterator, Sequence
 

@@ -1,4 +1,4 @@
-"""The contract's services that this server offers."""
+"""Defines the gRPC services that this server offers."""
 
 from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
 from services.kit.rpc.server import Endpoint

@@ -1,6 +1,7 @@
-"""The three services of the contract. Each method converts its request, awaits the application, and converts back.
+"""Servicers of the three gRPC services. Each method converts the request, calls the application and converts the reply.
 
-Chunk frames are passed as values: the handlers of `services.kit.weights.wire` serialize and parse them.
+Chunk frames are passed as `StateChunk` values, not as messages; the handlers of `services.kit.weights.wire` serialize
+and parse them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)

@@ -50,7 +50,7 @@ class Announcements:
             raise Draining()
 
     def close(self) -> None:
-        """End every wait, so that open streams do not delay shutdown."""
+        """Make every wait raise `Draining`, so that open streams do not delay shutdown."""
         self._is_closed = True
         for events in self._watchers.values():
             for event in events:

@@ -28,7 +28,7 @@ class ArchivePiece:
     chunk: StateChunk
     archive_size_bytes: int
     digest: str
-    """blake3 of the complete archive, hexadecimal."""
+    """Hexadecimal blake3 digest of the complete archive."""
 
 
 class Archives:
@@ -39,12 +39,12 @@ class Archives:
         self._digests = ArchiveDigests()
 
     async def download(self, key: CheckpointKey, *, offset: int) -> AsyncGenerator[ArchivePiece, None]:
-        """Yield an archive from byte `offset` on, one piece in memory at a time.
+        """Yield an archive from byte `offset` on, with one piece in memory at a time.
 
-        The checkpoint is one of the key's tenant, or a public one.
+        The checkpoint must belong to the key's tenant or be public.
 
         Raises:
-            CheckpointNotFound: The tenant cannot read such a checkpoint.
+            CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             InvalidField: The offset is larger than the archive.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
@@ -72,11 +72,11 @@ class ArchiveDigests:
         self._locks: WeakValueDictionary[_Identity, asyncio.Lock] = WeakValueDictionary()
 
     async def digest_of(self, checkpoint: Checkpoint, source: ByteSource) -> str:
-        """Return blake3 of a checkpoint's archive, hexadecimal.
+        """Return the hexadecimal blake3 digest of a checkpoint's archive.
 
         Args:
             checkpoint: The checkpoint.
-            source: Its archive; no other task may read it during the call.
+            source: The checkpoint's archive; no other task may read it during the call.
         """
         identity = (checkpoint.key, checkpoint.digest, checkpoint.create_time)
         async with self._locks.setdefault(identity, asyncio.Lock()):

@@ -14,10 +14,10 @@ from services.kit.weights import CheckpointTarget, Header
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRequest:
-    """The checkpoint that a copy becomes."""
+    """Describes the checkpoint that a copy creates."""
 
     adapter_id: str
-    """Run that the copy belongs to."""
+    """Run to which the copy belongs."""
     name: str
     ttl: timedelta | None
     """Lifetime of the copy; None to keep it indefinitely."""
@@ -33,7 +33,7 @@ class Checkpoints:
         """Return a checkpoint of the key's tenant, or a public one without its folder and the owner's labels.
 
         Raises:
-            CheckpointNotFound: The tenant cannot read such a checkpoint.
+            CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
         return found if found.key == key else replace(found, folder='', user_metadata={})
@@ -54,11 +54,11 @@ class Checkpoints:
         return items, _sort_key(items[-1]) if len(rest) > page.size else None
 
     async def copy(self, caller: Caller, key: CheckpointKey, request: CopyRequest) -> Checkpoint:
-        """Copy a readable checkpoint to a run of the caller, and return the copy, which is private.
+        """Copy a checkpoint that the caller may read to one of its runs, and return the copy, which is private.
 
         Raises:
             ScopeMissing: The caller is not a service.
-            CheckpointNotFound: The tenant cannot read such a checkpoint.
+            CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
             CheckpointExists: Another state has that name.
         """
         require_internal(caller)
@@ -89,7 +89,7 @@ class Checkpoints:
         await self._registry.change(key.adapter, change)
 
     async def set_ttl(self, caller: Caller, key: CheckpointKey, ttl: timedelta | None) -> Checkpoint:
-        """Set a checkpoint's remaining lifetime, None for an unlimited one, and return the checkpoint.
+        """Set a checkpoint's remaining lifetime (None: unlimited) and return the checkpoint.
 
         Raises:
             ScopeMissing: The caller may not train.
@@ -99,8 +99,8 @@ class Checkpoints:
 
         async def change() -> Checkpoint:
             now = self._registry.now()
-            held = self._registry.catalogue.checkpoint(key, now=now)
-            return await self._put(replace(held, expire_time=None if ttl is None else now + ttl))
+            current = self._registry.catalogue.checkpoint(key, now=now)
+            return await self._put(replace(current, expire_time=None if ttl is None else now + ttl))
 
         return await self._registry.change(key.adapter, change)
 
@@ -116,12 +116,12 @@ class Checkpoints:
 
         async def change() -> Checkpoint:
             now = self._registry.now()
-            held = self._registry.catalogue.checkpoint(key, now=now)
+            current = self._registry.catalogue.checkpoint(key, now=now)
             if is_public and self._registry.catalogue.is_public_elsewhere(key, now=now):
                 raise CheckpointIdTaken(key.checkpoint_id)
-            return await self._put(replace(held, is_public=is_public))
+            return await self._put(replace(current, is_public=is_public))
 
-        # A public path is unique over all tenants, so changes of visibility exclude each other across tenants, too.
+        # A public path is unique among all tenants, so this lock serializes changes of visibility across tenants.
         all_tenants = AdapterKey('', key.adapter.adapter_id)
         return await self._registry.change(all_tenants, lambda: self._registry.change(key.adapter, change))
 

@@ -1,6 +1,6 @@
-"""Background deletion of evicted versions, so that it does not delay the readers of the new version.
+"""Deletes evicted versions in the background, so that the deletion does not delay the readers of the new version.
 
-Versions left by a crash do not fit the ring at the next start and are deleted then.
+If a crash prevents a deletion, the version no longer fits its ring at the next start and is deleted then.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from services.checkpoint.ports import StateStore
 _log = structlog.get_logger('store')
 
 _DELAY_SECONDS = 0.2
-"""Time in which samplers fetch the new version. Releasing the memory of the old one costs as much as reading it."""
+"""Time for samplers to fetch the new version first, since releasing the old one's memory is as slow as reading it."""
 
 
 class Evictions:
-    """Deletes versions that have left their rings, where callers no longer find them. Their numbers are not reused."""
+    """Deletes evicted versions. Callers no longer find them, and their numbers are not reused."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -29,13 +29,13 @@ class Evictions:
         for version in versions:
             task = asyncio.create_task(self._delete(version), name=f'evict {version.adapter.adapter_id}')
             self._running.add(task)
-            task.add_done_callback(self._note_end)
+            task.add_done_callback(self._on_done)
 
     async def _delete(self, version: AdapterVersion) -> None:
         await asyncio.sleep(_DELAY_SECONDS)
         await self._store.delete(version.key)
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error('eviction failed; retried at the next start', task=task.get_name(), error=str(error))

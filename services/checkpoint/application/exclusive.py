@@ -1,4 +1,4 @@
-"""Mutual exclusion of changes: one change per adapter at a time, which runs to its end."""
+"""Mutual exclusion of changes: an adapter has at most one running change, and a started change always completes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ class Exclusive:
     async def run(self, adapter: AdapterKey, change: Callable[[], Awaitable[_Result]]) -> _Result:
         """Wait for earlier changes of the adapter, run `change` and return its result.
 
-        Cancellation: takes effect only after the change has ended.
+        Cancellation takes effect only after the change has completed.
         """
         task = asyncio.ensure_future(self._run(adapter, change))
         try:

@@ -1,4 +1,4 @@
-"""Publishing: a trainer's stream of frames becomes a version or a checkpoint."""
+"""Publishes states: a trainer's stream of frames becomes a version or a checkpoint."""
 
 from collections.abc import AsyncIterator
 
@@ -22,11 +22,11 @@ class Publisher:
     async def publish(self, caller: Caller, frames: AsyncIterator[Frame]) -> Record:
         """Commit the state that the frames contain and return its record.
 
-        A state that is already committed is answered from its record, without reading its bytes.
+        If the state is already committed, return its record without reading the bytes.
 
         Raises:
             ScopeMissing: The caller is not a service.
-            InvalidField: The state is too large, or a chunk lies outside it.
+            InvalidField: The state is too large, or a chunk is outside its range.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: The frames differ from the announced state.
             VersionConflict, CheckpointExists: Another state is committed under the same key.
             MemoryNotShared: The bytes are in a segment that this service cannot open.

@@ -1,7 +1,7 @@
-"""The registry of committed states: the store that keeps them, the catalogue that indexes them, and announcements.
+"""The registry of committed states combines the store, the catalogue that indexes it, and announcements of changes.
 
 A new or changed state is written to the store first, added to the catalogue second, and announced last. Changes of one
-adapter run one after the other, each to its end.
+adapter run one after the other, and each one runs to completion.
 """
 
 from collections.abc import Awaitable, Callable
@@ -44,13 +44,13 @@ class Registry:
 
         Args:
             catalogue: Index of the states in `store`.
-            store: Keeps states and their records.
-            clock: Decides which checkpoints have expired.
+            store: Stores states and their records.
+            clock: Clock that determines which checkpoints have expired.
         """
         self.catalogue = catalogue
         self.store = TrackedStore(store, clock)
         self.announcements = Announcements()
-        """Changes, for streams that follow them; closed when the service shuts down."""
+        """Announces changes to the streams that follow them; closed when the service shuts down."""
         self._clock = clock
         self._exclusive = Exclusive()
         self._evictions = Evictions(self.store)
@@ -68,7 +68,7 @@ class Registry:
 
         Raises:
             VersionConflict, CheckpointExists: Another state is committed under the same key.
-            QuotaExceeded: The state is to be pinned, and the adapter has no free pin.
+            QuotaExceeded: The request pins the state, and the adapter has the maximum number of pins.
         """
         digest, target = header.manifest.digest, header.target
         if isinstance(target, VersionTarget):
@@ -89,7 +89,7 @@ class Registry:
         return self.store.begin(CheckpointKey(adapter, target.name), header.manifest)
 
     async def commit(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
-        """Commit a written state, or return the equal state that another writer committed first.
+        """Commit a written state, or return the record of the same state if another writer committed it first.
 
         Raises:
             VersionConflict, CheckpointExists: Another writer has committed a different state.
@@ -98,7 +98,7 @@ class Registry:
         return await self.change(adapter, lambda: self._commit(adapter, header, writer))
 
     async def copy_in(self, adapter: AdapterKey, header: Header, source: StateSource) -> Checkpoint:
-        """Commit a readable state as a checkpoint; returns the existing checkpoint if it is the same.
+        """Commit the state in `source` as a checkpoint, or return the existing checkpoint if it is the same.
 
         Raises:
             CheckpointExists: Another state is committed under the same name.

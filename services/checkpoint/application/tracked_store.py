@@ -1,4 +1,4 @@
-"""A store that records when each version was last opened, for the collection of unused versions."""
+"""A store that records when each version was last opened, so that unused versions can be deleted."""
 
 from datetime import datetime
 
@@ -18,7 +18,7 @@ class TrackedStore:
         self._last_use: dict[VersionKey, datetime] = {}
 
     def last_use(self, version: AdapterVersion) -> datetime:
-        """Return when a version was published or last opened; uses before the service's start count as at its start."""
+        """Return when a version was published or last opened, at the earliest the start of the service."""
         return max(self._last_use.get(version.key, self._start_time), version.create_time)
 
     async def load(self) -> list[Record | NewestMark]:

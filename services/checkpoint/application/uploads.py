@@ -28,16 +28,16 @@ class UploadHeader:
 
 
 class Uploads:
-    """Receives archives, each over one or several streams."""
+    """Receives archives, each in one or several streams."""
 
     def __init__(
         self, registry: Registry, store: UploadStore, base_models: BaseModels, *, state_limit_bytes: int
     ) -> None:
-        """Create the use case.
+        """Create the receiver of uploads.
 
         Args:
             registry: Registry in which uploads become checkpoints.
-            store: Keeps unfinished archives.
+            store: Stores unfinished archives.
             base_models: Base models that uploaded adapters must fit.
             state_limit_bytes: Maximum size of an archive.
         """
@@ -47,7 +47,7 @@ class Uploads:
         self._state_limit_bytes = state_limit_bytes
 
     async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | StateChunk]) -> Checkpoint:
-        """Receive an upload and return the checkpoint that it becomes.
+        """Receive an upload and return the checkpoint created from it.
 
         The run's name is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
         complete archive that is refused is discarded; the same upload may then start again with another archive.
@@ -56,10 +56,10 @@ class Uploads:
             ScopeMissing: The caller may not train.
             BaseModelNotFound: Adapters of that base model are not accepted.
             InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
-            QuotaExceeded: The tenant has too many unfinished uploads.
+            QuotaExceeded: The tenant has too many unfinished uploads, or they have too many bytes.
             ChunkCorrupt, StreamOutOfOrder: A chunk is damaged, or does not follow the received bytes.
-            InUse: Another stream sends this upload.
-            CheckpointExists: The upload has already become another checkpoint.
+            InUse: Another stream is sending this upload.
+            CheckpointExists: This upload has already created a different checkpoint.
         """
         require_scope(caller, 'train')
         header = await anext(parts, None)
@@ -75,7 +75,7 @@ class Uploads:
             try:
                 checkpoint = await self._import(caller, header, upload)
             except InvalidArgument:
-                # The archive is complete, so more bytes cannot make it valid.
+                # The archive is complete, so further chunks cannot make it valid.
                 await upload.discard()
                 raise
             await upload.discard()
@@ -86,8 +86,8 @@ class Uploads:
     async def _import(self, caller: Caller, header: UploadHeader, upload: Upload) -> Checkpoint:
         source, stated_base_model = await upload.open_adapter(header.base_model)
         try:
-            await self._base_models.check_fit(source.manifest, said=stated_base_model)
-            adapter = AdapterKey(caller.tenant_id, _run_of(caller.tenant_id, header.upload_id))
+            await self._base_models.check_fit(source.manifest, stated_base_model=stated_base_model)
+            adapter = AdapterKey(caller.tenant_id, _run_id(caller.tenant_id, header.upload_id))
             target = CheckpointTarget(header.name, user_metadata=header.user_metadata)
             return await self._registry.copy_in(adapter, Header(adapter.adapter_id, source.manifest, target), source)
         finally:
@@ -99,9 +99,9 @@ async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[Up
         if isinstance(part, UploadHeader):
             raise StreamOutOfOrder('a chunk')
         await upload.add(part)
-    if upload.held_bytes < header.size_bytes:
-        raise StreamOutOfOrder.at_byte(upload.held_bytes)
+    if upload.received_bytes < header.size_bytes:
+        raise StreamOutOfOrder.at_byte(upload.received_bytes)
 
 
-def _run_of(tenant_id: str, upload_id: str) -> str:
+def _run_id(tenant_id: str, upload_id: str) -> str:
     return 'up-' + hashlib.blake2s(f'{tenant_id}\0{upload_id}'.encode(), digest_size=10).hexdigest()

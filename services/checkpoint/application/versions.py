@@ -1,4 +1,4 @@
-"""Versions of adapters: get, list, pin, delete, and collect unused ones."""
+"""Versions of adapters: get, list, pin and delete them, and delete unused ones."""
 
 from datetime import timedelta
 
@@ -38,12 +38,12 @@ class Versions:
         return items, (items[-1].version,) if len(found) > page.size else None
 
     async def pin(self, caller: Caller, adapter_id: str, version: int, *, is_pinned: bool) -> AdapterVersion:
-        """Pin or unpin a version and return it; an unpinned version is evicted by newer ones.
+        """Pin or unpin a version and return it. Newer versions evict an unpinned version.
 
         Raises:
             ScopeMissing: The caller may not train.
             AdapterNotFound, VersionNotFound: The caller has no such version.
-            QuotaExceeded: The adapter has no free pin.
+            QuotaExceeded: The adapter has the maximum number of pins.
         """
         require_scope(caller, 'train')
         adapter = AdapterKey(caller.tenant_id, adapter_id)
@@ -68,17 +68,18 @@ class Versions:
 
         async def change() -> None:
             ring = self._registry.catalogue.ring(adapter)
-            held = ring.check_removable(version)
-            await self._registry.store.delete(held.key)
-            self._registry.catalogue.ring(adapter).remove(held.version)
+            removable = ring.check_removable(version)
+            await self._registry.store.delete(removable.key)
+            self._registry.catalogue.ring(adapter).remove(removable.version)
 
         await self._registry.change(adapter, change)
 
     async def collect(self, idle: timedelta) -> int:
-        """Delete the versions of all adapters that were unused for `idle`, and return their number.
+        """Delete all versions that have not been used for the time `idle`, and return their number.
 
-        Pinned versions and adapters that a stream follows are skipped. Without collection, an adapter that is no longer
-        trained would keep its newest version forever, since a ring evicts its newest version only for a newer one.
+        Pinned versions are kept, and so are all versions of an adapter that a stream follows. Without this method, an
+        adapter that is no longer trained would keep its newest version forever, since a ring evicts its newest version
+        only for a newer one.
         """
         count = 0
         for adapter in self._registry.catalogue.adapters():
@@ -93,12 +94,12 @@ class Versions:
             return 0
         if self._registry.announcements.is_watched(adapter):
             return 0
-        moment = self._registry.now() - idle
+        cutoff = self._registry.now() - idle
         unused = [
-            version for version in ring.all_newest_first() if not version.is_pinned and store.last_use(version) < moment
+            version for version in ring.all_newest_first() if not version.is_pinned and store.last_use(version) < cutoff
         ]
         if ring.newest in unused:
-            # Written before the deletion: version numbers must not restart if the service ends in between.
+            # Written before the deletion: version numbers must not restart if the service crashes in between.
             await store.mark_newest(NewestMark(adapter, ring.newest.version))
         for version in reversed(unused):
             ring.remove(version.version)

@@ -1,4 +1,4 @@
-"""Weights sent to other services: subscribe to an adapter's versions, or fetch one version or checkpoint."""
+"""Sends weights to other services, which subscribe to an adapter's versions or fetch one version or checkpoint."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -37,13 +37,13 @@ class SubscribeRequest:
 
     adapter_id: str
     held_version: int = 0
-    """Version that the subscriber has; only later ones are sent, possibly as a delta to it. 0 for none."""
+    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as a delta to it."""
     resume_version: int = 0
-    """Version whose transfer was interrupted; 0 for none."""
+    """Version whose transfer was interrupted; 0 if no transfer was."""
     is_single: bool = False
-    """Whether to end once the subscriber has the newest version."""
+    """Whether the stream ends once the subscriber has the newest version."""
     wanted: Wanted = field(default_factory=Wanted)
-    """Encodings that the subscriber accepts, and the position at which its interrupted transfer ended."""
+    """Encodings that the subscriber accepts, and the position at which its last transfer was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class FetchRequest:
 
     reference: VersionRef | CheckpointRef
     is_adapter_only: bool = False
-    """Whether to omit the section that only a trainer needs."""
+    """Whether to leave out the section that only a trainer needs."""
     offset: int = 0
     """First byte to send."""
     host_id: str = ''
@@ -86,7 +86,7 @@ class FetchRequest:
 
 
 class WeightFeed:
-    """Sends committed states as frames. A slow reader occupies one chunk of memory and skips replaced versions."""
+    """Sends committed states as frames. A slow reader uses the memory of one chunk, and skips replaced versions."""
 
     def __init__(self, registry: Registry, sender: Sender) -> None:
         self._registry = registry
@@ -114,7 +114,7 @@ class WeightFeed:
 
         Raises:
             ScopeMissing: The caller is not a service.
-            AdapterNotFound, VersionNotFound, CheckpointNotFound: The tenant cannot read such a state.
+            AdapterNotFound, VersionNotFound, CheckpointNotFound: The state is missing, or the tenant may not read it.
             InvalidField: The offset is larger than the state.
         """
         require_internal(caller)
@@ -162,7 +162,7 @@ class WeightFeed:
         return newest if newest is not None and newest.version > held else None
 
     async def _frames(self, version: AdapterVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
-        """Yield a version's frames; none if the version was evicted before it could be opened."""
+        """Yield a version's frames; yield nothing if the version was evicted before it could be opened."""
         try:
             source = await self._registry.store.open_state(version.key, is_adapter_only=True)
         except VersionNotFound:

@@ -1,4 +1,4 @@
-"""Uploads of archives: unfinished archives are in the shared upload store, complete ones are opened as adapters."""
+"""Stores unfinished archives in the kit's upload store, and opens complete ones as adapters."""
 
 import asyncio
 from datetime import timedelta
@@ -22,10 +22,10 @@ class ArchiveUploads:
     def __init__(
         self, folder: Path, threads: Threads, *, clock: Clock, time_to_live: timedelta, limit_bytes: int
     ) -> None:
-        """Open the uploads in `folder`, which contains nothing else.
+        """Open the upload store in `folder`, which must contain only uploads.
 
         Args:
-            folder: Folder of the uploads; the first upload creates it.
+            folder: Folder of the uploads; created by the first upload.
             threads: Threads in which archives are opened and read.
             clock: Clock that determines which uploads have expired.
             time_to_live: Time after which an upload expires, counted from its last stream.
@@ -60,7 +60,7 @@ class ArchiveUpload:
         self._opened: OpenAdapter | None = None
 
     @property
-    def held_bytes(self) -> int:
+    def received_bytes(self) -> int:
         return self._upload.status.committed_bytes
 
     async def add(self, chunk: StateChunk) -> None:

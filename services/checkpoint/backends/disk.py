@@ -1,8 +1,8 @@
 """Durable files through fsspec: on a local disk, in an S3 bucket, or in any other store that fsspec supports.
 
 On a local disk a written file is synced and a replaced one is renamed into place, so that a crash leaves either the
-old content or the new. A remote store gives the same guarantee by itself: an object appears, complete, when its upload
-has ended.
+old content or the new. A remote store guarantees this without further steps: an object becomes visible only when its
+upload is complete.
 """
 
 import os
@@ -19,8 +19,8 @@ from fsspec.spec import AbstractBufferedFile
 _S3_DEFAULTS = {
     # A cached listing would miss files written since and include files deleted since.
     'use_listings_cache': False,
-    # Buffer size of a reader or writer, and size of an upload part. An upload may have 10,000 parts, so that states of
-    # 80 GiB fit.
+    # Buffer size of a reader or writer, and size of an upload part. S3 allows 10,000 parts, so a state may have
+    # 80 GiB.
     'default_block_size': 8 << 20,
 }
 
@@ -75,7 +75,7 @@ class Disk(ABC):
         return int(self._fs.info(self._path(name))['size'])
 
     def open_to_read(self, name: str) -> IO[bytes]:
-        """Open a file; `keeps_open_files` tells whether it may be deleted while it is open.
+        """Open a file for reading. It may be deleted while it is open only if `keeps_open_files` is true.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -83,7 +83,7 @@ class Disk(ABC):
         return self._fs.open(self._path(name), 'rb')
 
     def open_to_write(self, name: str) -> IO[bytes]:
-        """Open a new file, creating the folders above it; end with `close_synced` or `abandon`."""
+        """Open a new file and create its parent folders; close it with `close_synced` or `abandon`."""
         return self._fs.open(self._path(name), 'wb')
 
     def remove(self, name: str) -> None:
@@ -93,7 +93,7 @@ class Disk(ABC):
 
     @abstractmethod
     def unsynced(self) -> 'Disk':
-        """Return this disk without syncs: written data survives the end of the process, but not a power failure."""
+        """Return this disk without syncs: written data survives a crash of the process, but not a power failure."""
 
     @abstractmethod
     def local_path(self, name: str) -> str:
@@ -121,11 +121,11 @@ class Disk(ABC):
 
     @abstractmethod
     def sync_files(self, folder: str) -> None:
-        """Make a folder that was written unsynced durable."""
+        """Make the files of a folder durable that were written without syncs."""
 
     @abstractmethod
     def remove_unfinished_uploads(self, folder: str) -> None:
-        """Remove the parts of interrupted uploads, which no file name shows."""
+        """Remove the parts of interrupted uploads, which are not listed as files."""
 
     def _path(self, name: str) -> str:
         return f'{self._root}/{name}'
@@ -180,7 +180,7 @@ class LocalDisk(Disk):
         self.sync_folder(folder)
 
     def remove_unfinished_uploads(self, folder: str) -> None:
-        """Skip: an interrupted write leaves a file with a name."""
+        """Do nothing: `names` lists the file that an interrupted write leaves behind."""
 
 
 class RemoteDisk(Disk):
@@ -214,10 +214,10 @@ class RemoteDisk(Disk):
         self.write(name, data)
 
     def sync_folder(self, name: str) -> None:
-        """Skip: objects are durable once they are visible."""
+        """Do nothing: objects are durable once they are visible."""
 
     def sync_files(self, folder: str) -> None:
-        """Skip: objects are durable once they are visible."""
+        """Do nothing: objects are durable once they are visible."""
 
     def remove_unfinished_uploads(self, folder: str) -> None:
         bucket, _, prefix = self._path(folder).partition('/')

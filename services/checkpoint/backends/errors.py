@@ -1,4 +1,4 @@
-"""Domain errors of the backends: errors converted from the library, and errors for missing states."""
+"""Converts errors of the library to domain errors, and creates the errors for missing states."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def domain_errors() -> Iterator[None]:
     except engine.ChunkOutOfOrder as error:
         raise StreamOutOfOrder.at_byte(error.expected) from error
     except engine.ChunkOutOfRange as error:
-        problem = f'ends at byte {error.end} of a state of {error.size_bytes}'
+        problem = f'ends at byte {error.end}, but the state has {error.size_bytes} bytes'
         raise InvalidField('frame.chunk', problem) from error
     except engine.StateIncomplete as error:
         raise StreamOutOfOrder.at_byte(error.next_offset) from error

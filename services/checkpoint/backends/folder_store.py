@@ -1,7 +1,7 @@
 """The durable store: a standard PEFT folder for each state, below one root.
 
 The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and the folder that the
-record names. Folders that no record names were left by a crash before their commit, and `load` removes them.
+record names. A folder that no record names was left by a crash before its commit; `load` removes it.
 `states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was collected.
 """
 
@@ -85,7 +85,7 @@ class FolderStore:
         await self._threads.run(self._delete, _slot(key))
 
     def _names(self) -> dict[str, set[str]]:
-        """Return the names directly in each slot; a mark counts as a slot without names."""
+        """Return the direct children of each slot; a newest-version mark counts as a slot without children."""
         self._disk.remove_unfinished_uploads(_ROOT)
         slots: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._disk.names(_ROOT):
@@ -107,7 +107,7 @@ class FolderStore:
             # The state is left in place for inspection; it does not affect other states.
             _log.error('unreadable record', slot=slot, error=str(error))
             return None
-        if not self._is_whole(f'{slot}/{generation}', record):
+        if not self._is_complete(f'{slot}/{generation}', record):
             _log.error('incomplete state removed', slot=slot)
             self._disk.remove(f'{slot}/{RECORD_FILE}')
             self._clear(slot, names)
@@ -125,15 +125,15 @@ class FolderStore:
             _log.error('unreadable mark', name=name, error=str(error))
             return None
 
-    def _is_whole(self, folder: str, record: Record) -> bool:
-        """Return whether the files are complete; a power failure may truncate those of an unpinned version."""
+    def _is_complete(self, folder: str, record: Record) -> bool:
+        """Return whether the files are complete; a power failure may truncate the files of an unpinned version."""
         try:
-            held_bytes = self._weights_bytes(folder)
+            stored_bytes = self._weights_bytes(folder)
             if isinstance(record, Checkpoint) and record.is_optimizer_included:
-                held_bytes += self._disk.size_bytes(f'{folder}/{TRAINER_STATE_FILE}')
+                stored_bytes += self._disk.size_bytes(f'{folder}/{TRAINER_STATE_FILE}')
         except FileNotFoundError:
             return False
-        return held_bytes > record.size_bytes
+        return stored_bytes > record.size_bytes
 
     def _weights_bytes(self, folder: str) -> int:
         for name in WEIGHTS_FILES:
@@ -142,7 +142,7 @@ class FolderStore:
         return 0
 
     def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
-        """Open the committed folder with `opener`, retrying if it is replaced at the same time."""
+        """Open the committed folder with `opener`; retry if it is replaced during the call."""
         slot = _slot(key)
         previous = None
         while (generation := committed_generation(self._disk, slot)) != previous:
@@ -164,13 +164,13 @@ class FolderStore:
     def _state(self, folder: str, *, is_adapter_only: bool) -> StatePieceSource:
         manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=is_adapter_only)
         weights_bytes = manifest.weights_size_bytes
-        pieces = [self._tail(f'{folder}/{weights_file(manifest)}', weights_bytes)]
+        pieces = [self._tensor_bytes(f'{folder}/{weights_file(manifest)}', weights_bytes)]
         if manifest.is_trainer_included:
-            pieces.append(self._tail(f'{folder}/{TRAINER_STATE_FILE}', manifest.size_bytes - weights_bytes))
+            pieces.append(self._tensor_bytes(f'{folder}/{TRAINER_STATE_FILE}', manifest.size_bytes - weights_bytes))
         return StatePieceSource(manifest, pieces, self._threads)
 
-    def _tail(self, name: str, size_bytes: int) -> Piece:
-        """Return the tensors' part of a safetensors file, which follows its header."""
+    def _tensor_bytes(self, name: str, size_bytes: int) -> Piece:
+        """Return the part of a safetensors file that contains the tensors, after the header."""
         return Piece(size_bytes, self._disk.open_to_read(name), self._disk.size_bytes(name) - size_bytes)
 
     def _archive(self, folder: str) -> PieceSource:
@@ -179,7 +179,7 @@ class FolderStore:
         # The archive contains only the files of a standard PEFT folder.
         for name in (*description_files(manifest), weights_file(manifest)):
             file = self._disk.open_to_read(f'{folder}/{name}')
-            files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole, file)))
+            files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole_file, file)))
         return PieceSource(tar_pieces(files), self._threads)
 
     def _update(self, record: Record) -> None:
@@ -192,7 +192,7 @@ class FolderStore:
         self._disk.replace(f'{slot}/{RECORD_FILE}', record_to_json(record, generation=generation))
 
     def _delete(self, slot: str) -> None:
-        # The record is removed first: if the process ends in between, `load` removes the rest.
+        # The record is removed first: if the process crashes in between, `load` removes the rest.
         generation = committed_generation(self._disk, slot)
         self._disk.remove(f'{slot}/{RECORD_FILE}')
         self._clear(slot, [] if generation is None else [generation])
@@ -205,7 +205,7 @@ class FolderStore:
             self._disk.remove(slot)
 
 
-def _whole(file: IO[bytes], size_bytes: int) -> Piece:
+def _whole_file(file: IO[bytes], size_bytes: int) -> Piece:
     return Piece(size_bytes, file)
 
 

@@ -31,10 +31,10 @@ class _Held:
 
 
 class MemoryStore:
-    """Implements `StateStore` in memory; states are lost when the process ends."""
+    """Implements `StateStore` in memory; states are lost when the process exits."""
 
     def __init__(self, threads: Threads) -> None:
-        """Create an empty store whose sources read in `threads`, as those of a disk do."""
+        """Create an empty store. Its sources read in `threads`, as the sources of a disk do."""
         self._threads = threads
         self._held: dict[_Key, _Held] = {}
         self._marks: dict[AdapterKey, NewestMark] = {}
@@ -88,7 +88,7 @@ class MemoryWriter:
 
     @property
     def folder(self) -> str:
-        """Empty: the state has no folder."""
+        """Always empty, since the state has no folder."""
         return ''
 
     async def add(self, chunk: StateChunk) -> None:
@@ -96,7 +96,7 @@ class MemoryWriter:
             self._assembler.add(chunk)
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Refuse: this store does not accept segments of shared memory."""
+        """Raise `MemoryNotShared`: this store does not accept segments of shared memory."""
         raise MemoryNotShared()
 
     async def commit(self, record: Record) -> None:
@@ -104,7 +104,7 @@ class MemoryWriter:
             self._held[self._key] = _Held(record, self._assembler.finish())
 
     async def discard(self) -> None:
-        """Release nothing: the buffer is freed with the writer."""
+        """Do nothing: the buffer is freed with the writer."""
 
 
 def _piece(data: bytes, size_bytes: int) -> Piece:

@@ -1,9 +1,9 @@
 """A store that keeps versions in shared memory and writes them to a durable store in the background.
 
-Publishing a version returns once its segment and record are in shared memory, which survives the end of the process.
+Publishing a version returns once its segment and record are in shared memory, which survives a crash of the process.
 The version is written to the durable store ("spilled") after its subscribers have fetched it, and stays in memory until
-its space is needed. Checkpoints, pinned versions, and versions for which there is no memory are durable before
-publishing returns; with a slow disk, publishers therefore wait for it.
+its memory is needed. Checkpoints, pinned versions, and versions for which there is no memory are durable before
+publishing returns, so publishing them is as slow as the disk.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class _Entry:
     """Whether the version was deleted or replaced; open readers can still read it."""
     reader_count: int = 0
     arrival_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    """Time of its arrival, by the event loop's clock."""
+    """Time of its arrival, on the event loop's clock."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the durable store is changed on its behalf."""
+    """Held while this version is changed in the durable store."""
 
     @property
     def size_bytes(self) -> int:
@@ -76,9 +76,9 @@ class MemoryTier:
             cache: Segments and their records.
             threads: Threads that access files.
             capacity_bytes: Maximum memory that versions occupy.
-            quiet_seconds: Versions are spilled after no version was published or opened for this time, because
+            quiet_seconds: Versions are spilled once no version has been published or opened for this time, because
                 spilling slows down publishers and subscribers.
-            patience_seconds: Maximum time that a version waits for such a quiet period.
+            patience_seconds: Maximum time that a version waits for such a quiet period before it is spilled.
         """
         self._quiet_seconds = quiet_seconds
         self._patience_seconds = patience_seconds
@@ -91,7 +91,7 @@ class MemoryTier:
         self._entries: dict[_Key, _Entry] = {}
         """Versions in memory, least recently used first."""
         self._to_spill: asyncio.Queue[_Key] = asyncio.Queue()
-        """Keys of versions to spill; by key, so that a version deleted in the meantime is not kept in memory."""
+        """Keys of versions to spill. The queue has keys only, so that it does not keep a deleted version in memory."""
 
     @property
     def used_bytes(self) -> int:
@@ -113,7 +113,7 @@ class MemoryTier:
             await self._spill_next(await self._to_spill.get())
 
     async def flush(self) -> None:
-        """Write all versions to the durable store and free their memory; `run` must have ended."""
+        """Write all versions to the durable store and free their memory; `run` must have finished."""
         for entry in list(self._entries.values()):
             await self._spill(entry)
             await self._threads.run(self._cache.remove, entry.cached.name)
@@ -178,7 +178,7 @@ class MemoryTier:
             return False
         self._used_bytes += size_bytes
         for entry in evicted:
-            self._forget(entry)
+            self._evict(entry)
         try:
             await self._threads.run(self._discard, evicted)
         except BaseException:
@@ -211,7 +211,7 @@ class MemoryTier:
                 await self._drop(replaced)
 
     async def note_closed(self, entry: _Entry) -> None:
-        """Count the end of a reader; the last one frees the memory of a removed version."""
+        """Decrease the number of readers; the last reader of a removed version frees its memory."""
         self._touch()
         entry.reader_count -= 1
         if entry.is_removed and not entry.reader_count:
@@ -246,10 +246,10 @@ class MemoryTier:
                 yield entry
 
     async def _drop(self, entry: _Entry) -> None:
-        """Remove a version from memory: its record now, its segment once it has no reader."""
+        """Remove a version from memory: remove its record now, and its segment once it has no reader."""
         entry.is_removed = True
         if self._entries.get(entry.cached.record.key) is entry:
-            self._forget(entry)
+            self._evict(entry)
         if entry.reader_count:
             await self._threads.run(self._cache.remove_record, entry.cached.name)
         else:
@@ -264,7 +264,7 @@ class MemoryTier:
     def _touch(self) -> None:
         self._last_use = asyncio.get_running_loop().time()
 
-    def _forget(self, entry: _Entry) -> None:
+    def _evict(self, entry: _Entry) -> None:
         entry.is_removed = True
         del self._entries[entry.cached.record.key]
         self._used_bytes -= entry.size_bytes
@@ -286,7 +286,7 @@ class MemoryTier:
             retry_seconds = min(2 * retry_seconds, _MAX_RETRY_SECONDS)
 
     async def _wait_until_quiet(self, entry: _Entry) -> None:
-        """Wait for a quiet period, up to the patience, and only while at least half of the memory is free."""
+        """Wait for a quiet period, at most `patience_seconds`, and only while at least half of the memory is free."""
         loop = asyncio.get_running_loop()
         while not entry.is_removed and 2 * self._used_bytes <= self._capacity_bytes:
             quiet_at, patience_end = (

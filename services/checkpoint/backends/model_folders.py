@@ -1,4 +1,4 @@
-"""The deployment's base models as folders on this machine; only the headers of their weights are read."""
+"""Checks adapters against the deployment's base models, and reads only the headers of the models' weights."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class ModelFolders:
         Args:
             names: Names of the models; if empty, adapters of any model are accepted without checking their shapes.
             threads: Threads that read model folders.
-            max_rank: Highest accepted LoRA rank.
+            max_rank: Maximum LoRA rank.
         """
         self._names = tuple(names)
         self._threads = threads
@@ -33,11 +33,12 @@ class ModelFolders:
         if self._names and base_model not in self._names:
             raise BaseModelNotFound(base_model, self._names)
 
-    async def check_fit(self, manifest: WeightManifest, *, said: str) -> None:
+    async def check_fit(self, manifest: WeightManifest, *, stated_base_model: str) -> None:
         name = manifest.base_model
         self.check_known(name)
-        if said != name and said in self._names:
-            raise InvalidField(_FIELD, f'is {name!r}, but the configuration in the archive names {said!r}')
+        if stated_base_model != name and stated_base_model in self._names:
+            problem = f'is {name!r}, but the configuration in the archive names {stated_base_model!r}'
+            raise InvalidField(_FIELD, problem)
         shapes = {entry.name: entry.shape for entry in manifest.tensors}
         try:
             check_fit(await self._layers(name), shapes, max_rank=self._max_rank)

@@ -1,8 +1,8 @@
-"""Reference counts of folders that are being read, so that they are deleted only after their last reader has closed.
+"""Counts the readers of each folder, so that a folder is deleted only after its last reader has closed.
 
-A local disk does not need this, since open files stay readable after deletion. On a remote store, the deletion of a
-folder is deferred until its last reader closes. A crash in between leaves a folder that no record names, which the next
-start removes.
+A local disk does not need this, because open files stay readable after deletion. On a remote store, the deletion of a
+folder is deferred until its last reader closes. After a crash in between, the folder remains without a record, and the
+next start removes it.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ class OpenFolders:
         self._deleted: set[str] = set()
 
     def hold(self, folder: str) -> Callable[[], None]:
-        """Protect a folder from deletion until the returned function is called, once.
+        """Protect a folder from deletion until the returned function is called; call it exactly once.
 
         Raises:
             FileNotFoundError: The folder is being deleted.

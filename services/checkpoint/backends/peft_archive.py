@@ -1,7 +1,7 @@
 """Reads the adapter in an archive from an untrusted source.
 
 No file is unpacked under a name from the archive: the two files of a PEFT folder are located inside it, validated
-completely, and read in place. A compressed archive is first decompressed to a neighboring file, up to a limit.
+completely, and read in place. A compressed archive is first decompressed to a file beside it, up to a size limit.
 """
 
 import tarfile
@@ -38,7 +38,7 @@ _HEADER_LIMIT_BYTES = 16 << 20
 _MEMBER_LIMIT = 1000
 """Maximum number of files in an archive; a PEFT folder has about a dozen."""
 _MEMBER_HEADER_BYTES = 8 << 10
-"""Maximum total size of one file's headers in the archive; the cost of parsing them may grow quadratically."""
+"""Maximum total size of the headers of one file in the archive; the cost of parsing them may grow quadratically."""
 _ALL_HEADER_BYTES = 1 << 20
 _MAX_GLOBALS = 64
 """Maximum number of global header fields, which apply to all files of an archive."""
@@ -54,7 +54,7 @@ _GZIP_ALLOWANCE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class OpenAdapter:
-    """A validated adapter, and the base model that its folder names."""
+    """A validated adapter, and the base model named in its configuration."""
 
     source: StatePieceSource
     stated_base_model: str
@@ -101,16 +101,16 @@ def _open_plain(path: Path, limit_bytes: int) -> IO[bytes]:
 
 def _decompress(packed: IO[bytes], plain: IO[bytes], limit_bytes: int) -> None:
     reader = zlib.decompressobj(_GZIP_WINDOW)
-    left = limit_bytes
-    waiting = b''
+    remaining_bytes = limit_bytes
+    pending = b''
     while not reader.eof:
-        waiting = waiting or packed.read(CHUNK_BYTES)
-        if not waiting:
+        pending = pending or packed.read(CHUNK_BYTES)
+        if not pending:
             raise ValueError('the compressed archive is truncated')
-        data = reader.decompress(waiting, CHUNK_BYTES)
-        waiting = reader.unconsumed_tail
-        left -= plain.write(data)
-        if left < 0:
+        data = reader.decompress(pending, CHUNK_BYTES)
+        pending = reader.unconsumed_tail
+        remaining_bytes -= plain.write(data)
+        if remaining_bytes < 0:
             raise ValueError(f'its uncompressed size exceeds {limit_bytes} bytes')
     if reader.unused_data or packed.read(1):
         raise ValueError('extra data follows the compressed archive')
@@ -163,7 +163,7 @@ class _PlainInfo(tarfile.TarInfo):
         return info
 
 
-class _ShortReads:
+class _BoundedFile:
     """A file that limits how much `tarfile` reads, since the archive's headers determine the amount."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -185,7 +185,7 @@ class _ShortReads:
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence == 0 and not 0 <= offset <= self._size_bytes:
             raise ValueError('it is truncated')
-        # A seek leads to the headers of the next file.
+        # `tarfile` seeks only to the headers of the next file.
         self._member_bytes = 0
         return self._file.seek(offset, whence)
 
@@ -194,7 +194,7 @@ class _ShortReads:
 
 
 def _find_files(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return first byte and size of the configuration and of the weights within the archive."""
+    """Return the first byte and the size of the configuration and of the weights in the archive."""
     ranges: dict[str, tuple[int, int]] = {}
     has_pickle = False
     for member in _members(file):
@@ -215,7 +215,7 @@ def _find_files(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Yield the regular files and folders of the archive, after checking their names."""
-    bounded: IO[bytes] = _ShortReads(file)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    bounded: IO[bytes] = _BoundedFile(file)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     count = 0
     with tarfile.open(fileobj=bounded, mode='r:', tarinfo=_PlainInfo) as archive:
         while (member := archive.next()) is not None:
@@ -244,7 +244,7 @@ def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[li
 
 def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> bytes:
     if not 0 <= size_bytes <= limit_bytes:
-        raise ValueError(f'a part has {size_bytes} bytes, must have at most {limit_bytes}')
+        raise ValueError(f'a section has {size_bytes} bytes, must have at most {limit_bytes}')
     file.seek(begin)
     data = file.read(size_bytes)
     if len(data) != size_bytes:

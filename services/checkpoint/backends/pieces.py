@@ -31,16 +31,16 @@ class PieceSource:
     """Reads a sequence of pieces as one byte source."""
 
     def __init__(self, pieces: Sequence[Piece], threads: Threads) -> None:
-        """Create a source of `pieces`, whose files are closed with it; it reads in `threads`."""
+        """Create a source that reads `pieces` in `threads`; closing it closes their files."""
         self._pieces = tuple(pieces)
         self._threads = threads
         # The thread of a cancelled read may still be running when the source is closed.
         self._lock = Lock()
         self._on_close: Callable[[], None] | None = None
 
-    def on_close(self, act: Callable[[], None]) -> None:
-        """Call `act` in a worker thread once the files are closed."""
-        self._on_close = act
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in a worker thread once the files are closed."""
+        self._on_close = callback
 
     @property
     def size_bytes(self) -> int:
@@ -70,9 +70,9 @@ class PieceSource:
             for piece in self._pieces:
                 if piece.file is not None:
                     piece.file.close()
-            act, self._on_close = self._on_close, None
-        if act is not None:
-            act()
+            callback, self._on_close = self._on_close, None
+        if callback is not None:
+            callback()
 
 
 class StatePieceSource(PieceSource):
@@ -88,12 +88,12 @@ class StatePieceSource(PieceSource):
 
     @property
     def segment(self) -> SegmentRef | None:
-        """Always None: the bytes are not in shared memory."""
+        """Always None, since the bytes are not in shared memory."""
         return None
 
 
 def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list[Piece]:
-    """Return the pieces of a tar archive; equal files always give equal bytes.
+    """Return the pieces of a tar archive. The same files always yield the same bytes.
 
     Args:
         files: Name, size in bytes, and a function that returns the piece of that size.

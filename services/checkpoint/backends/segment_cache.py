@@ -1,7 +1,7 @@
-"""Versions in shared memory, each a segment with a record, which survive the end of the process.
+"""Stores versions in shared memory, each as a segment with a record. They survive a crash of the process.
 
 Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store; a version
-exists once its record does. The file `home` in the subfolder contains the path of the store's state folder: if that
+exists once its record exists. The file `home` in the subfolder contains the path of the store's state folder: if that
 path no longer exists, any other checkpoint service on the host removes the store's segments.
 """
 
@@ -49,7 +49,7 @@ class CachedVersion:
 
 
 class SegmentCache:
-    """The segments and records of one store. Concurrency: any thread; one process at a time."""
+    """The segments and records of one store. Any thread may call its methods; only one process may use it at a time."""
 
     def __init__(self, segments: Segments, *, store_url: str, home: Path) -> None:
         """Lock the cache of a store, and remove the caches of stores that no longer exist.
@@ -110,7 +110,7 @@ class SegmentCache:
         return self._segments.adopt(ref, kept_name=name)
 
     def put(self, cached: CachedVersion) -> None:
-        """Write or replace the record of a version, which makes the version exist."""
+        """Write or replace the record of a version. The version exists once its record is written."""
         manifest = manifest_to_json(cached.manifest, adapter_digest=cached.manifest.digest)
         record = record_to_json(cached.record, generation=cached.name)
         new = self._folder / f'{cached.name}{_NEW}'
@@ -118,12 +118,12 @@ class SegmentCache:
         new.replace(self._folder / f'{cached.name}{_RECORD}')
 
     def remove(self, name: str) -> None:
-        """Remove a version, record first, or a segment without a record; does nothing if there is neither."""
+        """Remove the record and then the segment with this name, if they exist."""
         self.remove_record(name)
         self._segments.remove_kept(name)
 
     def remove_record(self, name: str) -> None:
-        """Remove a version's record only; readers that have the segment's name can still open it."""
+        """Remove only the record of a version; readers that have the segment's name can still open the segment."""
         (self._folder / f'{name}{_RECORD}').unlink(missing_ok=True)
 
     def close(self) -> None:

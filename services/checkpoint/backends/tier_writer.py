@@ -1,4 +1,4 @@
-"""Writer of the memory tier: a state goes into a segment if there is capacity, otherwise into the durable store."""
+"""Writer of the memory tier: it writes a state to a segment if there is capacity, otherwise to the durable store."""
 
 from threading import Lock
 from typing import Protocol
@@ -15,7 +15,7 @@ from twinkle.checkpoint_engine import ChunkVerifier, StateChunk, WeightManifest,
 
 
 class Tier(Protocol):
-    """The memory tier as its writers use it: a memory budget, and the set of visible versions."""
+    """The part of the memory tier that its writers use: a memory budget, and the set of visible versions."""
 
     async def reserve(self, size_bytes: int) -> bool:
         """Reserve memory; return whether there was enough."""
@@ -107,7 +107,7 @@ class TierWriter:
         await self._durable.discard()
 
     async def _reserve(self) -> bool:
-        """Reserve memory if the state may be kept there, that is, if it is a version without a trainer section."""
+        """Reserve memory if the state may be stored there, that is, if it is a version without a trainer section."""
         size_bytes = self._manifest.size_bytes
         may_be_cached = isinstance(self._key, VersionKey) and not self._manifest.is_trainer_included
         return may_be_cached and size_bytes > 0 and await self._tier.reserve(size_bytes)

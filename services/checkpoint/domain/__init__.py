@@ -1,4 +1,4 @@
-"""Versions and checkpoints, and their rules. No I/O, clock or weights."""
+"""Versions and checkpoints, and their rules. This package performs no I/O, and reads neither a clock nor weights."""
 
 from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog

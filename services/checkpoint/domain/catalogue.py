@@ -54,7 +54,7 @@ class Catalogue:
         """Return an adapter's versions.
 
         Raises:
-            AdapterNotFound: No version was ever published, or all were collected.
+            AdapterNotFound: The adapter never had a version, or all its versions were collected.
         """
         ring = self._rings.get(adapter)
         if ring is None or ring.newest is None:
@@ -68,7 +68,7 @@ class Catalogue:
 
         Raises:
             VersionConflict: The version exists with another digest, or is older than the newest one.
-            QuotaExceeded: The version is to be pinned, and the adapter has no free pin.
+            QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
         """
         return (self._rings.get(adapter) or self._new_ring(adapter)).match(version, digest, is_pinned=is_pinned)
 
@@ -95,7 +95,7 @@ class Catalogue:
         """Return a checkpoint of the key's tenant, or a public one of another tenant with the same run and name.
 
         Raises:
-            CheckpointNotFound: Neither exists, or it has expired.
+            CheckpointNotFound: Neither exists, or the one that exists has expired.
         """
         if self.exists(key, now=now):
             return self.checkpoint(key, now=now)
@@ -109,9 +109,9 @@ class Catalogue:
     def match_checkpoint(
         self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime, request_id: str = ''
     ) -> Checkpoint | None:
-        """Return the checkpoint if it exists with the same digest and request; None if it may be written.
+        """Return the checkpoint if it exists with the same digest and request id; None if it may be written.
 
-        If one of the two requests has no id, only the digests are compared.
+        If the checkpoint or the new request has no request id, only the digests are compared.
 
         Raises:
             CheckpointExists: It exists with another digest or request, and overwriting is not allowed.
@@ -130,7 +130,7 @@ class Catalogue:
     def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add or replace a checkpoint."""
         self._checkpoints.setdefault(checkpoint.key.adapter.tenant_id, {})[checkpoint.key] = checkpoint
-        self._note_public(checkpoint.key, is_public=checkpoint.is_public)
+        self._index_public(checkpoint.key, is_public=checkpoint.is_public)
         self.changes.record(checkpoint.key, is_deletion=False)
 
     def remove_checkpoint(self, key: CheckpointKey) -> None:
@@ -138,7 +138,7 @@ class Catalogue:
         del tenant_checkpoints[key]
         if not tenant_checkpoints:
             del self._checkpoints[key.adapter.tenant_id]
-        self._note_public(key, is_public=False)
+        self._index_public(key, is_public=False)
         self.changes.record(key, is_deletion=True)
 
     def checkpoints(self, tenant_id: str, *, adapter_id: str, now: datetime) -> list[Checkpoint]:
@@ -158,7 +158,7 @@ class Catalogue:
         return found is not None and not found.is_expired(now)
 
     def is_expired(self, key: CheckpointKey, *, now: datetime) -> bool:
-        """Return whether a checkpoint has expired but was not deleted yet."""
+        """Return whether a checkpoint has expired but has not been deleted yet."""
         found = self.find(key)
         return found is not None and found.is_expired(now)
 
@@ -171,7 +171,7 @@ class Catalogue:
         for tenant_checkpoints in self._checkpoints.values():
             yield from tenant_checkpoints.values()
 
-    def _note_public(self, key: CheckpointKey, *, is_public: bool) -> None:
+    def _index_public(self, key: CheckpointKey, *, is_public: bool) -> None:
         if is_public:
             self._public[key.checkpoint_id] = key
         elif self._public.get(key.checkpoint_id) == key:

@@ -1,7 +1,8 @@
-"""A log of changed checkpoints for followers.
+"""A log of changed checkpoints for the streams that follow them.
 
-The log keeps only the last change of each checkpoint, so that its size does not depend on slow followers, and they
-still see every final state. Deletions are kept up to a limit; a follower that is further behind must start again.
+The log keeps only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
+follower still receives the last state of every checkpoint. The number of deletions in the log is limited; a follower
+that has missed a dropped deletion must start again.
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from services.kit.errors import Aborted, AlreadyExists, domain_error
     'VERSION_CONFLICT', 'adapter {adapter_id!r} has version {version} already, or a newer one; publish a later number'
 )
 class VersionConflict(Aborted):
-    """The version is neither newer than all others nor a repeat of an existing one."""
+    """The version is neither newer than all others nor identical to an existing one."""
 
     adapter_id: str
     version: int
@@ -22,7 +22,7 @@ class CheckpointExists(AlreadyExists):
 
 @domain_error('ID_TAKEN', 'another checkpoint {id!r} is public; save this one under another name')
 class CheckpointIdTaken(AlreadyExists):
-    """Another tenant's checkpoint with that path is public; the error does not reveal whose."""
+    """Another tenant's checkpoint with that path is public; the error does not reveal the tenant."""
 
     id: str
     kind: str = 'checkpoint'

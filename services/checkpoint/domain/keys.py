@@ -1,6 +1,6 @@
 """Keys of versions and checkpoints. The tenant is part of every key.
 
-Since no lookup works without a tenant, a state of another tenant cannot be found by mistake.
+Since every lookup needs a tenant, a state of another tenant cannot be found by mistake.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Records of versions and checkpoints, which the store keeps beside the weights."""
+"""Records of versions and checkpoints, which the store saves with the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ class AdapterVersion:
 
     adapter: AdapterKey
     version: int
-    """Number of the version, ascending within the adapter from 1."""
+    """Number of the version; an adapter's versions are numbered in ascending order from 1."""
     digest: str
-    """blake3 of its state, hexadecimal."""
+    """Hexadecimal blake3 digest of its state."""
     size_bytes: int
     is_pinned: bool
     """Whether the version is kept until it is unpinned."""
@@ -37,7 +37,7 @@ class Checkpoint:
     """Whether training can resume from the checkpoint."""
     size_bytes: int
     digest: str
-    """blake3 of its state, hexadecimal."""
+    """Hexadecimal blake3 digest of its state."""
     step_count: int
     """Number of optimizer steps before it was saved."""
     folder: str
@@ -63,8 +63,8 @@ class Checkpoint:
 class NewestMark:
     """The highest version number of an adapter, recorded when that version is collected.
 
-    Without it, version numbers would restart, and a sampler could confuse a new version with an old one that it has in
-    memory.
+    Without this record, version numbers would restart, and a sampler could confuse a new version with an old one that
+    it still has in memory.
     """
 
     adapter: AdapterKey
@@ -72,4 +72,4 @@ class NewestMark:
 
 
 Record = AdapterVersion | Checkpoint
-"""Record of a state that a store keeps beside the weights."""
+"""Record that a store saves with the weights of a state."""

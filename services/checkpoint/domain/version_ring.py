@@ -1,7 +1,7 @@
 """The versions of one adapter: the newest ones up to a capacity, and the pinned ones.
 
-The newest version is never evicted, so that version numbers stay ascending after a restart. Only the collection of
-unused versions removes it, and records its number.
+The newest version is never evicted, so that version numbers continue to ascend after a restart. Only the collection of
+unused versions removes it, and it records the number first.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ class VersionRing:
         """Create an empty ring.
 
         Args:
-            adapter: Adapter that the versions belong to.
+            adapter: Adapter to which the versions belong.
             capacity: Maximum number of unpinned versions, at least 1.
             pin_limit: Maximum number of pinned versions.
         """
@@ -58,16 +58,16 @@ class VersionRing:
 
         Raises:
             VersionConflict: The version has another digest, or is older than the newest one.
-            QuotaExceeded: The version is to be pinned, and there is no free pin.
+            QuotaExceeded: The request pins the version, and the adapter has the maximum number of pins.
         """
         if version > self._highest:
             if is_pinned:
                 self._check_pins()
             return None
-        held = self._versions.get(version)
-        if held is None or held.digest != digest:
+        existing = self._versions.get(version)
+        if existing is None or existing.digest != digest:
             raise VersionConflict(self._adapter.adapter_id, version)
-        return held
+        return existing
 
     def add(self, version: AdapterVersion) -> list[AdapterVersion]:
         """Add a version and return the versions that it evicts, oldest first."""
@@ -84,12 +84,12 @@ class VersionRing:
 
         Raises:
             VersionNotFound: The version is not in the ring.
-            QuotaExceeded: There is no free pin.
+            QuotaExceeded: The adapter has the maximum number of pins.
         """
-        held = self.get(version)
-        if is_pinned and not held.is_pinned:
+        current = self.get(version)
+        if is_pinned and not current.is_pinned:
             self._check_pins()
-        return replace(held, is_pinned=is_pinned)
+        return replace(current, is_pinned=is_pinned)
 
     def check_removable(self, version: int) -> AdapterVersion:
         """Return a version after checking that it may be removed.
@@ -98,12 +98,12 @@ class VersionRing:
             VersionNotFound: The version is not in the ring.
             InUse: The version is pinned or the newest.
         """
-        held = self.get(version)
-        if held.is_pinned:
-            raise InUse('version', str(held.version), 'its pin')
-        if held == self.newest:
-            raise InUse('version', str(held.version), 'samplers, as the newest')
-        return held
+        found = self.get(version)
+        if found.is_pinned:
+            raise InUse('version', str(found.version), 'its pin')
+        if found == self.newest:
+            raise InUse('version', str(found.version), 'samplers, as the newest')
+        return found
 
     def remove(self, version: int) -> None:
         """Remove a version from the ring."""
@@ -115,5 +115,5 @@ class VersionRing:
         return [self._versions.pop(number) for number in unpinned[: -self._capacity]]
 
     def _check_pins(self) -> None:
-        if sum(held.is_pinned for held in self._versions.values()) >= self._pin_limit:
+        if sum(version.is_pinned for version in self._versions.values()) >= self._pin_limit:
             raise QuotaExceeded('pinned_versions', self._pin_limit)

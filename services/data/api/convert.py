@@ -1,4 +1,4 @@
-"""Conversion of datasets, uploads and pages, with every check of their fields."""
+"""Converts datasets, uploads and pages, and checks all their fields."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal

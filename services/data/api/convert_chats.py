@@ -1,4 +1,4 @@
-"""Conversion between chats and rows; user data of a chat becomes a column of its row."""
+"""Converts between chats and rows; the user data of a chat becomes a column of its row."""
 
 import json
 
@@ -16,7 +16,7 @@ def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
 
     Args:
         trajectory: The chat.
-        field: Field path of the chat, which begins the field path of an error.
+        field: Field path of the chat; prefix of the field paths in errors.
 
     Raises:
         InvalidField: A part of the chat is empty, malformed or not supported.

@@ -1,4 +1,4 @@
-"""Conversion of loaders, cursors and batches, with every check of their fields."""
+"""Converts loaders, cursors and batches, and checks all their fields."""
 
 from collections.abc import AsyncIterator
 

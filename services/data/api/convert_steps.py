@@ -1,4 +1,4 @@
-"""Conversion of a dataset's steps, with every check of their fields."""
+"""Converts a dataset's steps, and checks all their fields."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""The contract's services. Each method converts the request, awaits the use case, and converts the result."""
+"""Servicers of the data service. Each method converts the request, calls the application, and converts the result."""
 
 # ruff: noqa: N802 (the contract names and describes the methods)
 
@@ -121,7 +121,7 @@ class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
 
 
 def make_endpoints(datasets: DatasetServicer, loaders: LoaderServicer) -> list[Endpoint]:
-    """Return the contract's services that this server offers."""
+    """Return the gRPC services that this server offers."""
     return [
         Endpoint(
             dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'],

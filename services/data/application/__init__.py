@@ -1,3 +1,3 @@
-"""The use cases of the data service: a class for each resource, with a method for each verb."""
+"""Use cases of the data service: one class for each resource, with one method for each operation."""
 
 __all__: list[str] = []

@@ -70,7 +70,7 @@ class DatasetLimits:
     datasets: int
     """Maximum number of datasets."""
     queue_length: int
-    """Maximum number of requests that wait for another change to end."""
+    """Maximum number of requests that wait for another change to finish."""
 
 
 class Datasets:
@@ -93,7 +93,7 @@ class Datasets:
             QuotaExceeded, QueueFull: The tenant has too many datasets, rows or waiting requests.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step comes before a step that it needs.
+            DatasetNotReady: A step precedes a step that it requires.
         """
         require_scope(caller, 'data')
         async with self._locks.hold(caller.tenant_id):
@@ -111,15 +111,17 @@ class Datasets:
             return await self._store.save(dataset, table)
 
     async def apply(self, caller: Caller, request: ApplyRequest) -> Dataset:
-        """Apply all steps or none, and return the changed dataset; a repeated request changes nothing.
+        """Apply all steps, and return the changed dataset. If a step fails, the dataset is unchanged.
+
+        A repeated request returns the dataset without another change.
 
         Raises:
             DatasetNotFound: The tenant has no such dataset.
             RequestIdReused: An earlier request with this id had other content.
-            InUse: A loader reads the dataset.
+            InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
             InvalidField: A row or an argument is invalid.
-            DatasetNotReady: A step comes before a step that it needs.
+            DatasetNotReady: A step precedes a step that it requires.
             HubIdNotFound: The template's model was not found.
         """
         dataset_of(self._store, caller, request.dataset_id)
@@ -133,7 +135,7 @@ class Datasets:
             self._check_unused(dataset)
             table = await self._engine.apply(await self._store.load(dataset), request.steps)
             changed = dataset.changed(table, request.steps, (request.request_id, request.fingerprint))
-            # A loader may have been opened in the meantime, and its batches must not change.
+            # A loader may have been opened while the steps were applied, and its batches must not change.
             self._check_unused(dataset)
             return await self._store.save(changed, table)
 
@@ -180,7 +182,7 @@ class Datasets:
 
         Raises:
             DatasetNotFound: The tenant has no such dataset.
-            InUse: A loader reads the dataset.
+            InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
         """
         dataset_of(self._store, caller, dataset_id)

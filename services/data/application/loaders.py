@@ -19,7 +19,7 @@ from twinkle.dataloader import epoch_order
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """A request to open a loader; the fields have the meaning of the fields of `Loader`."""
+    """A request to open a loader; see `Loader` for the meaning of the fields."""
 
     request_id: str
     fingerprint: str
@@ -44,7 +44,7 @@ class StreamStart:
 
 @dataclass(frozen=True)
 class Credits:
-    """A reader's permission to send more batches."""
+    """Permission of the reader to send more batches."""
 
     count: int
     """Number of additional batches, 1 to `MAX_CREDITS`."""
@@ -72,7 +72,7 @@ class Loaders:
     """Opens, reads and closes loaders."""
 
     def __init__(self, store: DatasetStore, loaders: LoaderStore, engine: RowEngine, *, limit: int) -> None:
-        """Create the use case; each tenant may have at most `limit` open loaders."""
+        """Allow each tenant to have at most `limit` open loaders."""
         self._store, self._loaders, self._engine, self._limit = store, loaders, engine, limit
 
     async def open(self, caller: Caller, request: OpenRequest) -> Loader:
@@ -117,10 +117,10 @@ class Loaders:
     ) -> AsyncGenerator[Batch | End]:
         """Yield one batch per credit, and one `End` after the last batch.
 
-        Requests are read only while no credit is left, so that at most `MAX_CREDITS` batches are in transit to the
-        reader; further requests wait in the transport. After `End` the stream waits until the reader closes its side,
-        and ignores further requests. A reader that closes its side early receives the batches of its credits and no
-        `End`.
+        The next request is read only when all credits are used, so that at most `MAX_CREDITS` batches are in transit to
+        the reader; further requests wait in the transport. After `End` the stream waits until the reader closes its
+        side, and ignores further requests. A reader that closes its side early receives the batches of its credits but
+        no `End`.
 
         Raises:
             StreamOutOfOrder: The first request is not a start, or a start is repeated.
@@ -174,18 +174,18 @@ class _BatchStream:
         self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     async def follow(self, requests: AsyncIterator[StreamStart | Credits]) -> AsyncGenerator[Batch | End]:
-        allowed = 0
+        credit_count = 0
         while self._loader.end_row is None or self._consumed < self._loader.end_row:
-            if allowed == 0:
+            if credit_count == 0:
                 request = await anext(requests, None)
                 if request is None:
                     return
-                allowed = _granted(request)
-            allowed -= 1
+                credit_count = _credit_count(request)
+            credit_count -= 1
             yield await self._next_batch()
         yield End(self._loader.cursor_at(self._consumed), max(self._epoch, 0))
-        # Some clients report a transport error if the stream ends while they still send credits, so the reader
-        # ends the stream.
+        # Some clients report a transport error if the server ends the stream while they are still sending credits, so
+        # the server waits until the reader ends it.
         async for _ in requests:
             continue
 
@@ -202,7 +202,7 @@ class _BatchStream:
         return Batch(rows, self._loader.cursor_at(self._consumed), epoch, self._is_trajectory_included)
 
 
-def _granted(request: StreamStart | Credits) -> int:
+def _credit_count(request: StreamStart | Credits) -> int:
     if not isinstance(request, Credits):
         raise StreamOutOfOrder('credits')
     if not 1 <= request.count <= MAX_CREDITS:

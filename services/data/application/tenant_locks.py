@@ -19,23 +19,23 @@ class TenantLocks:
         """Allow at most `queue_limit` changes of a tenant to wait."""
         self._queue_limit = queue_limit
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._present: Counter[str] = Counter()
+        self._change_counts: Counter[str] = Counter()
         """Number of running and waiting changes by tenant."""
 
     @asynccontextmanager
     async def hold(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait for the tenant's lock and hold it.
+        """Wait for the tenant's lock and hold it inside the context.
 
         Raises:
             QueueFull: Too many changes of the tenant are waiting.
         """
-        waiting = self._present[tenant_id]
-        if waiting > self._queue_limit:
-            raise QueueFull(waiting, self._queue_limit)
-        self._present[tenant_id] += 1
+        count = self._change_counts[tenant_id]
+        if count > self._queue_limit:
+            raise QueueFull(count, self._queue_limit)
+        self._change_counts[tenant_id] += 1
         try:
             async with self._locks.setdefault(tenant_id, asyncio.Lock()):
                 yield
         finally:
-            self._present[tenant_id] -= 1
-            self._present += Counter()  # removes the zeros
+            self._change_counts[tenant_id] -= 1
+            self._change_counts += Counter()  # removes counts of zero

@@ -1,4 +1,4 @@
-"""Uploads of files, each received over one or several streams."""
+"""Uploads of files, each received in one or several streams."""
 
 from collections.abc import AsyncIterator
 
@@ -21,7 +21,7 @@ class Uploads:
             ScopeMissing: The key may not use datasets.
             StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
             InvalidField: The file is too large, or a chunk exceeds the size in the header.
-            InUse: Another stream sends this upload.
+            InUse: Another stream is sending this upload.
         """
         require_scope(caller, 'data')
         header = await anext(parts, None)

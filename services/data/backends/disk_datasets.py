@@ -1,7 +1,7 @@
-"""Datasets on the local disk: a folder for each dataset, with a record and the rows of its revision.
+"""Stores datasets on the local disk: a folder for each dataset, with a record and the rows of its revision.
 
-The rows of a new revision are written beside the old ones, and become current when the record is replaced. The next
-start removes everything that a crash left incomplete.
+The rows of a new revision are written to a new folder, and become current when the record is replaced. The next start
+removes all files that a crash left incomplete.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class DiskDatasets:
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        # A cancelled caller must not leave the index different from the disk.
+        # The index must match the disk even if the caller is cancelled.
         return await asyncio.shield(self._save(dataset, table))
 
     async def load(self, dataset: Dataset) -> Table:
@@ -59,7 +59,7 @@ class DiskDatasets:
         return DiskRows(RowFiles(self._rows_of(dataset)), self._threads)
 
     async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
-        """Return the dataset as a file, which the first call writes."""
+        """Return the dataset as a file; the first call writes it."""
         path = self._rows_of(dataset) / f'export.{file_format}'
         try:
             if not path.exists():

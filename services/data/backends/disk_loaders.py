@@ -1,4 +1,4 @@
-"""Open loaders on the local disk, so that their cursors remain valid after a restart."""
+"""Stores open loaders on the local disk, so that their cursors remain valid after a restart."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class DiskLoaders:
         return [loader for loader in self._known.values() if loader.tenant_id == tenant_id]
 
     async def save(self, loader: Loader) -> None:
-        # The loader is added before it is written, so that a repeated request finds it in the meantime.
+        # The loader is added before it is written, so that a repeated request finds it during the write.
         self._known[loader.loader_id] = loader
         await self._threads.run(self._records.write, self._path(loader.loader_id), loader)
 

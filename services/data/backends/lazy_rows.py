@@ -1,4 +1,4 @@
-"""Lazy datasets: rows are stored unchanged, and steps are applied to each row when it is read."""
+"""Lazy datasets, whose rows are stored unchanged: steps are applied to each row when it is read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ TemplateOf = Callable[[TemplateStep], Template]
 
 
 def apply_lazily(table: Table, steps: Sequence[Step], template_of: TemplateOf) -> Table:
-    """Apply filters to the rows, and make all other steps pending after checking everything but the rows.
+    """Apply the filters now, and make all other steps pending after checking their arguments and order.
 
     Raises:
         InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: A step cannot be applied to this table.
@@ -51,7 +51,7 @@ def _with_step(table: Table, step: Step, template_of: TemplateOf) -> Table:
         case FilterStep():
             return _filtered(table, step, template_of)
         case MapStep() | EncodeStep() | CheckStep():
-            # This call refuses an invalid step; it does not touch the rows.
+            # This call raises if the step is invalid; it does not read the rows.
             _add(_view(table, template_of), step)
             is_encoded = table.is_encoded or isinstance(step, EncodeStep)
             return replace(table, pending=(*table.pending, step), is_encoded=is_encoded)
@@ -110,6 +110,6 @@ class LazyReader:
             with step_errors(0, self._dataset.pending[-1], Table(rows=[])):
                 return as_stored(view[position])
         except InvalidField as error:
-            # The error names the row's position in the batch; its owner needs the index in the dataset.
+            # The error names the row's position in the batch; the dataset's owner needs the index in the dataset.
             field = error.field.replace(f'rows[{position}]', f'rows[{index}]', 1)
             raise InvalidField(field, error.problem) from error

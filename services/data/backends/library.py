@@ -1,4 +1,4 @@
-"""The row engine: the component library reads rows and applies steps to them."""
+"""The row engine, which uses the component library to read rows and to apply steps to them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -31,7 +31,7 @@ from twinkle.preprocessor import build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 
 _REPORTED_ROWS = 20
-"""Maximum number of rows that the warnings of a check name."""
+"""Maximum number of rows that a check names in its warnings."""
 
 
 class LibraryEngine:
@@ -46,7 +46,7 @@ class LibraryEngine:
             threads: Threads in which rows are read and changed.
             base_models: Models that may be folders.
             local_roots: Folders whose files may be read as datasets by path.
-            template_cache: Number of templates that are kept in memory.
+            template_cache: Maximum number of templates in memory.
         """
         self._threads = threads
         self._base_models = frozenset(base_models)

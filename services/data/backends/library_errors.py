@@ -1,4 +1,4 @@
-"""Conversion of the component library's errors to the service's errors."""
+"""Converts the component library's errors to the service's errors."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
 
     Args:
         field: Field path of the source in the request.
-        hub_id: Hub id that the source names, if any.
+        hub_id: Hub id of the source; empty if it has none.
 
     Raises:
         HubIdNotFound: The hub id cannot be resolved.

@@ -1,4 +1,4 @@
-"""Records as JSON files, which are replaced atomically."""
+"""Stores records as JSON files, which are replaced atomically."""
 
 import os
 from collections.abc import Iterator

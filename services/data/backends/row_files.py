@@ -19,7 +19,7 @@ from twinkle.dataset.files import plain
 
 _DTYPES = {name: np.float32 if name == 'loss_weights' else np.int32 for name in TOKEN_COLUMNS}
 _IMPLIED_COLUMNS = ('attention_mask', 'length')
-"""Columns that follow from the number of tokens and are not stored."""
+"""Columns that are computed from the number of tokens and are therefore not stored."""
 _LINES, _LINE_OFFSETS, _TOKEN_OFFSETS = 'rows.jsonl', 'row_offsets.npy', 'token_offsets.npy'
 
 
@@ -43,7 +43,7 @@ def write_rows(folder: Path, table: Table) -> str:
         _save(folder / _TOKEN_OFFSETS, np.append(np.int64(0), np.cumsum(lengths)))
         digest.update(lengths.tobytes())
     for name in tokens:
-        flat = _flat(table, name)
+        flat = _concatenated(table, name)
         _save(folder / f'{name}.npy', flat)
         digest.update(flat.tobytes())
     return digest.hexdigest()
@@ -99,11 +99,11 @@ def _token_columns(table: Table) -> list[str]:
     if not table.is_encoded or not table.rows:
         return []
     names = [name for name in TOKEN_COLUMNS if name in table.rows[0]]
-    # Positions count from 0 unless samples are packed, and are then not stored.
+    # Positions are stored only for packed samples. In other rows they count from 0.
     return names if table.is_packed else [name for name in names if name != 'position_ids']
 
 
-def _flat(table: Table, name: str) -> npt.NDArray[Any]:
+def _concatenated(table: Table, name: str) -> npt.NDArray[Any]:
     columns = [np.asarray(row[name], dtype=_DTYPES[name]) for row in table.rows]
     return np.concatenate(columns)
 

@@ -12,8 +12,8 @@ Row = dict[str, Any]
 TOKEN_COLUMNS = ('input_ids', 'labels', 'position_ids', 'loss_weights', 'completion_mask')
 """Columns that encoding adds, with one number per token. A loader sends these columns; the chat of a row omits them."""
 
-_REMEMBERED_REQUESTS = 256
-"""Number of recent requests by which a dataset recognizes a repeated request."""
+_MAX_REQUESTS = 256
+"""Maximum number of recent requests that a dataset stores, in order to recognize repeated requests."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class Dataset:
     """Digest of everything that a loader reads; set by the store of the rows."""
 
     def fingerprint_of(self, request_id: str) -> str | None:
-        """Return the fingerprint of an earlier request; None if the dataset does not know the request id."""
+        """Return the fingerprint of an earlier request; None if the dataset has no request with this id."""
         return dict(self.requests).get(request_id)
 
     def changed(self, table: Table, steps: tuple[Step, ...], request: tuple[str, str]) -> 'Dataset':
@@ -91,7 +91,7 @@ class Dataset:
             pending=table.pending,
             steps=(*self.steps, *steps),
             warnings=(*self.warnings, *table.warnings),
-            requests=(*self.requests, request)[-_REMEMBERED_REQUESTS:],
+            requests=(*self.requests, request)[-_MAX_REQUESTS:],
             revision=self.revision + 1,
         )
 

@@ -21,7 +21,7 @@ class LoaderNotFound(NotFound):
 
 @domain_error('DATASET_NOT_READY', '{problem}')
 class DatasetNotReady(FailedPrecondition):
-    """A step that is needed before is missing, or the step was already applied."""
+    """A required earlier step is missing, or the step was already applied."""
 
     dataset_id: str
     """Id of the dataset; empty while it is being created."""
@@ -30,7 +30,7 @@ class DatasetNotReady(FailedPrecondition):
     problem: str
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the dataset and the step; the problem is in the message."""
+        """Return the dataset id and the missing step, where set; the message contains the problem."""
         known = {'datasetId': self.dataset_id, 'needs': self.needs}
         return {name: value for name, value in known.items() if value}
 

@@ -1,4 +1,4 @@
-"""Loaders, and cursors: positions in the sequence of rows that a loader reads."""
+"""Loaders and their cursors. A cursor is a position in the sequence of rows that a loader reads."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Cursor:
     consumed_rows: int
     """Number of rows before the position, counted over all epochs."""
     state: bytes
-    """Digest of the count, the rows and their order; empty for a bare count."""
+    """Digest of the count, the rows and their order; empty if the cursor has only the count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +34,15 @@ class Loader:
     shuffle_seed: int | None
     """Seed of the order of rows; None for the order of the dataset."""
     epoch_count: int
-    """Number of passes over the dataset; 0 for an unlimited number."""
+    """Number of passes over the dataset; 0 if it is unlimited."""
     is_last_partial_dropped: bool
-    """Whether an epoch omits a last batch that is not full."""
+    """Whether each epoch omits its last batch if the batch is not full."""
     request_id: str
     fingerprint: str
 
     @property
     def epoch_rows(self) -> int:
-        """Number of rows of one epoch, without those of an omitted last batch."""
+        """Number of rows of one epoch, without the rows of an omitted last batch."""
         return self.row_count - self.row_count % self.batch_size if self.is_last_partial_dropped else self.row_count
 
     @property
@@ -63,10 +63,11 @@ class Loader:
         """Return the number of rows before a cursor.
 
         A cursor fits every loader that reads the same content in the same batches and order, so another program can
-        continue a run with a different loader. A bare count, as stored in a checkpoint, fits if a batch begins there.
+        continue a run with a different loader. A cursor without a digest, as stored in a checkpoint, fits if a batch
+        begins at its row.
 
         Raises:
-            InvalidField: The cursor belongs to another content, batch size or order, or was changed.
+            InvalidField: The cursor belongs to other content, another batch size or another order, or was modified.
         """
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)

@@ -20,7 +20,7 @@ class HubSource:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """Rows, or chats as rows, that the request contains."""
+    """Rows in the request itself; chats are converted to rows."""
 
     rows: Sequence[dict[str, Any]]
 
@@ -35,7 +35,7 @@ class UploadSource:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureSource:
-    """Several datasets, combined."""
+    """A combination of several datasets."""
 
     dataset_ids: tuple[str, ...]
     is_interleaved: bool = False

@@ -1,4 +1,4 @@
-"""The AdapterService: create, find, park and watch adapters."""
+"""Servicer of AdapterService, which creates, finds, parks and watches adapters."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Context = grpc.aio.ServicerContext
 
 
 class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
-    """Converts messages and calls the service's verbs."""
+    """Converts messages and calls the application."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
-    async def CreateAdapter(  # noqa: N802 - the contract's name
+    async def CreateAdapter(  # noqa: N802 - name of the RPC
         self, request: wire.CreateAdapterRequest, context: Context[Any, Any]
     ) -> wire.CreateAdapterResponse:
         adapter = await self._service.create_adapter(current_caller(), create_request_from_proto(request))
         warnings = self._service.create_adapter.warnings_of(adapter.adapter_id)
         return wire.CreateAdapterResponse(adapter=self._message(adapter), warnings=warnings)
 
-    async def GetAdapter(  # noqa: N802 - the contract's name
+    async def GetAdapter(  # noqa: N802 - name of the RPC
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]
     ) -> wire.GetAdapterResponse:
         adapter = self._service.directory.get(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.GetAdapterResponse(adapter=self._message(adapter))
 
-    async def ListAdapters(  # noqa: N802 - the contract's name
+    async def ListAdapters(  # noqa: N802 - name of the RPC
         self, request: wire.ListAdaptersRequest, context: Context[Any, Any]
     ) -> wire.ListAdaptersResponse:
         caller, session_id = current_caller(), session_id_from_proto(request.session_id)
@@ -59,13 +59,13 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
             response.next_page_token = page_token_after(sort_key(adapters[page.size - 1]), query=query)
         return response
 
-    async def DeleteAdapter(  # noqa: N802 - the contract's name
+    async def DeleteAdapter(  # noqa: N802 - name of the RPC
         self, request: wire.DeleteAdapterRequest, context: Context[Any, Any]
     ) -> wire.DeleteAdapterResponse:
         await self._service.delete_adapter(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.DeleteAdapterResponse()
 
-    async def ParkAdapter(  # noqa: N802 - the contract's name
+    async def ParkAdapter(  # noqa: N802 - name of the RPC
         self, request: wire.ParkAdapterRequest, context: Context[Any, Any]
     ) -> wire.ParkAdapterResponse:
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
@@ -73,12 +73,12 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         adapter = await self._service.park_adapter(current_caller(), adapter_id, save_prefix=prefix)
         return wire.ParkAdapterResponse(adapter=self._message(adapter))
 
-    async def Estimate(  # noqa: N802 - the contract's name
+    async def Estimate(  # noqa: N802 - name of the RPC
         self, request: wire.EstimateRequest, context: Context[Any, Any]
     ) -> wire.EstimateResponse:
         return cost_to_proto(await self._service.estimate(current_caller(), estimate_request_from_proto(request)))
 
-    async def WatchAdapters(  # noqa: N802 - the contract's name
+    async def WatchAdapters(  # noqa: N802 - name of the RPC
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchAdaptersResponse]:
         async with aclosing(self._service.directory.watch(current_caller(), request.resume_token)) as events:

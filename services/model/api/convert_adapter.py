@@ -1,4 +1,4 @@
-"""Converts requests about adapters and estimates. Every error names its field."""
+"""Converts requests for adapters and estimates. Every error names its field."""
 
 import re
 from collections.abc import Mapping
@@ -58,10 +58,10 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
 
 
 def session_id_from_proto(session_id: str) -> str:
-    """Return a session id; empty for none.
+    """Return a session id, which may be empty.
 
     Raises:
-        InvalidField: It is too long.
+        InvalidField: The id is too long.
     """
     if len(session_id) > _SESSION_ID:
         raise InvalidField('session_id', f'must have at most {_SESSION_ID} characters')
@@ -69,21 +69,21 @@ def session_id_from_proto(session_id: str) -> str:
 
 
 def save_prefix_from_proto(prefix: str) -> str:
-    """Return the prefix of a checkpoint's name; empty if not set.
+    """Return the prefix of a checkpoint's name, which may be empty.
 
     Raises:
-        InvalidField: It is malformed.
+        InvalidField: The prefix is malformed.
     """
     if prefix and not _SAVE_PREFIX.fullmatch(prefix):
         raise InvalidField(
-            'save_prefix', "must be up to 64 letters, digits, '.', '_' and '-', not starting with a sign"
+            'save_prefix', "must be up to 64 letters, digits, '.', '_' and '-', starting with a letter or digit"
         )
     return prefix
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > _MAX_METADATA:
-        raise InvalidField('user_metadata', f'must hold at most {_MAX_METADATA} labels')
+        raise InvalidField('user_metadata', f'must have at most {_MAX_METADATA} labels')
     for name, value in labels.items():
         if len(name) > _LABEL_NAME:
             raise InvalidField('user_metadata', f'must have names of at most {_LABEL_NAME} characters')
@@ -92,7 +92,7 @@ def _check_labels(labels: Mapping[str, str]) -> None:
 
 
 def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
-    """Return the names of the parameters to train; empty for all.
+    """Return the names of the parameters to train; an empty tuple stands for all parameters.
 
     Raises:
         InvalidField: A name is empty or repeated.

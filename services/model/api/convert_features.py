@@ -13,7 +13,7 @@ from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, Strea
 
 _INTEGERS = ('int32', 'int64')
 _FLOATS = ('float32',)
-_STREAMS: dict[str, tuple[str, ...]] = {
+_PER_TOKEN: dict[str, tuple[str, ...]] = {
     'position_ids': _INTEGERS,
     'loss_weights': _FLOATS,
     'advantages': _FLOATS,
@@ -25,11 +25,11 @@ _STREAMS: dict[str, tuple[str, ...]] = {
 
 
 def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_size: int) -> list[InputFeature]:
-    """Convert the examples of a batch; empty if they must still be fetched from a loader.
+    """Convert the examples of a batch. The list is empty if they must still be fetched from a loader.
 
     Args:
         batch: The message.
-        field: Its path, for errors.
+        field: Field path of the message, for errors.
         vocabulary_size: Upper bound of token ids and labels, exclusive.
 
     Raises:
@@ -71,7 +71,7 @@ def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:
 
 def _features(batch: input_feature_pb2.FeatureBatch, field: str, vocabulary_size: int) -> list[InputFeature]:
     if not batch.features:
-        raise InvalidField(field, 'must hold at least one example')
+        raise InvalidField(field, 'must have at least one example')
     return [_feature(message, f'{field}[{index}]', vocabulary_size) for index, message in enumerate(batch.features)]
 
 
@@ -93,36 +93,36 @@ def _feature(message: input_feature_pb2.InputFeature, field: str, vocabulary_siz
             raise InvalidField(f'{field}.{name}', 'must be set')
     ids = tensor_from_proto(message.input_ids, f'{field}.input_ids', dtypes=_INTEGERS, dimensions=1)
     if not len(ids):
-        raise InvalidField(f'{field}.input_ids', 'must hold at least one token')
+        raise InvalidField(f'{field}.input_ids', 'must have at least one token')
     _check_range(ids, f'{field}.input_ids', vocabulary_size)
-    labels = _stream(message.labels, f'{field}.labels', _INTEGERS, len(ids))
+    labels = _per_token(message.labels, f'{field}.labels', _INTEGERS, len(ids))
     _check_range(labels[labels != IGNORE_INDEX], f'{field}.labels', vocabulary_size)
     feature = InputFeature(input_ids=ids, labels=labels, length=len(ids))
     present = {descriptor.name: tensor for descriptor, tensor in message.ListFields()}
-    for name, dtypes in _STREAMS.items():
+    for name, dtypes in _PER_TOKEN.items():
         if name in present:
-            feature[name] = _stream(present[name], f'{field}.{name}', dtypes, len(ids))
+            feature[name] = _per_token(present[name], f'{field}.{name}', dtypes, len(ids))
     for name, tensor in sorted(message.extra_tensors.items()):
-        feature[name] = _extra(name, tensor, f'{field}.extra_tensors', len(ids), vocabulary_size)
+        feature[name] = _extra_tensor(name, tensor, f'{field}.extra_tensors', len(ids), vocabulary_size)
     return feature
 
 
-def _stream(tensor: tensor_pb2.Tensor, field: str, dtypes: tuple[str, ...], length: int) -> np.ndarray:
+def _per_token(tensor: tensor_pb2.Tensor, field: str, dtypes: tuple[str, ...], length: int) -> np.ndarray:
     array = tensor_from_proto(tensor, field, dtypes=dtypes, dimensions=1)
     if len(array) != length:
         raise InvalidField(f'{field}.shape', f'must be as long as input_ids ({length}), got {len(array)}')
     return array
 
 
-def _extra(name: str, tensor: tensor_pb2.Tensor, field: str, length: int, vocabulary_size: int) -> np.ndarray:
+def _extra_tensor(name: str, tensor: tensor_pb2.Tensor, field: str, length: int, vocabulary_size: int) -> np.ndarray:
     spec = EXTRA_STREAMS.get(name)
     if spec is None:
         known = ', '.join(sorted(EXTRA_STREAMS))
         raise InvalidField(f'{field}[{name!r}]', f'is not read by any loss; known names are {known}')
-    return _read_extra(spec, tensor, f'{field}[{name!r}]', length, vocabulary_size)
+    return _extra_array(spec, tensor, f'{field}[{name!r}]', length, vocabulary_size)
 
 
-def _read_extra(
+def _extra_array(
     spec: StreamSpec, tensor: tensor_pb2.Tensor, field: str, length: int, vocabulary_size: int
 ) -> np.ndarray:
     is_id = spec.kind == 'id'

@@ -11,7 +11,7 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2
 
 _DEFAULT_WAIT = timedelta(seconds=20)
-_LONGEST_WAIT = timedelta(hours=1)
+_MAX_WAIT = timedelta(hours=1)
 
 
 def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Operation:
@@ -19,7 +19,7 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
 
     Args:
         message: The message.
-        field: Its path, for errors.
+        field: Field path of the message, for errors.
         vocabulary_size: Upper bound of token ids, exclusive.
 
     Raises:
@@ -48,7 +48,7 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
 
 
 def _fingerprint_without_batch(message: wire.Operation) -> str:
-    """Return the fingerprint of the operation as sent: without the batch that its loader and cursor refer to."""
+    """Return the fingerprint of the operation as sent, without the batch that was fetched from its loader."""
     bare = wire.Operation()
     bare.CopyFrom(message)
     getattr(bare, bare.WhichOneof('verb') or '').batch.loader.ClearField('loaded')
@@ -56,11 +56,11 @@ def _fingerprint_without_batch(message: wire.Operation) -> str:
 
 
 def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:
-    """Return how long to wait for an operation.
+    """Return the maximum time to wait for an operation.
 
     Raises:
         InvalidField: The timeout is negative or too long.
     """
     if not request.HasField('timeout'):
         return _DEFAULT_WAIT
-    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_LONGEST_WAIT)
+    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_MAX_WAIT)

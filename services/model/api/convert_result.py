@@ -69,7 +69,7 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
 
 
 def result_to_proto(result: domain.OperationResult | OperationFailure) -> operation_result_pb2.OperationResult:
-    """Convert a result, or a failure in a stream."""
+    """Convert the result of an operation, or its failure."""
     message = operation_result_pb2.OperationResult(adapter_id=result.adapter_id, sequence_number=result.sequence_number)
     if isinstance(result, OperationFailure):
         message.error.CopyFrom(status_from_error(result.error))

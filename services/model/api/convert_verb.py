@@ -1,4 +1,4 @@
-"""Converts the verbs of operations, one function each. Every error names its field."""
+"""Converts the verbs of operations, with one function for each verb. Every error names its field."""
 
 import math
 import re
@@ -20,7 +20,7 @@ _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
 def verb_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Verb:
-    """Convert an operation's verb; the arguments are those of `operation_from_proto`.
+    """Convert an operation's verb; see `operation_from_proto` for the arguments.
 
     Raises:
         InvalidField: A field is missing, malformed or out of range.
@@ -47,7 +47,7 @@ def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
 def _forward_only(message: wire.ForwardOnly, field: str, vocabulary_size: int) -> domain.ForwardOnly:
     features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
     return domain.ForwardOnly(
-        features=features, options=_options(message.options, f'{field}.options'), loss=_own_loss(message, field)
+        features=features, options=_options(message.options, f'{field}.options'), loss=_loss_of_batch(message, field)
     )
 
 
@@ -61,10 +61,10 @@ def _forward_backward(message: wire.ForwardBackward, field: str, vocabulary_size
     options = _options(message.options, f'{field}.options')
     if options.is_adapter_disabled:
         raise InvalidField(f'{field}.options.is_adapter_disabled', 'must be false: nothing would be trained')
-    return domain.ForwardBackward(features=features, options=options, loss=_own_loss(message, field))
+    return domain.ForwardBackward(features=features, options=options, loss=_loss_of_batch(message, field))
 
 
-def _own_loss(message: wire.ForwardOnly | wire.ForwardBackward, field: str) -> LossChoice | None:
+def _loss_of_batch(message: wire.ForwardOnly | wire.ForwardBackward, field: str) -> LossChoice | None:
     return loss_from_proto(message.loss, f'{field}.loss') if message.HasField('loss') else None
 
 
@@ -184,7 +184,7 @@ def _export_merged(message: wire.ExportMerged, field: str, vocabulary_size: int)
     return domain.ExportMerged(name=name_from_proto(message.name, f'{field}.name'))
 
 
-def _plain(
+def _without_fields(
     verb: type[domain.CalculateLoss | domain.ZeroGrad | domain.LrStep],
 ) -> Callable[[Any, str, int], domain.Verb]:
     """Return the converter of a verb without fields."""
@@ -204,13 +204,13 @@ def _check_positive(value: float, field: str) -> None:
 _VERBS: dict[str, Callable[[Any, str, int], domain.Verb]] = {
     'forward_only': _forward_only,
     'forward': _forward,
-    'calculate_loss': _plain(domain.CalculateLoss),
+    'calculate_loss': _without_fields(domain.CalculateLoss),
     'backward': _backward,
     'forward_backward': _forward_backward,
     'clip_grad_norm': _clip_grad_norm,
     'step': _step,
-    'zero_grad': _plain(domain.ZeroGrad),
-    'lr_step': _plain(domain.LrStep),
+    'zero_grad': _without_fields(domain.ZeroGrad),
+    'lr_step': _without_fields(domain.LrStep),
     'clip_grad_and_step': _clip_grad_and_step,
     'calculate_metric': _calculate_metric,
     'configure': _configure,
@@ -220,4 +220,4 @@ _VERBS: dict[str, Callable[[Any, str, int], domain.Verb]] = {
     'undo': _undo,
     'export_merged': _export_merged,
 }
-"""Converters by field name of the contract. Verbs without a converter are not supported yet."""
+"""Converters by name of the verb's field. Verbs without a converter are not supported yet."""

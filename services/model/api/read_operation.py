@@ -34,7 +34,7 @@ class OperationReader:
 
         Raises:
             InvalidField: A field is missing, malformed or out of range.
-            UploadNotFound: The batch was not uploaded completely by the caller's tenant, or expired.
+            UploadNotFound: The caller's tenant has not uploaded the batch completely, or the upload has expired.
             NotBuiltYet: The verb or the source of the batch is not supported yet.
         """
         verb = message.WhichOneof('verb')
@@ -44,7 +44,7 @@ class OperationReader:
             upload_id = id_from_proto(batch.upload_id, f'{field}.{verb}.batch.upload_id')
             content = await self._read_upload(caller, upload_id)
         if batch is not None and batch.loader.HasField('loaded'):
-            raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service fills it')
+            raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service sets it')
         if len(content) + message.ByteSize() < _THREAD_BYTES:
             return self._convert(message, field, content)
         return await asyncio.to_thread(self._convert, message, field, content)
@@ -52,11 +52,11 @@ class OperationReader:
     def _convert(self, message: operation_pb2.Operation, field: str, content: bytes) -> Operation:
         if content:
             verb = message.WhichOneof('verb')
-            _fill(getattr(message, verb or '').batch, content, f'{field}.{verb}.batch.upload_id')
+            _insert_features(getattr(message, verb or '').batch, content, f'{field}.{verb}.batch.upload_id')
         return operation_from_proto(message, field, vocabulary_size=self._vocabulary_size)
 
 
-def _fill(batch: Any, content: bytes, field: str) -> None:
+def _insert_features(batch: Any, content: bytes, field: str) -> None:
     try:
         batch.features.CopyFrom(input_feature_pb2.FeatureBatch.FromString(content))
     except DecodeError as error:

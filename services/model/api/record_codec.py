@@ -1,4 +1,4 @@
-"""Serializes the journal's records as messages of the contract."""
+"""Serializes the journal's records as protobuf messages."""
 
 from collections.abc import Callable
 from datetime import UTC

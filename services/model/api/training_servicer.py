@@ -1,4 +1,4 @@
-"""The TrainingService: run, look up, watch and cancel operations."""
+"""Servicer of TrainingService, which runs, looks up, watches and cancels operations."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Context = grpc.aio.ServicerContext
 
 
 class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
-    """Converts messages and calls the service's verbs."""
+    """Converts messages and calls the application."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
         self._read = OperationReader(service.read_upload, vocabulary_size=service.vocabulary_size)
 
-    async def Execute(  # noqa: N802 - the contract's name
+    async def Execute(  # noqa: N802 - name of the RPC
         self, request: wire.ExecuteRequest, context: Context[Any, Any]
     ) -> wire.ExecuteResponse:
         caller = current_caller()
@@ -40,7 +40,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         result = await self._service.execute_operation(caller, operation, is_waiting_allowed=request.is_waiting_allowed)
         return wire.ExecuteResponse(result=result_to_proto(result))
 
-    async def Train(  # noqa: N802 - the contract's name
+    async def Train(  # noqa: N802 - name of the RPC
         self, request_iterator: AsyncIterator[wire.TrainRequest], context: Context[Any, Any]
     ) -> AsyncIterator[wire.TrainResponse]:
         caller = current_caller()
@@ -49,20 +49,20 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
             async for result in results:
                 yield wire.TrainResponse(result=result_to_proto(result))
 
-    async def UploadBatch(  # noqa: N802 - the contract's name
+    async def UploadBatch(  # noqa: N802 - name of the RPC
         self, request_iterator: AsyncIterator[wire.UploadBatchRequest], context: Context[Any, Any]
     ) -> wire.UploadBatchResponse:
         parts = upload_parts_from_proto(request_iterator)
         return upload_to_proto(await self._service.upload_batch(current_caller(), parts))
 
-    async def GetOperation(  # noqa: N802 - the contract's name
+    async def GetOperation(  # noqa: N802 - name of the RPC
         self, request: wire.GetOperationRequest, context: Context[Any, Any]
     ) -> wire.GetOperationResponse:
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         record = await self._service.operations.find(current_caller(), adapter_id, request.sequence_number)
         return wire.GetOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
 
-    async def WaitOperation(  # noqa: N802 - the contract's name
+    async def WaitOperation(  # noqa: N802 - name of the RPC
         self, request: wire.WaitOperationRequest, context: Context[Any, Any]
     ) -> wire.WaitOperationResponse:
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
@@ -72,7 +72,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         )
         return wire.WaitOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
 
-    async def WatchOperations(  # noqa: N802 - the contract's name
+    async def WatchOperations(  # noqa: N802 - name of the RPC
         self, request: wire.WatchOperationsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchOperationsResponse]:
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
@@ -81,7 +81,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
             async for result in results:
                 yield wire.WatchOperationsResponse(result=result_to_proto(result))
 
-    async def CancelOperation(  # noqa: N802 - the contract's name
+    async def CancelOperation(  # noqa: N802 - name of the RPC
         self, request: wire.CancelOperationRequest, context: Context[Any, Any]
     ) -> wire.CancelOperationResponse:
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')

@@ -1,3 +1,3 @@
-"""Verbs of the model service over its ports, one module per resource. Imports no protos and no torch."""
+"""Use cases of the model service. They access other systems through ports, and import neither protos nor torch."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The queue of one adapter: runs operations in the order of their numbers and answers repeats from the record."""
+"""The queue of one adapter runs operations in the order of their numbers and returns recorded results for repeats."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from services.model.domain.sequence import Action, OperationSequence
 
 
 @dataclass(frozen=True, eq=False)
-class _Ticket:
+class _Waiter:
     """A caller that waits for its operation's turn, or for the outcome of the same operation."""
 
     number: int
@@ -51,14 +51,14 @@ class AdapterQueue:
 
         Args:
             adapter_id: Id of the adapter.
-            gap_seconds: Time an operation waits for an earlier number while nothing runs.
-            sequence: Operations that already ran; None for a new adapter.
+            gap_seconds: Maximum time that an operation waits for a missing earlier number while no operation runs.
+            sequence: Operations that have already run; None for a new adapter.
         """
         self._adapter_id = adapter_id
         self._gap_seconds = gap_seconds
         self.sequence = OperationSequence(adapter_id) if sequence is None else sequence
-        self._tickets: dict[int, list[_Ticket]] = {}
-        self._ended = ChangeNotifier()
+        self._waiters: dict[int, list[_Waiter]] = {}
+        self._finished = ChangeNotifier()
         self._running: asyncio.Task[OperationResult] | None = None
         self._idle_since = 0.0
         self._gap_timer: asyncio.TimerHandle | None = None
@@ -75,19 +75,19 @@ class AdapterQueue:
         Raises:
             SequenceReused, SequenceGap, OperationNotFound: The sequence number is wrong.
             Cancelled: The operation was cancelled while it waited.
-            DomainError: `run` raised it, now or when the operation first ran.
+            DomainError: `run` raised it, in this call or when the operation first ran.
         """
         if await self._wait_for_turn(operation) is Action.REPEAT:
             return self._recorded(operation.sequence_number)
         self.sequence.begin(operation)
         self._stop_gap_timer()
         self._running = asyncio.create_task(self._run(operation, run), name=f'operation-{self._adapter_id}')
-        # If the caller disconnects, the task is not awaited; its outcome is on record.
+        # If the caller disconnects, no one awaits the task; its outcome is recorded.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._running)
 
     def is_urgent(self, operation: Operation) -> bool:
-        """Return whether the operation is next, so that others may wait for it, or its outcome is already on record.
+        """Return whether the operation is the next one, for which others may wait, or its outcome is already recorded.
 
         Raises:
             SequenceReused, OperationNotFound: The sequence number is wrong.
@@ -98,7 +98,7 @@ class AdapterQueue:
         return number == self.sequence.last_number + 1 and not self.is_waiting(number)
 
     def is_settled(self, number: int) -> bool:
-        """Return whether an operation's outcome is on record; False while it waits or runs.
+        """Return whether an operation's outcome is recorded; False while it waits or runs.
 
         Raises:
             OperationNotFound: The operation was never accepted, or is no longer on record.
@@ -107,7 +107,7 @@ class AdapterQueue:
 
     def is_waiting(self, number: int) -> bool:
         """Return whether an operation waits for its turn."""
-        return number > self.sequence.last_number and number in self._tickets
+        return number > self.sequence.last_number and number in self._waiters
 
     def drop(self, number: int) -> bool:
         """Cancel an operation that waits for its turn; return False if it does not wait."""
@@ -119,24 +119,22 @@ class AdapterQueue:
         return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
 
     async def close(self) -> None:
-        """Finish the running operation; waiting ones raise AdapterNotFound."""
+        """Wait for the running operation; waiting operations raise AdapterNotFound."""
         self.is_closed = True
         self._stop_gap_timer()
-        for number in list(self._tickets):
+        for number in list(self._waiters):
             self._wake(number)
         self.notify_watchers()
         if self._running is not None:
             await asyncio.wait([self._running])
 
     async def wait_for_change(self) -> None:
-        """Wait until an operation ends or the queue closes."""
-        await self._ended.wait()
+        """Wait until an operation finishes or the queue closes."""
+        await self._finished.wait()
 
     def notify_watchers(self) -> None:
         """Wake all tasks in `wait_for_change`."""
-        self._ended.notify()
-
-    # Waiting
+        self._finished.notify()
 
     async def _wait_for_turn(self, operation: Operation) -> Action:
         while not self.is_closed:
@@ -148,48 +146,46 @@ class AdapterQueue:
 
     async def _wait(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        ticket = _Ticket(number, loop.time(), loop.create_future())
-        self._tickets.setdefault(number, []).append(ticket)
+        waiter = _Waiter(number, loop.time(), loop.create_future())
+        self._waiters.setdefault(number, []).append(waiter)
         self._watch_gap()
         try:
-            await ticket.turn
+            await waiter.turn
         except asyncio.CancelledError:
-            # The operation may have been granted its turn just now; then another one with its number must take over.
+            # If this caller was just granted the turn, another caller with the same number must take over.
             self._watch_gap()
             raise
         finally:
-            tickets = self._tickets[number]
-            tickets.remove(ticket)
-            if not tickets:
-                del self._tickets[number]
+            waiters = self._waiters[number]
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[number]
 
     def _wake(self, number: int) -> None:
-        for ticket in self._tickets.get(number, ()):
-            ticket.wake()
+        for waiter in self._waiters.get(number, ()):
+            waiter.wake()
 
     def _fail(self, number: int, error: DomainError) -> bool:
         if not self.is_waiting(number):
             return False
-        tickets = [ticket for ticket in self._tickets[number] if not ticket.turn.done()]
-        for ticket in tickets:
-            ticket.fail(error)
+        waiters = [waiter for waiter in self._waiters[number] if not waiter.turn.done()]
+        for waiter in waiters:
+            waiter.fail(error)
         self.notify_watchers()
-        return bool(tickets)
-
-    # Gaps
+        return bool(waiters)
 
     def _watch_gap(self) -> None:
-        """Limit waiting to `gap_seconds` while nothing runs."""
-        if self._running is None and self._gap_timer is None and self._tickets:
+        """Limit waiting to `gap_seconds` while no operation runs."""
+        if self._running is None and self._gap_timer is None and self._waiters:
             self._gap_timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._refuse_gaps)
 
     def _refuse_gaps(self) -> None:
         loop, expected = asyncio.get_running_loop(), self.sequence.last_number + 1
         self._gap_timer, next_end = None, math.inf
-        for ticket in [ticket for tickets in self._tickets.values() for ticket in tickets]:
-            end = max(ticket.since, self._idle_since) + self._gap_seconds
+        for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters]:
+            end = max(waiter.since, self._idle_since) + self._gap_seconds
             if end <= loop.time():
-                ticket.fail(SequenceGap(self._adapter_id, ticket.number, expected))
+                waiter.fail(SequenceGap(self._adapter_id, waiter.number, expected))
             else:
                 next_end = min(next_end, end)
         if next_end < math.inf:
@@ -199,8 +195,6 @@ class AdapterQueue:
         if self._gap_timer is not None:
             self._gap_timer.cancel()
             self._gap_timer = None
-
-    # Running
 
     def _is_unsettled(self, number: int) -> bool:
         return self.sequence.entry(number).is_running
@@ -229,7 +223,7 @@ class AdapterQueue:
         if isinstance(outcome, DomainError):
             outcome.disposition = outcome_disposition(outcome)
         if is_refusal(outcome):
-            self.sequence.give_back(number)
+            self.sequence.free_number(number)
         else:
             self.sequence.finish(number, outcome)
         self._running = None

@@ -1,7 +1,7 @@
-"""Bounds each tenant's operations in progress; more operations are refused, or wait if the caller prefers.
+"""Limits each tenant's operations in progress. Further operations are refused, or wait if the caller allows it.
 
-The number of operations and the bytes of their requests are bounded, both in progress and waiting, so memory use does
-not grow with the number of requests.
+The number of operations and the bytes of their requests are limited, both for operations in progress and for waiting
+ones. Memory use therefore does not grow with the number of requests.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from services.kit.clock import Clock
 from services.kit.errors import QueueFull
 from services.model.domain.pace import Average
 
-_FIRST_GUESS = timedelta(seconds=1)
-"""Estimated wait for a slot before any slot was released."""
-_SHORTEST, _LONGEST = timedelta(milliseconds=50), timedelta(minutes=5)
+_INITIAL_WAIT = timedelta(seconds=1)
+"""Estimated wait for a slot until the first slot has been released."""
+_MIN_WAIT, _MAX_WAIT = timedelta(milliseconds=50), timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class QueueLimits:
     """Limits per tenant."""
 
     operation_count: int
-    """Number of operations in progress; the same number may wait for a slot."""
+    """Maximum number of operations in progress; the same number may wait for a slot."""
     request_bytes: int
-    """Bytes of the requests in progress; the same amount may wait. A single larger request is allowed."""
+    """Maximum bytes of the requests in progress; the same amount may wait. A single larger request is allowed."""
 
 
 @dataclass
@@ -89,12 +89,12 @@ class Admission:
         Args:
             tenant_id: Tenant of the operation.
             size_bytes: Size of the request.
-            is_waiting_allowed: Wait for a slot if none is free; slots are granted in order of arrival.
-            is_urgent: Take a slot beyond the limits. For an operation that others in progress wait for, because
-                refusing it would block all of them. There is at most one per adapter.
+            is_waiting_allowed: Whether to wait for a slot if no slot is free; slots are granted in order of arrival.
+            is_urgent: Whether to use a slot beyond the limits. This is for an operation for which others in progress
+                wait, because refusing it would block all of them. Each adapter has at most one such operation.
 
         Raises:
-            QueueFull: No slot is free, and waiting is not allowed or too many operations wait already.
+            QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.
         """
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
         is_free = not tenant.waiters and tenant.in_use.has_capacity(size_bytes, self._limits)
@@ -129,25 +129,25 @@ class Admission:
             raise
 
     def _release(self, tenant_id: str, tenant: _Tenant, size_bytes: int) -> None:
-        """Release a slot and grant it to the callers that waited longest."""
+        """Release a slot and grant free slots to the callers that have waited longest."""
         tenant.in_use.remove(size_bytes)
         while tenant.waiters and tenant.in_use.has_capacity(tenant.waiters[0].size_bytes, self._limits):
             waiter = tenant.waiters.popleft()
             tenant.waiting.remove(waiter.size_bytes)
             tenant.in_use.add(waiter.size_bytes)
             if waiter.admitted.cancelled():
-                # The cancelled caller releases this slot again.
+                # The task of the cancelled caller releases this slot.
                 continue
             waiter.admitted.set_result(None)
         if not tenant.in_use.count and not tenant.waiters:
             del self._tenants[tenant_id]
 
     def _refusal(self, tenant: _Tenant) -> QueueFull:
-        """Return the error, with the time until the waiting operations should have their slots."""
+        """Return the error, with the estimated time until all waiting operations have slots."""
         interval = tenant.interval.value
-        wait = _FIRST_GUESS if interval is None else timedelta(seconds=interval * (tenant.waiting.count + 1))
+        wait = _INITIAL_WAIT if interval is None else timedelta(seconds=interval * (tenant.waiting.count + 1))
         return QueueFull(
             queue_length=tenant.in_use.count + tenant.waiting.count,
             queue_limit=self._limits.operation_count,
-            wait=min(max(wait, _SHORTEST), _LONGEST),
+            wait=min(max(wait, _MIN_WAIT), _MAX_WAIT),
         )

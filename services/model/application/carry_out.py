@@ -1,8 +1,8 @@
-"""Run one operation when its turn has come, exactly once.
+"""Runs one operation exactly once, when it is the next operation of its adapter.
 
-A compute verb is journaled while it runs, and its result is returned when both are done; replay can repeat it. A state
-verb, which calls other services, runs first; repeating it is harmless, so it is journaled afterwards together with its
-outcome.
+A compute verb is written to the journal while it runs, and its result is returned when both are done; replay can repeat
+it. A state verb, which calls other services, runs first. Repeating it is harmless, so it is journaled afterwards,
+together with its outcome.
 """
 
 import asyncio
@@ -70,7 +70,8 @@ class CarryOut:
         Raises:
             AdapterNotFound: The adapter was deleted while the operation waited.
             JournalUnavailable: The operation could not be made durable; it was not applied.
-            DomainError: The verb raised it; it is recorded, unless nothing changed and the number is free.
+            DomainError: The verb raised it. The error is recorded, unless the operation changed nothing and its number
+                can be used again.
         """
         known = self._directory.get(caller, operation.adapter_id)
         async with AsyncExitStack() as stack:
@@ -91,10 +92,10 @@ class CarryOut:
 
     @asynccontextmanager
     async def _number_used_on_failure(self, adapter: Adapter, operation: Operation) -> AsyncIterator[None]:
-        """Use up the number, durably, if the block fails because the adapter or the batch cannot be loaded.
+        """Record the number as used if the block fails because the adapter or the batch cannot be loaded.
 
-        If the number were used up in memory only, the next operation would leave a gap in the journal that no restore
-        can pass.
+        If the number were used up in memory only, the next operation would leave a gap in the journal, and the adapter
+        could not be restored.
         """
         outcome: DomainError | None = Internal('')
         try:
@@ -112,8 +113,6 @@ class CarryOut:
                 current = self._directory.find(adapter.adapter_id) or adapter
                 await self._consume_number(current, operation, outcome)
 
-    # Compute verbs: journaled while they run
-
     async def _computed(self, execution: _Execution) -> OperationResult:
         accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
         outcome: VerbRun | DomainError | None = Internal('')
@@ -127,7 +126,7 @@ class CarryOut:
             outcome = None
             raise
         finally:
-            # Record defects too: the number is used up and must stay so after a crash.
+            # Defects are recorded too: the number is used up, and must still be used up after a crash.
             if outcome is not None:
                 await self._accepted(execution, accepting)
                 await self._record(execution, outcome)
@@ -141,13 +140,13 @@ class CarryOut:
             is_durable = True
         finally:
             if not is_durable:
-                # The engine is ahead of the journal: drop its state and restore from the journal.
+                # The engine has an operation that the journal lacks: drop its state and restore from the journal.
                 await self._residency.discard(execution.operation.adapter_id)
 
     async def _record(self, execution: _Execution, outcome: VerbRun | DomainError) -> None:
         operation, resident = execution.operation, execution.resident
         if is_refusal(outcome):
-            await self._discard_if_torn(execution, outcome)
+            await self._discard_if_partly_changed(execution, outcome)
             await self._journal.revoke(operation)
             return
         if isinstance(outcome, Internal):
@@ -168,24 +167,24 @@ class CarryOut:
         return result_of(execution.operation, outcome, queue_time=execution.queue_time)
 
     async def _skip(self, execution: _Execution, outcome: DomainError) -> None:
-        """Use up the number of an operation that had no effect and that replay must skip."""
+        """Record the number of a failed operation, which replay must skip, as used."""
         if isinstance(outcome, Internal):
             # A defect leaves the engine's state undefined.
             await self._residency.discard(execution.operation.adapter_id)
         await self._consume_number(execution.adapter, execution.operation, outcome)
 
     async def _consume_number(self, adapter: Adapter, operation: Operation, outcome: DomainError) -> None:
-        passed = adapter_after(adapter, operation, None, now=self._clock.now())
-        await self._journal.settle(passed, operation, outcome)
-        self._directory.refresh(passed)
+        updated = adapter_after(adapter, operation, None, now=self._clock.now())
+        await self._journal.settle(updated, operation, outcome)
+        self._directory.refresh(updated)
 
-    async def _discard_if_torn(self, execution: _Execution, outcome: VerbRun | StateChange | DomainError) -> None:
+    async def _discard_if_partly_changed(
+        self, execution: _Execution, outcome: VerbRun | StateChange | DomainError
+    ) -> None:
         """Rebuild the adapter by replay if memory ran out during a verb that changes it in place."""
         is_in_place = not token_count(execution.operation.verb)
         if isinstance(outcome, BatchTooLarge) and is_in_place:
             await self._residency.discard(execution.operation.adapter_id)
-
-    # State verbs: run, then journaled
 
     async def _settled(self, execution: _Execution, verb: StateVerb) -> OperationResult:
         outcome: StateChange | DomainError | None = Internal('')
@@ -205,7 +204,7 @@ class CarryOut:
 
     async def _settle(self, execution: _Execution, outcome: StateChange | DomainError) -> None:
         if is_refusal(outcome):
-            await self._discard_if_torn(execution, outcome)
+            await self._discard_if_partly_changed(execution, outcome)
             return
         if isinstance(outcome, DomainError):
             await self._skip(execution, outcome)

@@ -1,4 +1,4 @@
-"""Notifies waiting tasks of a change."""
+"""A notifier that wakes the tasks that wait for a change."""
 
 import asyncio
 

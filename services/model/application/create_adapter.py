@@ -1,4 +1,4 @@
-"""Create adapters, once per request id."""
+"""Creates adapters. Requests with the same request id create one adapter."""
 
 import asyncio
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from services.model.domain.training_config import TrainingConfig
 from services.model.ports import CreationRecord, Ports
 from twinkle.data_format import LoraConfig
 
-_REQUESTS_KEPT = 4096
+_MAX_REQUESTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class CreateAdapterRequest:
     checkpoint_path: str = ''
     is_optimizer_included: bool = False
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's parameters to train, empty for all; None for a LoRA adapter."""
+    """Names of the base model's parameters to train, or an empty tuple to train all; None for a LoRA adapter."""
     adapter_id: str = ''
     """Id chosen by the gateway; empty to generate one."""
     session_id: str = ''
-    """The caller's session, if any."""
+    """Id of the caller's session; empty without a session."""
     adapters_limit: int | None = None
-    """The tenant's quota of adapters, set only if the quota is used up; not part of the fingerprint."""
+    """The tenant's quota of adapters; set only if the quota is exhausted, and not part of the fingerprint."""
     fingerprint: str = ''
 
 
@@ -82,12 +82,12 @@ class CreateAdapter:
         """Register earlier requests, oldest first, so that a repeat returns the same adapter."""
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
-        while len(self._requests) > _REQUESTS_KEPT:
-            _, forgotten = self._requests.popitem(last=False)
-            self._warnings.pop(forgotten.adapter_id, None)
+        while len(self._requests) > _MAX_REQUESTS:
+            _, oldest = self._requests.popitem(last=False)
+            self._warnings.pop(oldest.adapter_id, None)
 
     def warnings_of(self, adapter_id: str) -> tuple[str, ...]:
-        """Return the warnings of an adapter's creation; they are lost when the process ends."""
+        """Return the warnings of an adapter's creation; they are lost when the process exits."""
         return self._warnings.get(adapter_id, ())
 
     async def __call__(self, caller: Caller, request: CreateAdapterRequest) -> Adapter:
@@ -119,7 +119,7 @@ class CreateAdapter:
                     raise RequestIdReused(request.request_id)
                 return self._directory.get(caller, known.adapter_id)
             self._check(caller.tenant_id, request)
-            # Fetching the checkpoint may take long, so it runs outside the lock.
+            # Fetching the checkpoint may take a long time, so it runs outside the lock.
             state = await self._starting_state(request)
             async with self._creation_lock:
                 if await self._creation_of(request.adapter_id) is not None:
@@ -139,12 +139,12 @@ class CreateAdapter:
         )
         async with self._leased(request, adapter_id), self._residency.reserve(adapter_id):
             adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
-            # The journal stores the configuration as requested; the engine's has defaults filled in.
+            # The journal stores the requested configuration; the engine's configuration includes the defaults.
             origin = replace(adapter, training_config=request.training_config)
             if state is not None:
                 adapter = await self._load_checkpoint(adapter, state, is_trainer_included=request.is_optimizer_included)
-            begun = None if state is None else await self._ports.backend.snapshot(adapter_id)
-            await self._ports.journal.add_adapter(adapter, creation, origin=origin, state=begun)
+            initial_state = None if state is None else await self._ports.backend.snapshot(adapter_id)
+            await self._ports.journal.add_adapter(adapter, creation, origin=origin, state=initial_state)
         self._directory.put(adapter)
         self.remember([creation])
         if warnings:
@@ -154,7 +154,7 @@ class CreateAdapter:
     async def _make(
         self, caller: Caller, request: CreateAdapterRequest, adapter_id: str, lora_config: LoraConfig
     ) -> tuple[Adapter, tuple[str, ...]]:
-        """Create the adapter in the engine; return it and the warnings for its owner."""
+        """Create the adapter in the engine, and return it with the warnings for its owner."""
         description = await self._ports.backend.create_adapter(
             adapter_id, lora_config, request.training_config, full_parameters=request.full_parameters
         )
@@ -192,17 +192,17 @@ class CreateAdapter:
 
     @asynccontextmanager
     async def _leased(self, request: CreateAdapterRequest, adapter_id: str) -> AsyncIterator[None]:
-        """Lease the replica to a full-parameter adapter; end the lease if the block fails."""
+        """Lease the replica to a full-parameter adapter, and release the lease if the block fails."""
         if request.full_parameters is None:
             yield
             return
         self._residency.lease.take(adapter_id)
-        is_made = False
+        is_done = False
         try:
             yield
-            is_made = True
+            is_done = True
         finally:
-            if not is_made:
+            if not is_done:
                 await self._residency.forget(adapter_id)
 
     async def _creation_of(self, adapter_id: str) -> CreationRecord | None:
@@ -225,9 +225,9 @@ class CreateAdapter:
         return replace(adapter, step_count=run.step_count or 0, training_config=config)
 
 
-async def _uninterrupted(making: Coroutine[None, None, Adapter]) -> Adapter:
+async def _uninterrupted(creation: Coroutine[None, None, Adapter]) -> Adapter:
     """Return the created adapter; a disconnect of the caller does not interrupt the creation."""
-    task = asyncio.create_task(making, name='create-adapter')
+    task = asyncio.create_task(creation, name='create-adapter')
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

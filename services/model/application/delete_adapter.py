@@ -1,4 +1,4 @@
-"""Delete an adapter; its checkpoints remain."""
+"""Deletes adapters. Their checkpoints are kept."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ class DeleteAdapter:
         self._queues = queues
         self._residency = residency
         self._journal = journal
-        self._ending: set[asyncio.Task[None]] = set()
+        self._deletions: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
         """Delete the caller's adapter, durably; waiting operations raise AdapterNotFound.
@@ -43,19 +43,19 @@ class DeleteAdapter:
             JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
         adapter = self._directory.get(caller, adapter_id)
-        # Remove it from the directory first, so that no new operation starts.
+        # The adapter is removed from the directory first, so that no new operation starts.
         self._directory.remove(caller, adapter_id)
-        ending = asyncio.create_task(self._end(adapter), name=f'delete-{adapter_id}')
-        self._ending.add(ending)
-        ending.add_done_callback(self._ended)
-        await asyncio.shield(ending)
+        deletion = asyncio.create_task(self._delete(adapter), name=f'delete-{adapter_id}')
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._on_done)
+        await asyncio.shield(deletion)
 
     async def close(self) -> None:
         """Wait for the deletions in progress."""
-        while self._ending:
-            await asyncio.wait(self._ending)
+        while self._deletions:
+            await asyncio.wait(self._deletions)
 
-    async def _end(self, adapter: Adapter) -> None:
+    async def _delete(self, adapter: Adapter) -> None:
         adapter_id, is_done = adapter.adapter_id, False
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
@@ -69,7 +69,7 @@ class DeleteAdapter:
             if not is_done:
                 self._directory.put(adapter)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._deletions.discard(task)
         # Retrieve the exception, so that asyncio does not log it; after a failure the adapter is still listed.
         _ = task.cancelled() or task.exception()

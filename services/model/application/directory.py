@@ -1,6 +1,6 @@
-"""All adapters of this replica: lookup by owner, and a change feed.
+"""The directory of all adapters of this replica, with lookup by owner and a change feed.
 
-Concurrency: for one event loop; only `watch` waits.
+Concurrency: use it from one event loop only. Only `watch` waits.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from services.kit.ids import new_id
 from services.kit.paging import SortKey
 from services.model.domain.adapter import Adapter
 
-_EVENTS_KEPT = 1024
-"""Number of events stored for resuming; a watcher further behind gets a new snapshot, so memory stays bounded."""
+_MAX_EVENTS = 1024
+"""Maximum number of stored events. A watcher that needs an older event gets a new snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class AdapterDirectory:
         self._adapters: dict[str, Adapter] = {}
         self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
-        self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_EVENTS_KEPT)
+        self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_MAX_EVENTS)
         self._event_count = 0
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -80,7 +80,7 @@ class AdapterDirectory:
             caller: Owner of the adapters.
             after: Sort key of the last adapter of the previous page.
             size: Maximum number to return.
-            session_id: Session in which they were created; empty for any.
+            session_id: Session in which they were created; empty for all sessions.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
@@ -139,7 +139,7 @@ class AdapterDirectory:
                 for adapter in list(self._adapters.values()):
                     yield AdapterEvent(token='', tenant_id=adapter.tenant_id, adapter=adapter)
                 yield AdapterEvent(token=self._token(position), is_synced=True)
-            if not self._is_kept(position):
+            if not self._is_stored(position):
                 position = None
                 continue
             for number, event in [item for item in self._events if item[0] > position]:
@@ -151,7 +151,7 @@ class AdapterDirectory:
                 await self._changed.wait()
 
     def close(self) -> None:
-        """End every watch; otherwise open watches would delay the shutdown."""
+        """Close all watches; otherwise open watches would delay the shutdown."""
         self._is_closed = True
         self._changed.set()
 
@@ -169,12 +169,12 @@ class AdapterDirectory:
         instance, _, number = token.partition(':')
         if instance != self._instance or not number.isdigit() or int(number) > self._event_count:
             return None
-        return int(number) if self._is_kept(int(number)) else None
+        return int(number) if self._is_stored(int(number)) else None
 
-    def _is_kept(self, position: int) -> bool:
+    def _is_stored(self, position: int) -> bool:
         return position == self._event_count or (bool(self._events) and position >= self._events[0][0] - 1)
 
 
 def sort_key(adapter: Adapter) -> tuple[str, str]:
-    """Return the key that orders lists and that page tokens contain."""
+    """Return the key by which lists are sorted; page tokens contain it."""
     return adapter.create_time.isoformat(), adapter.adapter_id

@@ -1,6 +1,6 @@
-"""Runs ready verbs on the engine: one at a time per adapter, verbs of several adapters in one batch.
+"""Runs ready verbs on the engine. An adapter runs one verb at a time; verbs of several adapters can share a batch.
 
-The scheduler selects the verbs that run next. One batch runs at a time; the next one collects in the meantime.
+The scheduler selects the verbs that run next. Only one batch runs at a time; new verbs are collected for the next one.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Dispatcher:
     """Runs compute verbs.
 
     Concurrency: for one event loop. `run` may be awaited by many tasks, but only one per adapter. A background task
-    runs the batches while there are any; `close` ends it.
+    runs the batches while the queue is not empty; `close` stops it.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Dispatcher:
 
         Args:
             backend: The engine.
-            scheduler: Order of the verbs; not shared with others.
-            clock: Clock that times batches.
+            scheduler: Scheduler that orders the verbs; used by this dispatcher only.
+            clock: Clock with which batches are timed.
             batch_seconds: Target duration of a batch with tokens, estimated from earlier batches. None: batches are
                 limited by tokens only.
         """
@@ -102,7 +102,7 @@ class Dispatcher:
     async def run(self, adapter: Adapter, operation: Operation) -> VerbRun:
         """Return the engine's result for the operation, with its waiting time.
 
-        Cancellation: a waiting operation is withdrawn; a running one completes.
+        Cancellation: a waiting operation is withdrawn; a running operation completes.
 
         Raises:
             DomainError: The engine refused the verb.
@@ -118,7 +118,7 @@ class Dispatcher:
         self._changed.notify()
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run_all(), name='dispatcher')
-            self._loop.add_done_callback(self._ended)
+            self._loop.add_done_callback(self._on_loop_done)
         try:
             return await submission.outcome
         finally:
@@ -126,7 +126,7 @@ class Dispatcher:
                 self._withdraw(submission)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if none waits."""
+        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if it has none."""
         submission = self._waiting.get(adapter_id)
         if submission is not None:
             self._withdraw(submission)
@@ -134,7 +134,7 @@ class Dispatcher:
         return submission is not None
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
-        """Return the queue position of an adapter's operation; None if none waits."""
+        """Return the queue position of an adapter's waiting operation; None if it has none."""
         ahead = self._scheduler.ahead_of(adapter_id)
         if ahead is None:
             return None
@@ -148,7 +148,7 @@ class Dispatcher:
         return self._pace.mean_time * operation_count
 
     async def close(self) -> None:
-        """Refuse waiting verbs and wait for the running ones."""
+        """Refuse waiting verbs and wait for running verbs."""
         self._is_closed = True
         for submission in list(self._waiting.values()):
             self._withdraw(submission)
@@ -158,7 +158,7 @@ class Dispatcher:
 
     def _submission_of(self, adapter: Adapter, operation: Operation) -> _Submission:
         verb = operation.verb
-        assert not isinstance(verb, StateVerb)  # noqa: S101 - those take another way
+        assert not isinstance(verb, StateVerb)  # noqa: S101 - state verbs do not use the dispatcher
         ready = ReadyVerb(
             adapter_id=adapter.adapter_id,
             tenant_id=adapter.tenant_id,
@@ -193,7 +193,7 @@ class Dispatcher:
         self._running = {ready.adapter_id: self._waiting.pop(ready.adapter_id) for ready in batch}
         submissions = list(self._running.values())
         outcomes = await self._run_batch(submissions)
-        self._note(batch)
+        self._update_statistics(batch)
         for submission, outcome in zip(submissions, outcomes, strict=True):
             submission.settle(self._with_wait(submission, outcome))
         self._running = {}
@@ -201,8 +201,8 @@ class Dispatcher:
     async def _gather(self) -> None:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
 
-        Without this wait, adapters that fall out of step stay so, and each runs alone. The wait is a small share of the
-        batch's duration; it is skipped if a quick verb is ready or the batch is full.
+        Without this wait, adapters whose operations are out of phase would stay so, and each would run alone. The wait
+        is a small share of the batch's duration; it is skipped if a quick verb is ready or the batch is full.
         """
         while (seconds := self._gathering_time()) > 0.0:
             begin = self._clock.monotonic()
@@ -221,7 +221,7 @@ class Dispatcher:
         now = self._clock.monotonic()
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 
-    def _note(self, batch: Sequence[ReadyVerb]) -> None:
+    def _update_statistics(self, batch: Sequence[ReadyVerb]) -> None:
         """Update the timing statistics after a batch."""
         now, token_count = self._clock.monotonic(), sum(ready.token_count for ready in batch)
         self._pace.observe(now - self._begin, token_count=token_count)
@@ -233,7 +233,7 @@ class Dispatcher:
             self._think_times.record_finish(ready.adapter_id, now)
 
     async def _run_batch(self, submissions: Sequence[_Submission]) -> 'Sequence[VerbRun | BaseException]':
-        """Run verbs together; an exception of the engine is the outcome of each."""
+        """Run verbs together; if the engine raises an exception, it is the outcome of every verb."""
         if len(submissions) > 1:
             parts = [
                 BatchPart(adapter_id=submission.ready.adapter_id, verb=submission.verb)
@@ -255,8 +255,8 @@ class Dispatcher:
             return outcome
         return replace(outcome, wait_seconds=self._begin - submission.arrival)
 
-    def _ended(self, loop: 'asyncio.Task[None]') -> None:
-        """Fail all pending operations if the background task died of a defect."""
+    def _on_loop_done(self, loop: 'asyncio.Task[None]') -> None:
+        """Fail all pending operations if the background task failed because of a defect."""
         error = None if loop.cancelled() else loop.exception()
         if error is None and not loop.cancelled():
             return
@@ -270,7 +270,7 @@ class Dispatcher:
 
 def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:
     if adapter.is_full_parameter:
-        # Full-parameter training runs on other weights than the shared base model.
+        # Full-parameter training does not use the weights of the shared base model.
         return None
     if isinstance(verb, ForwardBackward):
         return 'training'

@@ -1,4 +1,4 @@
-"""Estimate the cost of a run before anything is allocated."""
+"""Estimates the cost of a run without allocating its memory."""
 
 from dataclasses import dataclass
 
@@ -26,12 +26,12 @@ class Estimate:
         self._estimator = estimator
 
     async def __call__(self, caller: Caller, request: EstimateRequest) -> PlanCost:
-        """Return the cost of a plan; the first call takes seconds, because it measures the model.
+        """Return the cost of a plan. The first call takes several seconds, because it measures the model.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: This replica does not serve the base model.
-            InvalidField, UnknownComponent, BatchTooLarge: The plan is invalid, or its batch would be refused.
+            InvalidField, UnknownComponent, BatchTooLarge: The plan is invalid, or its batch is too large.
         """
         require_scope(caller, 'train')
         facts = self._backend.facts()

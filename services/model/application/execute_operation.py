@@ -1,4 +1,4 @@
-"""Execute one operation: find its adapter, take a slot, and run it in the adapter's queue."""
+"""Executes one operation: finds its adapter, waits for a slot, and runs it in the adapter's queue."""
 
 from collections.abc import Callable
 
@@ -33,13 +33,13 @@ class ExecuteOperation:
         is_waiting_allowed: bool,
         on_admitted: Callable[[], None] = lambda: None,
     ) -> OperationResult:
-        """Return the operation's result, from the record if it ran before.
+        """Run the operation and return its result, or return the recorded result if it ran before.
 
         Args:
             caller: Owner of the adapter.
             operation: The operation.
-            is_waiting_allowed: Wait for a slot if the tenant's queue is full.
-            on_admitted: Called once the operation has a slot; its exception refuses the operation.
+            is_waiting_allowed: Whether to wait for a slot if the tenant's queue is full.
+            on_admitted: Function to call once the operation has a slot; if it raises, the operation is refused.
 
         Raises:
             AdapterNotFound: The caller has no such adapter.

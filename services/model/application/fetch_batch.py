@@ -1,7 +1,7 @@
-"""Fetch an operation's batch from the data service when the operation's turn has come.
+"""Fetches an operation's batch from the data service when the operation is the next one of its adapter.
 
-The fetched batch becomes part of the operation's payload in the journal, so a replay needs no data service, and a
-repeated operation is answered from the record without fetching.
+The fetched batch becomes part of the operation's payload in the journal. A replay therefore needs no data service, and
+a repeated operation returns the recorded result without fetching.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from services.model.ports import RecordCodec
 
 _THREAD_BYTES = 1 << 20
 """Larger batches are converted in a thread, because they would block the event loop for milliseconds."""
-_TENANTS_IN_FULL = 4
-"""Number of tenants whose full quota fits into the total limit; with more tenants they share it."""
+_FULL_QUOTA_COUNT = 4
+"""Number of tenants whose full quotas fit within the total limit; more tenants share the total limit."""
 
 
 def require_loader_scope(caller: Caller, operation: Operation) -> None:
@@ -37,8 +37,8 @@ def require_loader_scope(caller: Caller, operation: Operation) -> None:
 class FetchBatch:
     """Fetches batches within a memory limit.
 
-    Batches of one tenant are fetched one after the other. The size of a batch is known only after it is fetched, so
-    each waits then until it fits beside the batches in use.
+    Batches of one tenant are fetched one after the other. The size of a batch is known only after it has been fetched,
+    so the batch then waits until it fits within the limit together with the batches in use.
 
     Concurrency: for one event loop.
     """
@@ -52,16 +52,18 @@ class FetchBatch:
             batches: Source of the batches.
             codec: Inserts batches into operations.
             tenant_bytes: Maximum bytes of one tenant's batches in memory; a single larger batch is allowed.
-            is_alone: Whether an adapter uses the replica exclusively. Its batches are not limited, because the batches
-                in memory may be waiting for that adapter.
+            is_alone: Returns whether an adapter uses the replica exclusively. The batches of such an adapter are not
+                limited, because the operations of the batches in memory may be waiting for that adapter.
         """
         self._batches = batches
         self._codec = codec
         self._is_alone = is_alone
-        self._gate = ByteGate(tenant_bytes=tenant_bytes, total_bytes=_TENANTS_IN_FULL * tenant_bytes, wait_seconds=None)
+        self._gate = ByteGate(
+            tenant_bytes=tenant_bytes, total_bytes=_FULL_QUOTA_COUNT * tenant_bytes, wait_seconds=None
+        )
         self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching: dict[str, asyncio.Future[LoadedBatch]] = {}
-        """Maps an adapter to the future that ends its fetch, or the wait before it, early."""
+        """Maps an adapter to the future whose exception cancels its fetch, or the wait before the fetch."""
         self._is_closed = False
 
     async def __call__(self, stack: AsyncExitStack, caller: Caller, operation: Operation) -> Operation:
@@ -87,11 +89,11 @@ class FetchBatch:
         return await asyncio.to_thread(self._codec.with_batch, operation, loaded)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's fetch with `error` or Cancelled; return False if none is in progress."""
-        ended = self._fetching.get(adapter_id)
-        if ended is None or ended.done():
+        """Cancel the adapter's fetch with `error` or Cancelled; return False if no fetch is in progress."""
+        cancellation = self._fetching.get(adapter_id)
+        if cancellation is None or cancellation.done():
             return False
-        ended.set_exception(error or Cancelled())
+        cancellation.set_exception(error or Cancelled())
         return True
 
     def close(self) -> None:
@@ -108,10 +110,10 @@ class FetchBatch:
 
     async def _unless_cancelled(self, adapter_id: str, fetch: Awaitable[LoadedBatch]) -> LoadedBatch:
         fetching = asyncio.ensure_future(fetch)
-        self._fetching[adapter_id] = ended = asyncio.get_running_loop().create_future()
+        self._fetching[adapter_id] = cancellation = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait([fetching, ended], return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else fetching.result()
+            await asyncio.wait([fetching, cancellation], return_when=asyncio.FIRST_COMPLETED)
+            return cancellation.result() if cancellation.done() else fetching.result()
         finally:
             del self._fetching[adapter_id]
             fetching.cancel()

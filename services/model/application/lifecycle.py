@@ -1,4 +1,4 @@
-"""Recovery at startup, and periodic cleanup."""
+"""Recovers adapters at startup, and evicts idle ones periodically."""
 
 import asyncio
 from typing import NoReturn
@@ -16,7 +16,7 @@ _log = structlog.get_logger('recovery')
 
 
 class Recover:
-    """Fills the directory from the journal and recomputes outcomes that were never recorded."""
+    """Fills the directory from the journal, and recomputes outcomes that were not recorded."""
 
     def __init__(
         self, ports: Ports, directory: AdapterDirectory, residency: Residency, create_adapter: CreateAdapter
@@ -27,7 +27,7 @@ class Recover:
         self._create_adapter = create_adapter
 
     async def __call__(self) -> None:
-        """Register every adapter; restore those with unrecorded outcomes now, the others on demand.
+        """Register all adapters, and restore those with unrecorded outcomes. The others are restored on demand.
 
         Raises:
             BaseModelNotFound: An adapter's base model is no longer served, because the configuration changed.
@@ -52,7 +52,7 @@ class Recover:
             async with self._residency.hold(item.adapter.adapter_id):
                 pass
         except DomainError as error:
-            # The adapter's next operation reports the error; other adapters are served.
+            # The adapter's next operation reports the error; other adapters are not affected.
             _log.error('adapter not recovered', adapter=item.adapter.adapter_id, error=str(error))
 
 

@@ -1,4 +1,4 @@
-"""Look up, wait for, watch and cancel operations of an adapter."""
+"""Looks up, waits for, watches and cancels operations of an adapter."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ class OperationState(Enum):
 
 @dataclass(frozen=True)
 class OperationRecord:
-    """State of an operation, and its outcome once it has one."""
+    """State of an operation, and its outcome once it has finished."""
 
     state: OperationState
     result: OperationResult | None = None
@@ -52,8 +52,8 @@ class OperationRecord:
 class Operations:
     """Reads the records of the adapters' queues and cancels waiting operations.
 
-    A watcher has no buffer: it reads the record, so a slow watcher uses no memory. Its watch ends if a result leaves
-    the record before the watcher has read it.
+    A watcher reads the record and has no buffer, so a slow watcher uses no memory. Its watch fails if a result is
+    removed from the record before the watcher has read it.
 
     Concurrency: for one event loop.
     """
@@ -92,7 +92,7 @@ class Operations:
     async def watch(
         self, caller: Caller, adapter_id: str, *, after: int
     ) -> AsyncGenerator[OperationResult | OperationFailure, None]:
-        """Yield the outcome of each operation after number `after`, in order: first the recorded, then the new ones.
+        """Yield the outcome of each operation after number `after`, in order: recorded outcomes first, then new ones.
 
         Raises:
             AdapterNotFound: The caller has no such adapter, or it was deleted.
@@ -116,7 +116,7 @@ class Operations:
         raise Draining()
 
     async def cancel(self, caller: Caller, adapter_id: str, sequence_number: int) -> bool:
-        """Cancel an operation that has not started computing; return whether it was cancelled.
+        """Cancel an operation that is not being computed yet, and return whether it was cancelled.
 
         A cancelled operation frees its sequence number. A running operation is never interrupted.
 
@@ -137,13 +137,13 @@ class Operations:
             return entry.is_running
 
     def close(self) -> None:
-        """End every watch; otherwise open watches would delay the shutdown."""
+        """Close all watches; otherwise open watches would delay the shutdown."""
         self._is_closed = True
         for queue in self._watched:
             queue.notify_watchers()
 
     def _stop(self, adapter_id: str) -> bool:
-        """Cancel an operation that waits for its pass or its batch; return whether there was one."""
+        """Cancel the adapter's operation that waits for its pass or its batch; return False if it has none."""
         return self._dispatcher.cancel(adapter_id) or self._fetch_batch.cancel(adapter_id)
 
     def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:

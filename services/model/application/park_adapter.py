@@ -1,7 +1,7 @@
-"""Park an adapter: store its state on disk and free its memory until the next operation.
+"""Parks an adapter: stores its state on disk and frees its memory until the next operation.
 
-Unsaved steps can be saved first, as a checkpoint that outlives the adapter. This uses no sequence number, so the
-client's next number stays the same.
+Unsaved steps can be saved first, as a checkpoint that remains when the adapter is deleted. Saving uses no sequence
+number, so the client's next number stays the same.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ class ParkAdapter:
     async def __call__(self, caller: Caller, adapter_id: str, *, save_prefix: str = '') -> Adapter:
         """Park an adapter, unless one of its operations is running or it has leased the replica; return the adapter.
 
-        Idempotency: the call can be repeated, also after a crash; the checkpoint is saved once.
+        Idempotency: the call can be repeated, even after a crash; the checkpoint is saved only once.
 
         Args:
             caller: A service of this deployment, acting for the adapter's tenant.
             adapter_id: Id of the adapter.
-            save_prefix: Start of the name of the checkpoint with the unsaved steps; empty to save none.
+            save_prefix: Prefix of the name of the checkpoint with the unsaved steps; empty to save no checkpoint.
 
         Raises:
             ScopeMissing: The caller is a client.
@@ -63,16 +63,16 @@ class ParkAdapter:
     async def _save(self, adapter_id: str, prefix: str) -> None:
         if self._residency.lease.excludes(adapter_id):
             raise ReplicaLeased()
-        taken = await self._state_at_rest(adapter_id)
-        if taken is None:
+        exported = await self._state_at_rest(adapter_id)
+        if exported is None:
             return
-        adapter, state = taken
+        adapter, state = exported
         reach('park.taken')
         path = await self._save_checkpoint(adapter, state, prefix)
         reach('park.saved')
         current = self._directory.find(adapter_id)
         if current is None or current.sequence_number != adapter.sequence_number:
-            # The adapter ran further operations in the meantime, so the checkpoint is not its newest state.
+            # The adapter ran further operations during the save, so the checkpoint is not its newest state.
             return
         await self._ports.journal.amend(replace(current, checkpoint_path=path))
         reach('park.recorded')
@@ -104,7 +104,7 @@ class ParkAdapter:
         save = Save(name=name, is_optimizer_included=True)
         # Repeated calls use the same request id, so that a repeat finds the saved checkpoint.
         request_id = f'{adapter.adapter_id}:{adapter.sequence_number}:{name}'
-        made = await self._ports.store.save(
+        saved = await self._ports.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=save, request_id=request_id
         )
-        return made.checkpoint_path
+        return saved.checkpoint_path

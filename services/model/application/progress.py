@@ -1,4 +1,4 @@
-"""Computes adapters and results after a verb ran. No I/O."""
+"""Computes the adapter and the result after a verb has run, without I/O."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""The queues of all adapters: opened from the record on demand, dropped when idle."""
+"""The queues of all adapters, which are opened from the record on demand and dropped when idle."""
 
 import asyncio
 from collections import Counter
@@ -13,10 +13,10 @@ from services.model.ports import Journal, RecordEntry
 
 
 class Queues:
-    """One queue per adapter in use. Concurrency: for one event loop."""
+    """Holds one queue for each adapter in use. Concurrency: for one event loop."""
 
     def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
-        """Initialize without queues; `gap_seconds` is passed to each `AdapterQueue`."""
+        """Create an empty collection; `gap_seconds` is passed to each `AdapterQueue`."""
         self._journal = journal
         self._residency = residency
         self._gap_seconds = gap_seconds
@@ -48,7 +48,7 @@ class Queues:
         return self._queues.get(adapter_id)
 
     async def forget(self, adapter_id: str) -> None:
-        """Drop the queue of a deleted adapter after its running operation ended."""
+        """Drop the queue of a deleted adapter, and wait for its running operation."""
         queue = self._queues.pop(adapter_id, None)
         if queue is not None:
             await queue.close()
@@ -79,7 +79,7 @@ class Queues:
     async def _record(self, adapter_id: str) -> list[RecordEntry]:
         entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
         if any(entry.outcome is None for entry in entries):
-            # The process ended before these outcomes were recorded: replay recomputes them.
+            # The process stopped before these outcomes were recorded: replay recomputes them.
             await self._residency.discard(adapter_id)
             async with self._residency.hold(adapter_id):
                 entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)

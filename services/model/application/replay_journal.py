@@ -1,4 +1,4 @@
-"""Replay a journal on another engine and find the first result that differs from the record."""
+"""Replays a journal on another engine, and finds the first result that differs from the record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class ReplayJournal:
     """Replays a journal without changing it."""
 
     def __init__(self, journal: Journal, backend: TrainerBackend, *, report: Report) -> None:
-        """Initialize; `report` receives progress lines."""
+        """Create a replay; `report` receives progress lines."""
         self._journal = journal
         self._backend = backend
         self._report = report
@@ -95,9 +95,9 @@ class ReplayJournal:
         return sections[::-1]
 
     async def _replayable(self, adapter_id: str, after: int, until: int) -> Sequence[JournalEntry]:
-        """Return the operations up to the first that cannot be replayed.
+        """Return the operations before the first one that cannot be replayed.
 
-        The journal stores older history only as far as undo needs it.
+        The journal stores only as much of the older history as undo needs.
         """
         found: Sequence[JournalEntry] = ()
         low, high = after, until
@@ -129,7 +129,7 @@ class ReplayJournal:
         return Divergence(operation.adapter_id, operation.sequence_number, operation.verb_name, difference)
 
     async def _run(self, operation: Operation) -> OperationResult | DomainError:
-        assert not isinstance(operation.verb, StateVerb)  # noqa: S101 - the journal leaves them out
+        assert not isinstance(operation.verb, StateVerb)  # noqa: S101 - the journal does not return state verbs
         try:
             return result_of(operation, await self._backend.run(operation.adapter_id, operation.verb))
         except DomainError as error:

@@ -1,7 +1,7 @@
-"""Controls which adapters are in the engine's memory: those in use, and idle ones while there is space.
+"""Controls which adapters are in the engine's memory: adapters in use, and idle ones while there are free slots.
 
 An adapter that is not resident uses no memory; it is restored from the journal when its next operation arrives.
-Snapshots make that fast. They are copied between two operations and written in the background.
+Snapshots make the restore fast. They are copied between two operations and written in the background.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class ResidencyBounds:
 
 
 class Residency:
-    """Loads adapters into the engine and evicts them. Concurrency: use it from one event loop only."""
+    """Loads adapters into the engine and evicts them. Concurrency: for one event loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Residency:
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
         self.lease = ReplicaLease()
-        """All adapters but the one with the lease are evicted and wait to be loaded."""
+        """The lease of the replica; while an adapter has it, all other adapters are evicted."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._eviction_lock = asyncio.Lock()
         self._changes = ChangeNotifier()
@@ -112,14 +112,14 @@ class Residency:
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
             self._drop_unused(resident)
-            # The adapter can be evicted from now on, which others may wait for.
+            # Others may wait until this adapter can be evicted, which is now the case.
             self._changes.notify()
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
         """Hold an adapter between two operations, with its state in a snapshot.
 
-        The next operation starts after the block. Yields False if an operation of the adapter is running.
+        The next operation starts after the block. The context yields False if an operation of the adapter is running.
 
         Raises:
             AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
@@ -157,7 +157,7 @@ class Residency:
         self._changes.notify()
 
     async def forget(self, adapter_id: str) -> None:
-        """Remove a deleted adapter once its snapshots are written, and end its lease."""
+        """Remove a deleted adapter once its snapshots are written, and release its lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             await _finished(resident.copying)
@@ -171,7 +171,7 @@ class Residency:
         self._changes.notify()
 
     async def evict_idle(self) -> None:
-        """Evict the adapters that were idle for too long."""
+        """Evict the adapters that have been idle for longer than the limit."""
         limit = self._clock.monotonic() - self._bounds.idle_seconds
         for resident in [item for item in self._residents.values() if _is_evictable(item)]:
             is_leaseholder = self.lease.is_held_by(resident.adapter_id)
@@ -183,10 +183,8 @@ class Residency:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    # Loading
-
     async def _acquire(self, resident: Resident) -> None:
-        # A due snapshot comes first; otherwise a busy adapter would never get one.
+        # A due snapshot is taken first; otherwise a busy adapter would never get one.
         await _finished(resident.copying)
         async with resident.lock:
             if not resident.is_loaded:
@@ -235,7 +233,7 @@ class Residency:
                 resident.is_loaded = not self.lease.excludes(resident.adapter_id)
 
     def _check_can_wait(self, resident: Resident) -> None:
-        """Stop waiting if the slot will never come.
+        """Check that the adapter may still get a slot.
 
         Raises:
             AdapterNotFound: The adapter is being deleted.
@@ -256,8 +254,6 @@ class Residency:
                 await self._changes.wait()
             else:
                 await self._page_out(victim)
-
-    # Evicting
 
     def _victim(self) -> Resident | None:
         """Return the least recently used adapter, preferring those without a pending Forward."""
@@ -310,13 +306,11 @@ class Residency:
         if not is_in_use and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]
 
-    # Snapshots
-
     def _is_snapshot_due(self, resident: Resident) -> bool:
         is_costly = resident.device_seconds >= self._bounds.snapshot_device_seconds
         is_long = resident.operation_count >= self._bounds.snapshot_operations
-        is_under_way = resident.copying is not None or resident.writing is not None
-        return (is_costly or is_long) and not resident.holder_count and not is_under_way
+        is_in_progress = resident.copying is not None or resident.writing is not None
+        return (is_costly or is_long) and not resident.holder_count and not is_in_progress
 
     async def _copy(self, resident: Resident) -> None:
         """Copy the state before the next operation starts, and write it in the background."""
@@ -336,7 +330,7 @@ class Residency:
             _log.warning('snapshot copy failed', adapter=resident.adapter_id, error=str(error))
         finally:
             resident.copying = None
-            # An adapter cannot be evicted while it is copied, so others may wait for the end of the copy.
+            # An adapter cannot be evicted while it is copied, so others may wait until the copy is complete.
             self._changes.notify()
 
     async def _write(self, resident: Resident, snapshot: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""State of one adapter in the engine, and the lease of the replica, as used by `residency`."""
+"""The state of an adapter in the engine, and the lease of the replica. `residency` uses both."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,20 +8,20 @@ from services.model.domain.errors import ReplicaLeased
 
 @dataclass(eq=False)
 class Resident:
-    """An adapter that is in the engine, or waits to be loaded."""
+    """An adapter that is in the engine or waits to be loaded."""
 
     adapter_id: str
     is_loaded: bool = False
     user_count: int = 0
     """Number of operations that hold the adapter or wait for it."""
     holder_count: int = 0
-    """Number of operations that hold the adapter; it cannot be evicted then."""
+    """Number of operations that hold the adapter; it can be evicted only if this is 0."""
     device_seconds: float = 0.0
     """Estimated seconds to replay the operations since the last snapshot."""
     operation_count: int = 0
     """Number of operations since the last snapshot."""
     is_pending: bool = False
-    """True if a Forward waits for its Backward; evicting the adapter means running it again."""
+    """True if a Forward waits for its Backward; if the adapter is evicted, the Forward must run again."""
     is_being_deleted: bool = False
     """True if the adapter is being deleted; operations that wait for it are rejected."""
     last_used: float = 0.0
@@ -41,9 +41,9 @@ class Resident:
 
 
 class ReplicaLease:
-    """The exclusive lease of the replica: a full-parameter run changes the base model that all others share.
+    """The exclusive lease of the replica for a full-parameter run, which changes the shared base model.
 
-    One adapter at a time has the lease, from its creation to its deletion.
+    Only one adapter at a time has the lease, from its creation to its deletion.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ReplicaLease:
         self._holder_id = adapter_id
 
     def end(self, adapter_id: str) -> None:
-        """End the lease if this adapter has it."""
+        """Release the lease if this adapter has it."""
         if self._holder_id == adapter_id:
             self._holder_id = None
 

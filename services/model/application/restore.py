@@ -1,6 +1,6 @@
-"""Restore an adapter: load its newest snapshot and replay the operations after it.
+"""Restores an adapter by loading its newest snapshot and replaying the operations after it.
 
-Used for recovery after a crash, for loading evicted adapters and for undo.
+This is used for recovery after a crash, for loading evicted adapters and for undo.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Restored:
 
 
 class _OperationSkipped(Exception):
-    """An operation hit a defect and is now marked as skipped; the restore must start again without it."""
+    """An operation failed because of a defect and is now marked as skipped; the restore must start again without it."""
 
     def __init__(self, sequence_number: int) -> None:
         super().__init__(sequence_number)
@@ -62,8 +62,8 @@ class Restore:
     async def __call__(self, current: Adapter, *, until: int | None = None) -> Restored:
         """Restore an adapter to its state after operation `until`, or after the last one.
 
-        Missing outcomes are recorded. A refused operation is removed, and an operation that hits a defect is skipped
-        from now on, so that it cannot block the adapter or the service.
+        Missing outcomes are recorded. A refused operation is removed. An operation that fails because of a defect is
+        skipped from now on, so that it cannot block the adapter or the service.
 
         Args:
             current: The adapter in its current state; its published versions remain published.
@@ -113,10 +113,10 @@ class Restore:
         run, outcome = await self._run(operation)
         adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
         # Saves are not replayed, so the known checkpoint stays valid unless a step followed it.
-        is_as_known = adapter.step_count == current.step_count
-        adapter = replace(adapter, checkpoint_path=current.checkpoint_path if is_as_known else '')
+        is_current_step = adapter.step_count == current.step_count
+        adapter = replace(adapter, checkpoint_path=current.checkpoint_path if is_current_step else '')
         if entry.outcome is None and isinstance(outcome, Internal):
-            # An operation that hit a defect has no effect, and the engine's state is undefined.
+            # An operation that failed because of a defect has no effect, and the engine's state is undefined.
             await self._journal.settle(adapter, operation, outcome)
             raise _OperationSkipped(operation.sequence_number)
         if entry.outcome is None and is_refusal(outcome):
@@ -169,11 +169,11 @@ async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:
         await backend.restore_adapter(adapter.adapter_id, state)
         return adapter
     await backend.delete_adapter(adapter.adapter_id)
-    made = await backend.create_adapter(
+    created = await backend.create_adapter(
         adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
     )
-    # The engine's configuration has the defaults filled in.
-    return replace(adapter, training_config=made.training_config)
+    # The engine's configuration includes the defaults.
+    return replace(adapter, training_config=created.training_config)
 
 
 def _compute_verb(operation: Operation) -> ComputeVerb:

@@ -1,4 +1,4 @@
-"""Assembles the verbs of the service over its ports."""
+"""Creates the use cases of the model service from its ports."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Limits:
     lora_rank: int
     """Maximum LoRA rank."""
     pass_tokens: int
-    """Maximum number of tokens that run together; the same as the engine's pass size."""
+    """Maximum number of tokens of a shared pass; the same as the engine's pass size."""
     batch_seconds: float | None = None
     """Target duration of a shared pass; None: passes are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -44,12 +44,12 @@ class Limits:
     gap_seconds: float
     """Seconds that an operation waits for a missing earlier number."""
     residency: ResidencyBounds
-    """When adapters are evicted and snapshotted."""
+    """Limits that determine when adapters are evicted and snapshotted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelService:
-    """The verbs of the service."""
+    """The use cases of the service."""
 
     create_adapter: CreateAdapter
     estimate: Estimate
@@ -76,7 +76,7 @@ class ModelService:
 
 
 def make_service(ports: Ports, limits: Limits) -> ModelService:
-    """Assemble the verbs; earlier adapters are unknown until `recover` ran."""
+    """Create the use cases. Adapters of earlier runs are unknown until `recover` has run."""
     directory = AdapterDirectory()
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)

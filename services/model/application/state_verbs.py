@@ -1,7 +1,7 @@
-"""Verbs that need more than the engine: save, load, publish, undo and export.
+"""Runs the verbs that need other services or the journal: save, load, publish, undo and export.
 
-Each can be repeated after a crash: other services recognize its request id, and its effect on the engine counts only
-once the journal has the resulting state.
+Each verb can be repeated after a crash: other services recognize its request id, and its effect on the engine becomes
+valid only when the journal has the resulting state.
 """
 
 import asyncio
@@ -82,35 +82,35 @@ class StateVerbRunner:
             is_trainer_included=verb.is_optimizer_included,
             consumed_train_samples=verb.consumed_train_samples,
         )
-        made = await self._ports.store.save(
+        saved = await self._ports.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
         )
         warnings = tuple(f'{part} is not saved; save with the optimizer to include it' for part in state.left_out)
-        return StateChange(run=VerbRun(outcome=made, warnings=warnings))
+        return StateChange(run=VerbRun(outcome=saved, warnings=warnings))
 
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
         trained = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
         state, warnings = await as_published(trained, verb.dtype)
-        made = await self._ports.store.publish_version(
+        published = await self._ports.store.publish_version(
             adapter.adapter_id,
             state,
             base_model=adapter.base_model,
             version=adapter.version + 1,
             is_pinned=verb.is_pinned,
         )
-        return StateChange(run=VerbRun(outcome=made, warnings=warnings), version=made.version)
+        return StateChange(run=VerbRun(outcome=published, warnings=warnings), version=published.version)
 
     async def _export(self, adapter: Adapter, verb: ExportMerged) -> StateChange:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
-        made = await self._ports.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
-        return StateChange(run=VerbRun(outcome=made))
+        exported = await self._ports.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
+        return StateChange(run=VerbRun(outcome=exported))
 
     async def _load(self, adapter: Adapter, verb: Load) -> StateChange:
         state = await self._ports.store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)
         run = await self._backend.import_state(
             adapter.adapter_id, state, is_trainer_included=verb.is_optimizer_included
         )
-        return StateChange(run=run, state=await self._changed_state(adapter.adapter_id))
+        return StateChange(run=run, state=await self._state_after_change(adapter.adapter_id))
 
     async def _undo(self, adapter: Adapter, verb: Undo) -> StateChange:
         adapter_id = adapter.adapter_id
@@ -123,7 +123,7 @@ class StateVerbRunner:
             restored = await self._residency.restore(adapter, until=first - 1)
             rate = await self._learning_rate(restored.adapter)
             zeroed = await self._backend.run(adapter_id, ZeroGrad())
-            state = await self._changed_state(adapter_id)
+            state = await self._state_after_change(adapter_id)
             is_done = True
         finally:
             if not is_done:
@@ -136,7 +136,7 @@ class StateVerbRunner:
         return StateChange(run=run, state=state, undone_from=first)
 
     async def _learning_rate(self, adapter: Adapter) -> float:
-        """Return the schedule's learning rate. Clips the gradient to obtain it; the gradient is dropped anyway."""
+        """Return the schedule's learning rate, as reported by a clip of the gradient, which is dropped afterwards."""
         with suppress(FailedPrecondition):
             outcome = (await self._backend.run(adapter.adapter_id, ClipGradNorm(max_grad_norm=_NO_LIMIT))).outcome
             if isinstance(outcome, StepResult):
@@ -144,7 +144,7 @@ class StateVerbRunner:
         optimizer = adapter.training_config.optimizer
         return 0.0 if optimizer is None else float(optimizer.options.get('lr', 0.0))
 
-    async def _changed_state(self, adapter_id: str) -> AdapterState:
+    async def _state_after_change(self, adapter_id: str) -> AdapterState:
         state = None
         try:
             state = await self._backend.snapshot(adapter_id)
@@ -162,7 +162,7 @@ async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterS
 
     Args:
         state: The state in the trainer's dtype.
-        dtype: Data type to publish; None for the trainer's.
+        dtype: Data type to publish; None for the trainer's data type.
 
     Raises:
         InvalidField: A weight is out of range of `dtype`.

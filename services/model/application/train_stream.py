@@ -1,9 +1,9 @@
-"""Run the operations of a stream: many in progress, with each adapter's results in order.
+"""Runs the operations of a stream concurrently, and returns each adapter's results in order.
 
-A refused operation frees its number, so the operations after it could never run. If the refusal is temporary
-(UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), they wait for the operation to be sent again. Otherwise they
-fail at once with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline, an operation is not
-applied if one before it failed.
+A refused operation frees its number, so the operations after it cannot run until the number is sent again. If the
+refusal is temporary (UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), they wait for it. Otherwise they fail at
+once with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline, an operation is not applied
+if an earlier one failed.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 
 WINDOW = 64
-"""Maximum number of operations of a stream in progress; further ones wait in the transport and slow the sender."""
+"""Maximum number of a stream's operations in progress; further ones wait in the transport and slow down the sender."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class _Stream:
         self._queues = queues
         self._caller = caller
         self._window = asyncio.Semaphore(WINDOW)
-        self._unanswered_numbers: dict[str, list[int]] = {}
-        """Numbers without a result, by adapter."""
+        self._pending_numbers: dict[str, list[int]] = {}
+        """Numbers of operations without a result, by adapter."""
         self._refused_numbers: dict[str, int] = {}
-        """First refused number that was not sent again, by adapter."""
+        """First refused number that has not been sent again, by adapter."""
         self._result_sent = ChangeNotifier()
         self.results: asyncio.Queue[OperationResult | OperationFailure | None] = asyncio.Queue(WINDOW)
 
@@ -74,25 +74,25 @@ class _Stream:
         async with asyncio.TaskGroup() as group:
             async for operation in operations:
                 await self._window.acquire()
-                self._unanswered_numbers.setdefault(operation.adapter_id, []).append(operation.sequence_number)
+                self._pending_numbers.setdefault(operation.adapter_id, []).append(operation.sequence_number)
                 admitted = asyncio.Event()
-                group.create_task(self._answer(operation, admitted))
+                group.create_task(self._execute_in_order(operation, admitted))
                 await admitted.wait()
         await self.results.put(None)
 
-    async def _answer(self, operation: Operation | OperationFailure, admitted: asyncio.Event) -> None:
+    async def _execute_in_order(self, operation: Operation | OperationFailure, admitted: asyncio.Event) -> None:
         adapter_id, number = operation.adapter_id, operation.sequence_number
         try:
             result = await self._outcome(operation, admitted)
             if isinstance(result, OperationFailure):
-                self._note_refusal(result)
+                self._record_refusal(result)
             admitted.set()
-            numbers = self._unanswered_numbers[adapter_id]
+            numbers = self._pending_numbers[adapter_id]
             while min(numbers) < number:
                 await self._result_sent.wait()
             await self.results.put(result)
         finally:
-            self._forget(adapter_id, number)
+            self._remove_number(adapter_id, number)
             self._window.release()
 
     async def _outcome(
@@ -109,7 +109,7 @@ class _Stream:
             return OperationFailure(operation.adapter_id, operation.sequence_number, error)
 
     def _admit(self, operation: Operation, admitted: asyncio.Event) -> None:
-        # An operation before it may have been refused while it waited for a slot.
+        # An earlier operation may have been refused while this one waited for a slot.
         self._check_gap(operation)
         admitted.set()
 
@@ -117,7 +117,7 @@ class _Stream:
         """Refuse an operation after a missing number.
 
         Raises:
-            SequenceGap: An operation before it was refused.
+            SequenceGap: An earlier operation was refused.
         """
         adapter_id, number = operation.adapter_id, operation.sequence_number
         missing = self._refused_numbers.get(adapter_id)
@@ -129,18 +129,18 @@ class _Stream:
             return
         raise SequenceGap(adapter_id, number, missing)
 
-    def _note_refusal(self, refused: OperationFailure) -> None:
+    def _record_refusal(self, refused: OperationFailure) -> None:
         adapter_id, number = refused.adapter_id, refused.sequence_number
         if not is_refusal(refused.error) or refused.error.disposition.is_transient:
             return
         self._refused_numbers[adapter_id] = min(number, self._refused_numbers.get(adapter_id, number))
         queue = self._queues.find(adapter_id)
-        for later in [item for item in self._unanswered_numbers[adapter_id] if item > number]:
+        for later in [item for item in self._pending_numbers[adapter_id] if item > number]:
             if queue is not None:
                 queue.skip(later, missing=number)
 
-    def _forget(self, adapter_id: str, number: int) -> None:
-        self._unanswered_numbers[adapter_id].remove(number)
-        if not self._unanswered_numbers[adapter_id]:
-            del self._unanswered_numbers[adapter_id]
+    def _remove_number(self, adapter_id: str, number: int) -> None:
+        self._pending_numbers[adapter_id].remove(number)
+        if not self._pending_numbers[adapter_id]:
+            del self._pending_numbers[adapter_id]
         self._result_sent.notify()

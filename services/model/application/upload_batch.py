@@ -1,4 +1,4 @@
-"""Uploads of batches that are too large for one message: each is received over one or several streams, then read."""
+"""Uploads of batches that are too large for one message. Each is received in one or several streams and read later."""
 
 from collections.abc import AsyncIterator
 
@@ -20,9 +20,9 @@ class UploadBatch:
         Raises:
             ScopeMissing: The key may not train.
             StreamOutOfOrder: The first message is not a header, or a chunk leaves a gap.
-            InvalidField: A chunk exceeds the announced size, or the header differs from that of an earlier stream.
-            QuotaExceeded: The tenant has too many uploads or bytes.
-            InUse: Another stream sends this upload.
+            InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
+            QuotaExceeded: The tenant has too many uploads, or they have too many bytes.
+            InUse: Another stream is sending this upload.
             DigestMismatch: The complete upload does not match the header's digest. It was removed.
         """
         require_scope(caller, 'train')

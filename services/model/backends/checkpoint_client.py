@@ -26,7 +26,7 @@ class CheckpointClient:
         Args:
             channel: Channel to the checkpoint service.
             segments: Shared memory for passing states on the same host; None to send bytes.
-            base_model: Required base model of fetched checkpoints; empty for any.
+            base_model: Required base model of fetched checkpoints; empty to accept all base models.
         """
         self._base_model = base_model
         self._weights = WeightClient(channel, segments=segments)
@@ -35,8 +35,8 @@ class CheckpointClient:
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
     ) -> PublishResult:
         plan = _plan(state, base_model)
-        made = await self._weights.publish_version(adapter_id, plan, version=version, is_pinned=is_pinned)
-        return PublishResult(version=made.version, digest=made.digest, size_bytes=made.size_bytes)
+        published = await self._weights.publish_version(adapter_id, plan, version=version, is_pinned=is_pinned)
+        return PublishResult(version=published.version, digest=published.digest, size_bytes=published.size_bytes)
 
     async def save(
         self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save, request_id: str
@@ -49,8 +49,8 @@ class CheckpointClient:
             request_id=request_id,
             user_metadata=save.user_metadata,
         )
-        made = (await self._weights.save_checkpoint(adapter_id, _plan(state, base_model), target)).checkpoint
-        return SaveResult(checkpoint_path=made.path, size_bytes=made.size_bytes, folder=made.folder)
+        saved = (await self._weights.save_checkpoint(adapter_id, _plan(state, base_model), target)).checkpoint
+        return SaveResult(checkpoint_path=saved.path, size_bytes=saved.size_bytes, folder=saved.folder)
 
     async def fetch(self, checkpoint_path: str, *, is_trainer_included: bool) -> AdapterState:
         """Return a checkpoint's state.
@@ -60,10 +60,10 @@ class CheckpointClient:
             CheckpointNotFound, ServiceUnreachable: The checkpoint cannot be read.
         """
         received = await self._weights.fetch_checkpoint(checkpoint_path, is_adapter_only=not is_trainer_included)
-        saved_of = received.state.manifest.base_model
-        if self._base_model and saved_of != self._base_model:
+        base_model = received.state.manifest.base_model
+        if self._base_model and base_model != self._base_model:
             raise InvalidField(
-                'checkpoint_path', f'has base model {saved_of!r}; this service serves {self._base_model!r}'
+                'checkpoint_path', f'has base model {base_model!r}; this service serves {self._base_model!r}'
             )
         if received.state.manifest.lora_config is None:
             raise InvalidField('checkpoint_path', 'contains full model weights, not an adapter')

@@ -14,7 +14,7 @@ from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 
-MOST_BYTES = 256 << 20
+MAX_BATCH_BYTES = 256 << 20
 """Maximum size of a batch, far above what the engine can compute at once."""
 _THREAD_BYTES = 1 << 20
 """Larger batches are serialized in a thread."""
@@ -40,7 +40,7 @@ class DataClient:
             raise _error_of(error) from error
         finally:
             call.cancel()
-        # The data service ended the stream without a response: it is shutting down.
+        # The data service closed the stream without a response, because it is shutting down.
         raise ServiceUnreachable('data')
 
 
@@ -72,12 +72,14 @@ def _loaded(reference: BatchReference, response: wire.StreamBatchesResponse) -> 
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
-    """Translate an error of the data service for the caller who named the loader."""
+    """Convert an error of the data service to the error for the operation's caller."""
     fact = error_from_call(error, service='data')
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(fact, ServiceUnreachable):
-        return InvalidField('batch.loader', f'its batch has more than {MOST_BYTES} bytes; use a smaller batch size')
+        return InvalidField(
+            'batch.loader', f'its batch has more than {MAX_BATCH_BYTES} bytes; use a smaller batch size'
+        )
     if fact.code is Code.INVALID_ARGUMENT and fact.violations:
-        return InvalidField(_field_here(fact.violations[0].field), fact.violations[0].problem)
+        return InvalidField(_field_in_operation(fact.violations[0].field), fact.violations[0].problem)
     if fact.code is Code.UNAUTHENTICATED:
         # The deployment's own token was refused, which is not the caller's mistake.
         return ServiceUnreachable('data')
@@ -86,7 +88,7 @@ def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
     return ServiceUnreachable('data')
 
 
-def _field_here(field: str) -> str:
-    """Return the operation's path for a field of StreamBatchesRequest; paths of dataset rows stay unchanged."""
+def _field_in_operation(field: str) -> str:
+    """Return the field path in the operation for a field of StreamBatchesRequest; other paths stay unchanged."""
     part, dot, rest = field.partition('.')
     return f'batch.loader{dot}{rest}' if part == 'start' else field

@@ -27,19 +27,19 @@ class EngineDryRun:
     """
 
     def __init__(self, engine: TrainerEngine, worker: SingleWorker, *, max_pass_tokens: int) -> None:
-        """Initialize the estimator; `engine` is used in the thread of `worker` only."""
+        """Create the estimator, which uses `engine` only in the thread of `worker`."""
         self._engine = engine
         self._worker = worker
         self._max_pass_tokens = max_pass_tokens
         self._cost_model: CostModel | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._measurement_lock = asyncio.Lock()
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
         with engine_errors_as_facts():
             size = self._size(plan)
-        async with self._one_at_a_time:
+        async with self._measurement_lock:
             if self._cost_model is None:
-                self._cost_model = await self._measured()
+                self._cost_model = await self._measure()
         shape = BatchShape(
             batch_size=plan.batch_size, sequence_tokens=plan.sequence_tokens, label_share=plan.label_share
         )
@@ -52,7 +52,7 @@ class EngineDryRun:
             available_bytes=available_bytes(self._engine.model.device.type),
         )
 
-    async def _measured(self) -> CostModel:
+    async def _measure(self) -> CostModel:
         probe = Probe(self._engine, max_pass_tokens=self._max_pass_tokens)
         while not probe.is_done:
             await self._worker.run(probe.step)

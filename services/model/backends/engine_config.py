@@ -19,7 +19,7 @@ _REDUCTION_WARNING = 'training_config.loss.reduction: has no effect; {} scales i
 
 
 def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) -> tuple[str, ...]:
-    """Apply the settings of `config` atomically; return warnings for the owner.
+    """Apply the settings of `config` atomically, and return warnings for the owner.
 
     Raises:
         UnknownComponent, InvalidComponentOptions, InvalidField: The configuration is invalid; nothing changed.
@@ -53,7 +53,7 @@ def batch_loss(choice: LossChoice) -> Loss:
     """Return the loss of one batch.
 
     Raises:
-        UnknownComponent, InvalidField: The loss or its options are invalid; fields start at `loss`.
+        UnknownComponent, InvalidField: The loss or its options are invalid; field paths start with `loss`.
     """
     try:
         return build_loss(choice.name, **_loss_options(choice, field='loss'))
@@ -64,7 +64,7 @@ def batch_loss(choice: LossChoice) -> Loss:
 
 
 def training_config_of(state: AdapterState, requested: TrainingConfig) -> TrainingConfig:
-    """Return the configuration in use, with defaults filled in.
+    """Return the configuration in use, including defaults.
 
     Args:
         state: State of the adapter.
@@ -92,14 +92,14 @@ def training_config_of(state: AdapterState, requested: TrainingConfig) -> Traini
 
 
 def _loss_options(choice: LossChoice, *, field: str) -> dict[str, Any]:
-    """Return the arguments of the loss, including its reduction if configurable.
+    """Return the arguments of the loss, including its reduction if the loss has this option.
 
     Raises:
         UnknownComponent, InvalidComponentOptions: The loss or its options are invalid.
         InvalidField: The loss scales its gradient itself, so the mean cannot be requested.
     """
-    built = build_loss(choice.name, **choice.options)
-    if _has_reduction(built):
+    loss = build_loss(choice.name, **choice.options)
+    if _has_reduction(loss):
         return {**choice.options, _REDUCTION: 'mean' if choice.is_mean else 'sum'}
     if choice.is_mean:
         raise InvalidField(f'{field}.reduction', f'must be unset: {choice.name} scales its gradient itself')

@@ -15,23 +15,23 @@ from twinkle.hub import resolve_model
 class MergedFolders:
     """Implements `services.model.ports.ModelExporter`; writes to `<root>/<adapter>/<name>`.
 
-    Concurrency: one merge at a time, in its own thread, while training continues.
+    Concurrency: one merge runs at a time, in a separate thread, while training continues.
     """
 
     def __init__(self, root: Path, *, base_model: str) -> None:
-        """Initialize the exporter; `base_model` provides the base weights."""
+        """Create an exporter that merges adapters into `base_model`."""
         self._root = root
         self._base_model = base_model
         self._worker = SingleWorker('merge')
 
     async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
         try:
-            made = await self._worker.run(self._export, state, self._root / adapter_id / name)
+            merged = await self._worker.run(self._export, state, self._root / adapter_id / name)
         except (AdapterMismatch, InvalidModelFolder) as error:
             raise InvalidField('operation.export_merged', str(error)) from error
         except (MergeRunning, OSError) as error:
             raise ExportUnavailable(adapter_id) from error
-        return SaveResult(checkpoint_path='', size_bytes=made.size_bytes, folder=str(made.folder))
+        return SaveResult(checkpoint_path='', size_bytes=merged.size_bytes, folder=str(merged.folder))
 
     async def close(self) -> None:
         """Wait for the running merge and stop the thread."""

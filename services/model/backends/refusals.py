@@ -1,4 +1,4 @@
-"""Translates errors of the engine to domain errors."""
+"""Converts errors of the engine to domain errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _log = structlog.get_logger('refusals')
 
 @contextmanager
 def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Iterator[None]:
-    """Raise errors of the engine as domain errors; defects pass through unchanged.
+    """Convert errors of the engine to domain errors; exceptions caused by defects are raised unchanged.
 
     Args:
         token_count: Size of the running batch, for BatchTooLarge.
@@ -52,7 +52,7 @@ def _failed(component_name: str, problem: str) -> DomainError:
     return InvalidField('features', f'{component_name} failed on them with its current options')
 
 
-def _place(index: int | None, field: str | None = None) -> str:
+def _field_path(index: int | None, field: str | None = None) -> str:
     feature = 'features' if index is None else f'features[{index}]'
     return '.'.join(filter(None, (feature, field)))
 
@@ -71,12 +71,12 @@ _FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
         component.InvalidComponentOptions,
         lambda error: InvalidField(f'training_config.{error.kind}.options', error.problem),
     ),
-    (processor.InvalidFeatures, lambda error: InvalidField(_place(error.index, error.field), error.problem)),
+    (processor.InvalidFeatures, lambda error: InvalidField(_field_path(error.index, error.field), error.problem)),
     (
         loss.MissingStream,
-        lambda error: InvalidField(_place(0, error.name), f'must be set: {error.loss} needs it'),
+        lambda error: InvalidField(_field_path(0, error.name), f'must be set: {error.loss} requires it'),
     ),
-    (loss.InvalidLossInput, lambda error: InvalidField(_place(error.index), error.problem)),
+    (loss.InvalidLossInput, lambda error: InvalidField(_field_path(error.index), error.problem)),
     (errors.LossFailed, lambda error: _failed(error.loss, error.problem)),
     (errors.MetricFailed, lambda error: _failed(error.metric, error.problem)),
     (nn.UnknownTargetModules, lambda error: InvalidField('lora_config.target_modules', str(error))),

@@ -1,3 +1,3 @@
-"""Values and rules of training: adapters, operations and their order. Standard library and plain data only."""
+"""Values and rules of training: adapters, operations and their order. This package performs no I/O."""
 
 __all__: list[str] = []

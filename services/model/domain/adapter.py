@@ -16,13 +16,13 @@ class Adapter:
     tenant_id: str
     base_model: str
     lora_config: LoraConfig
-    """Configuration in use: all defaults filled in, including the seed."""
+    """Configuration in use, including all defaults and the seed."""
     training_config: TrainingConfig
     """Configuration in use."""
     parameter_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's parameters that it trains, empty for all; None for LoRA. Such an adapter has the lease
-    of the replica."""
+    """Names of the base model's parameters that it trains, or an empty tuple for all of them; None for LoRA. A
+    full-parameter adapter has the lease of the replica."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0
@@ -30,12 +30,12 @@ class Adapter:
     step_count: int = 0
     """Number of optimizer steps applied."""
     trained_token_count: int = 0
-    """Number of tokens computed since its creation, including operations that were undone."""
+    """Number of tokens processed since its creation, including operations that were undone."""
     version: int = 0
     """Newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     session_id: str = ''
-    """Session in which it was created, if any."""
+    """Session in which it was created; empty without a session."""
     checkpoint_path: str = ''
     """Checkpoint that contains the current weights; empty if there is no such checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Compares two outcomes bitwise and locates the first difference. No I/O."""
+"""Compares two outcomes bitwise and locates the first difference."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ _TIMES = ('seconds', 'per_second')
 def first_difference(recorded: OperationResult | DomainError, found: OperationResult | DomainError) -> str | None:
     """Return the location of the first difference and both values; None if the outcomes are equal.
 
-    Ignores receipts, warnings and time metrics, which describe the run and not the adapter. Errors are equal if their
-    codes and reasons are. Values of a value head are compared only if recorded, because older journals lack them.
+    Receipts, warnings and time metrics are ignored, because they describe the run and not the adapter. Errors are equal
+    if their codes and reasons are equal. Values of a value head are compared only if they were recorded, because older
+    journals lack them.
     """
     if isinstance(recorded, DomainError) or isinstance(found, DomainError):
         one, other = _kind(recorded), _kind(found)
@@ -30,7 +31,7 @@ def first_difference(recorded: OperationResult | DomainError, found: OperationRe
 
 
 def _as_recorded(recorded: Outcome, found: Outcome) -> Outcome:
-    """Return an outcome without fields that the recorded one is too old to have."""
+    """Return an outcome without the fields that an older recorded outcome lacks."""
     if isinstance(recorded, ForwardResult) and isinstance(found, ForwardResult) and not recorded.values:
         return replace(found, values=())
     return found

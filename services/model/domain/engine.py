@@ -14,24 +14,24 @@ class AdapterDescription:
     """Configuration of an adapter as the engine created it."""
 
     lora_config: LoraConfig
-    """All defaults filled in, including the seed; not used for full-parameter training."""
+    """Configuration with all defaults and the seed; not used for full-parameter training."""
     training_config: TrainingConfig
-    """All defaults filled in."""
+    """Configuration with all defaults."""
     parameter_count: int
     warnings: tuple[str, ...] = ()
-    """Parts of the configuration that have no effect, or an unexpected one."""
+    """Messages about parts of the configuration that have no effect, or an unexpected effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterState:
-    """An adapter's weights and, optionally, the state its trainer needs to resume."""
+    """An adapter's weights and, optionally, the state that its trainer needs to resume."""
 
     lora_config: LoraConfig
     """Not used if `full_parameters` is set."""
     adapter: Mapping[str, TensorData]
     """Tensors by peft's parameter names, or by the base model's names for full-parameter training."""
     full_parameters: tuple[str, ...] | None = None
-    """Names that select the base model's parameters, empty for all; None for LoRA."""
+    """Names that select the base model's parameters, or an empty tuple for all of them; None for LoRA."""
     trainer: Mapping[str, TensorData] = field(default_factory=dict[str, TensorData])
     """Optimizer, schedule, counters and random state; empty if not requested."""
     step_count: int = 0
@@ -51,15 +51,15 @@ class VerbRun:
     pass_count: int = 0
     """Number of passes through the model that included this verb."""
     pass_adapter_count: int = 0
-    """Number of adapters in the fullest of these passes, including this one."""
+    """Maximum number of adapters in one of these passes, including this one."""
     training_config: TrainingConfig | None = None
-    """Configuration in use now, if the verb changed it."""
+    """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None
-    """Number of optimizer steps applied so far, if the verb may have changed it."""
+    """Number of optimizer steps applied so far; None if the verb cannot change it."""
     warnings: tuple[str, ...] = ()
     is_divided: bool = False
-    """True if memory ran out and the batch ran in smaller pieces: running it again may give slightly different
-    floats."""
+    """True if memory ran out and the batch ran in smaller parts. Running it again may then give slightly different
+    floating-point results."""
 
 
 @dataclass(frozen=True, kw_only=True)

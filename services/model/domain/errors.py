@@ -26,7 +26,7 @@ class OperationNotFound(NotFound):
 
 @domain_error('ID_TAKEN', 'adapter_id {id!r} was used before; choose another, or leave it empty')
 class AdapterIdTaken(AlreadyExists):
-    """The requested id was used before; the error does not reveal by whom."""
+    """The requested id was used before; the error does not reveal the tenant that used it."""
 
     id: str
     kind: str = 'adapter'
@@ -44,11 +44,11 @@ class SequenceReused(Aborted):
 
 @domain_error(
     'SEQUENCE_GAP',
-    'operation {sequence_number} of adapter {adapter_id!r} waited for operation {expected}, which never came',
+    'operation {sequence_number} of adapter {adapter_id!r} waited for operation {expected}, which was not received',
     disposition=Disposition.UNKNOWN,
 )
 class SequenceGap(FailedPrecondition):
-    """The operation waited for an earlier number that never came."""
+    """The operation waited for an earlier number that was not received."""
 
     adapter_id: str
     sequence_number: int
@@ -57,7 +57,7 @@ class SequenceGap(FailedPrecondition):
 
 @domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} needs {needs} first')
 class AdapterNotReady(FailedPrecondition):
-    """The adapter lacks something that the verb needs."""
+    """The adapter is not in the state that the verb requires."""
 
     adapter_id: str
     needs: str
@@ -72,8 +72,8 @@ class LossNotFinite(FailedPrecondition):
     """Position of the example in the batch; None if no single example is the cause."""
 
     def __str__(self) -> str:
-        place = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
-        return f'the loss of {place} is not finite; no gradient was added'
+        source = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
+        return f'the loss of {source} is not finite; no gradient was added'
 
 
 @domain_error(
@@ -101,7 +101,7 @@ class LoaderAtEnd(FailedPrecondition):
 
 @domain_error('UNDO_TOO_FAR', 'adapter {adapter_id!r} can go back {step_limit} steps, not {step_count}')
 class UndoTooFar(FailedPrecondition):
-    """The requested step is older than the stored ones."""
+    """The requested step is older than the steps that can be undone."""
 
     adapter_id: str
     step_count: int

@@ -11,7 +11,7 @@ class LoaderCursor:
     consumed_rows: int
     """Number of examples before the position, counted over all epochs."""
     state: bytes = b''
-    """Loader state for verifying the count; empty to trust the count."""
+    """Loader state that verifies the count; if empty, the count is not verified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class BatchReference:
 
     loader_id: str
     cursor: LoaderCursor | None = None
-    """None denotes the first batch."""
+    """Position of the batch; None for the first batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class LoadedBatch:
     """A fetched batch."""
 
     content: bytes = field(repr=False)
-    """The examples as a serialized FeatureBatch of the contract; opaque here."""
+    """The examples as a serialized FeatureBatch message; the domain does not parse it."""
     next_cursor: LoaderCursor
     """The position after the batch."""
 
@@ -37,12 +37,12 @@ class BatchSource(Protocol):
     """Fetches batches of loaders on behalf of the current caller. Contract suite: tests/contract/model."""
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
-        """Return a batch; repeated calls return the same one.
+        """Return a batch; repeated calls return the same batch.
 
         Raises:
             ForwardedError: The data service refused the call, such as NOT_FOUND for another tenant's loader.
             InvalidField: The cursor belongs to another loader, or the batch is too large.
-            LoaderAtEnd: The loader has no batch there.
+            LoaderAtEnd: The loader has no batch at this position.
             ServiceUnreachable: The data service cannot be reached.
             NotBuiltYet: This deployment has no data service.
         """

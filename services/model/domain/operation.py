@@ -29,12 +29,12 @@ class ForwardOnly:
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
     loss: LossChoice | None = None
-    """Loss of this batch; None for the adapter's."""
+    """Loss of this batch; None for the adapter's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """Runs a forward pass and keeps its activations for CalculateLoss and Backward."""
+    """Runs a forward pass and stores its activations for CalculateLoss and Backward."""
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
@@ -55,12 +55,12 @@ class Backward:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardBackward:
-    """Runs Forward, loss and Backward in one; adds to the accumulated gradient."""
+    """Runs Forward, CalculateLoss and Backward, and adds to the accumulated gradient."""
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
     loss: LossChoice | None = None
-    """Loss of this batch; None for the adapter's."""
+    """Loss of this batch; None for the adapter's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ class ClipGradNorm:
     """Clips the accumulated gradient."""
 
     max_grad_norm: float = 1.0
-    """Maximum norm; infinity only measures it."""
+    """Maximum norm; with infinity, the norm is only measured."""
     norm_type: float = 2.0
     max_grad_value: float | None = None
-    """Clips each element to this absolute value first; None to skip."""
+    """Maximum absolute value, to which each element is clipped first; None to skip this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Step:
     """Applies the accumulated gradient."""
 
     learning_rate: float | None = None
-    """Learning rate of this step; None for the schedule's."""
+    """Learning rate of this step; None for the learning rate of the schedule."""
     is_health_returned: bool = False
     optimizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Other optimizer arguments of this step, by name."""
@@ -97,7 +97,7 @@ class LrStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipGradAndStep:
-    """Runs ClipGradNorm, Step, ZeroGrad and LrStep in one."""
+    """Runs ClipGradNorm, Step, ZeroGrad and LrStep."""
 
     max_grad_norm: float = 1.0
     norm_type: float = 2.0
@@ -136,7 +136,7 @@ class Save:
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels of the checkpoint."""
     stored_bytes_limit: int | None = None
-    """The tenant's quota, set by the gateway if it is used up."""
+    """The tenant's quota, which the gateway sets if it is exhausted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class PublishVersion:
 
     is_pinned: bool = False
     dtype: str | None = None
-    """Data type of the published weights, one of `twinkle.checkpoint_engine`; None for the trainer's."""
+    """Data type of the published weights, see `twinkle.checkpoint_engine`; None for the trainer's data type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ ComputeVerb = (
     | CalculateMetric
     | Configure
 )
-"""Verbs that run on the engine only; replaying one gives bitwise the same result."""
+"""Verbs that need only the engine; replaying a verb gives a bitwise equal result."""
 StateVerb = Save | Load | PublishVersion | Undo | ExportMerged
 """Verbs that need more than the engine; they are never replayed."""
 Verb = ComputeVerb | StateVerb
@@ -204,9 +204,9 @@ class Operation:
     fingerprint: str
     """Digest of the request's content, which distinguishes a repeat from another operation with the same number."""
     payload: bytes = field(default=b'', repr=False)
-    """The serialized request for the journal, including a fetched batch; opaque here."""
+    """The serialized request for the journal, including a fetched batch; the domain does not parse it."""
     batch_reference: BatchReference | None = None
-    """Its batch in the data service, if it comes from a loader."""
+    """Reference to its batch in the data service; None if the batch does not come from a loader."""
     next_cursor: LoaderCursor | None = None
     """The position after that batch; None until it is fetched."""
 

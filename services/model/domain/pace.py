@@ -1,11 +1,11 @@
-"""Estimates durations from earlier runs. No I/O."""
+"""Estimates durations from earlier runs."""
 
 from datetime import timedelta
 
 from services.model.domain.scheduler import Ahead
 
-_MEMORY = 0.9
-"""Decay of earlier values: about the last ten count."""
+_DECAY = 0.9
+"""Decay of earlier values; with this factor, about the last ten values determine the mean."""
 
 
 class Average:
@@ -22,15 +22,15 @@ class Average:
 
     def add(self, value: float, weight: float = 1.0) -> None:
         """Add a value."""
-        self._sum = _MEMORY * self._sum + weight * value
-        self._weight = _MEMORY * self._weight + weight
+        self._sum = _DECAY * self._sum + weight * value
+        self._weight = _DECAY * self._weight + weight
 
 
 class Pace:
-    """Durations of quick verbs, and of batches per token."""
+    """Mean durations of quick verbs, and of batches per token."""
 
     def __init__(self) -> None:
-        """Initialize without measurements; all estimates are zero."""
+        """Start without measurements; all estimates are zero at first."""
         self._quick_seconds = Average()
         self._token_seconds = Average()
         self._mean_seconds = Average()

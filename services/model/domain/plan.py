@@ -14,14 +14,14 @@ class TrainingPlan:
 
     lora_config: LoraConfig
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's parameters to train, empty for all; None for an adapter."""
+    """Names of the base model's parameters to train, or an empty tuple for all of them; None for LoRA."""
     optimizer: Component
     batch_size: int
     """Number of examples."""
     sequence_tokens: int
     """Number of tokens per example."""
     label_share: float = 1.0
-    """Share of tokens whose label counts, in (0, 1]."""
+    """Share of tokens with a label that is not ignored, in (0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +36,16 @@ class PlanCost:
     step_time: timedelta
     """Duration of one forward_backward and step without other load."""
     available_bytes: int
-    """Memory available for it now."""
+    """Memory that is currently available."""
 
     @property
     def does_fit(self) -> bool:
-        """Whether it fits into the available memory."""
+        """Whether the plan fits in the available memory."""
         return self.peak_bytes <= self.available_bytes
 
 
 class CostEstimator(Protocol):
-    """Estimates the cost of a plan before anything is allocated."""
+    """Estimates the cost of a plan without allocating its memory."""
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
         """Return the cost of a plan.

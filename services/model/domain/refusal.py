@@ -1,9 +1,9 @@
-"""Which failed operations leave their sequence number free, and what callers may assume of the others."""
+"""Decides whether a failed operation frees its sequence number, and what its caller may assume."""
 
 from services.kit.errors import Code, Disposition, DomainError
 
 _UNAPPLIED = {Code.CANCELLED, Code.UNAVAILABLE}
-"""Codes of operations that were cancelled, or that a service behind this one could not serve; nothing was applied."""
+"""Codes of operations that were cancelled or that another service could not process; nothing was applied."""
 
 
 def is_refusal(error: object) -> bool:
@@ -12,7 +12,7 @@ def is_refusal(error: object) -> bool:
 
 
 def outcome_disposition(error: DomainError) -> Disposition:
-    """Return what a caller may assume of an operation that ended with `error`."""
+    """Return the disposition that a caller may assume for an operation that failed with `error`."""
     if not is_refusal(error):
         return Disposition.FAILED
     return Disposition.RETRYABLE if error.disposition.is_transient else Disposition.REFUSED

@@ -39,7 +39,7 @@ class LoadResult:
 
     step_count: int
     consumed_train_samples: int | None = None
-    """The saved data cursor; None if none was saved, or only the weights were loaded."""
+    """The saved data cursor; None if the checkpoint has no cursor, or only the weights were loaded."""
     gradient_accumulation_steps: int | None = None
     """The saved value; None if only the weights were loaded."""
 
@@ -59,7 +59,7 @@ class Receipt:
     pass_count: int = 0
     """Number of passes through the model that included it."""
     pass_adapter_count: int = 0
-    """Number of adapters in the fullest of these passes, including this one."""
+    """Maximum number of adapters in one of these passes, including this one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Decides which parts of an adapter's history the journal stores for restore and undo. No I/O."""
+"""Decides which parts of an adapter's history the journal stores for restore and undo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from services.model.domain.result import OperationResult
 from twinkle.data_format import StepResult
 
 SNAPSHOTS_KEPT = 2
-"""Number of newest snapshots that are stored. If one is damaged, the replay is longer, but the adapter is not lost."""
+"""Number of snapshots that are always stored. If the newest is damaged, the adapter is restored from the one before."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Parts of the history to store; the rest may be deleted."""
+    """Parts of the history to store; all other parts may be deleted."""
 
     steps: tuple[int, ...]
     """Operations that applied a step and can be undone, in order."""
     snapshots: frozenset[int]
     """Operation numbers of the snapshots."""
     ranges: tuple[tuple[int, int | None], ...]
-    """Replayable operations, as exclusive ranges of numbers; None is no upper limit."""
+    """Replayable operations, as ranges of numbers without their bounds; None stands for no upper bound."""
 
     def is_replayable(self, number: int) -> bool:
         """Return whether an operation's payload is stored."""
@@ -49,7 +49,7 @@ def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -
 
 
 class ReplayKind(IntEnum):
-    """How a restore treats an operation."""
+    """The treatment of an operation during a restore."""
 
     REPLAYED = 1
     """The operation is run again."""

@@ -1,7 +1,7 @@
-"""Order of verbs on a replica: deficit round-robin by tokens between tenants, packed into batches.
+"""Schedules verbs on a replica: deficit round-robin by tokens between tenants, with verbs packed into batches.
 
-The scheduler makes decisions only; `application.dispatcher` runs the verbs. Each adapter has at most one ready verb, so
-the order within an adapter is decided earlier (`domain.sequence`).
+The scheduler only selects verbs; `application.dispatcher` runs them. Each adapter has at most one ready verb;
+`domain.sequence` defines the order of an adapter's verbs.
 
 The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995, section
 3.2), with one change: a tenant is served while it has credit and then pays the verb's cost, so its credit may become
@@ -15,10 +15,10 @@ from typing import TypeVar
 _Value = TypeVar('_Value')
 
 QUICK_RUN = 128
-"""Maximum number of quick verbs, those without tokens, in a row while others wait. They take milliseconds: enough for
-the steps of a full batch of small adapters, but few enough that other verbs are not starved."""
-LEAST_TOKENS = 128
-"""Lower limit for the batch size in tokens: a few short examples share a pass even on a slow device."""
+"""Maximum number of consecutive quick verbs (verbs without tokens) while others wait. A quick verb takes milliseconds.
+The limit allows the steps of a full batch of small adapters, but does not starve other verbs."""
+MIN_BATCH_TOKENS = 128
+"""Lower limit of the batch size in tokens, so that a few short examples share a pass even on a slow device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class ReadyVerb:
     token_count: int
     """Number of tokens; 0 for a quick verb, such as a step."""
     batch_key: str | None = None
-    """Verbs with tokens and the same key may run together; None runs alone."""
+    """Verbs with tokens and the same key may run together; a verb with None runs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """Verbs that run before a given one if no more arrive."""
+    """Verbs that run before a given verb if no more verbs arrive."""
 
     quick_count: int = 0
     heavy_count: int = 0
@@ -54,7 +54,7 @@ class _Tenant:
     credit: float
     """Remaining tokens in this round; negative if the last verb cost more."""
     verbs: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
-    """Oldest first. An adapter that was served returns at the end, which gives round-robin between adapters."""
+    """Verbs by adapter, oldest first. An adapter's next verb is added at the end, which gives round-robin order."""
     by_key: dict[str | None, dict[str, ReadyVerb]] = field(default_factory=dict[str | None, dict[str, ReadyVerb]])
     """The same verbs by batch key."""
 
@@ -81,7 +81,7 @@ class Scheduler:
             batch_tokens: Maximum number of tokens per batch; a larger verb runs alone.
             weights: Share of each tenant, positive; 1 for tenants that are not listed.
         """
-        self._most_tokens = batch_tokens
+        self._max_batch_tokens = batch_tokens
         self._batch_tokens = batch_tokens
         """Current batch size, see `bound`."""
         self._weights = dict(weights or {})
@@ -91,11 +91,11 @@ class Scheduler:
         self.token_count = 0
         """Number of tokens of all ready verbs."""
         self._quick: dict[str, dict[str, ReadyVerb]] = {}
-        """Verbs without tokens by tenant, in the order of the tenants' turns; tenants without verbs are removed."""
+        """Verbs without tokens by tenant, in the order in which tenants are served."""
         self._quick_run = 0
-        """Number of quick verbs in a row so far."""
+        """Current number of consecutive quick verbs."""
         self._tenants: dict[str, _Tenant] = {}
-        """Tenants in the order of their turns. An idle tenant stays until its credit is restored."""
+        """Tenants in the order in which they are served. An idle tenant is removed once its credit is restored."""
 
     def __len__(self) -> int:
         """Return the number of ready verbs."""
@@ -103,18 +103,18 @@ class Scheduler:
 
     @property
     def is_batch_ready(self) -> bool:
-        """Whether waiting for more verbs cannot make the next batch fuller."""
+        """Whether the next batch cannot become larger by waiting for more verbs."""
         return not self._verbs or bool(self._quick) or self.token_count >= self._batch_tokens
 
     def bound(self, token_count: int | None) -> None:
         """Limit the size of future batches to about `token_count` tokens; None removes the limit.
 
-        A batch that contains all ready verbs serves tenants in proportion to their load. Tenants share by weight only
-        if some verbs do not fit, so batches must be small on a slow device.
+        A batch that contains all ready verbs serves tenants in proportion to their load. The weights of tenants matter
+        only if some verbs do not fit, so batches must be small on a slow device.
         """
-        most = self._most_tokens
-        self._batch_tokens = most if token_count is None else min(most, max(LEAST_TOKENS, token_count))
-        # Credit from larger batches would delay tenants that arrive now for a long time.
+        limit = self._max_batch_tokens
+        self._batch_tokens = limit if token_count is None else min(limit, max(MIN_BATCH_TOKENS, token_count))
+        # Credit from larger batches would delay new tenants for a long time.
         for tenant in self._tenants.values():
             tenant.credit = min(tenant.credit, tenant.weight * self._batch_tokens)
 
@@ -155,17 +155,17 @@ class Scheduler:
         return verb
 
     def next_batch(self) -> list[ReadyVerb]:
-        """Remove and return the verbs that run next, together; empty if no verb is ready."""
-        lead = self._next_quick() or self._next_heavy()
-        if lead is None:
+        """Remove and return the verbs of the next batch; the list is empty if no verb is ready."""
+        first = self._next_quick() or self._next_heavy()
+        if first is None:
             return []
-        batch = [self._take(lead)]
-        if lead.token_count and lead.batch_key is not None:
+        batch = [self._take(first)]
+        if first.token_count and first.batch_key is not None:
             self._fill(batch)
         return batch
 
     def ahead_of(self, adapter_id: str) -> Ahead | None:
-        """Return the verbs that run before an adapter's verb; None if it has no ready verb. Simulates the queue."""
+        """Return the verbs that run before an adapter's verb, by simulating the queue; None if it has no ready verb."""
         if adapter_id not in self._verbs:
             return None
         future, before = self._copy(), list[list[ReadyVerb]]()
@@ -180,14 +180,14 @@ class Scheduler:
         )
 
     def _copy(self) -> 'Scheduler':
-        twin = Scheduler(batch_tokens=self._most_tokens, weights=self._weights)
-        twin._batch_tokens = self._batch_tokens
-        twin._verbs = dict(self._verbs)
-        twin._heavy_count, twin.token_count = self._heavy_count, self.token_count
-        twin._quick_run = self._quick_run
-        twin._quick = {tenant_id: dict(verbs) for tenant_id, verbs in self._quick.items()}
-        twin._tenants = {tenant_id: tenant.copy() for tenant_id, tenant in self._tenants.items()}
-        return twin
+        copied = Scheduler(batch_tokens=self._max_batch_tokens, weights=self._weights)
+        copied._batch_tokens = self._batch_tokens
+        copied._verbs = dict(self._verbs)
+        copied._heavy_count, copied.token_count = self._heavy_count, self.token_count
+        copied._quick_run = self._quick_run
+        copied._quick = {tenant_id: dict(verbs) for tenant_id, verbs in self._quick.items()}
+        copied._tenants = {tenant_id: tenant.copy() for tenant_id, tenant in self._tenants.items()}
+        return copied
 
     def _next_quick(self) -> ReadyVerb | None:
         if not self._quick or (self._heavy_count and self._quick_run == QUICK_RUN):
@@ -205,8 +205,8 @@ class Scheduler:
         return None
 
     def _fill(self, batch: list[ReadyVerb]) -> None:
-        """Add verbs that may run with the first one and fit, one per tenant in turn."""
-        key, capacity = batch[0].batch_key, self._capacity_beside(batch[0].token_count)
+        """Add verbs that may run with the first one and fit in the batch, one per tenant in each round."""
+        key, capacity = batch[0].batch_key, self._remaining_capacity(batch[0].token_count)
         is_more = True
         while capacity and is_more:
             is_more = False
@@ -218,14 +218,14 @@ class Scheduler:
                     is_more = True
             is_more = is_more or self._begin_round()
 
-    def _capacity_beside(self, token_count: int) -> int:
-        """Return the number of tokens that fit beside a verb: enough to fill its passes, or as many as time allows."""
-        if self._batch_tokens < self._most_tokens:
+    def _remaining_capacity(self, token_count: int) -> int:
+        """Return the number of tokens that may be added to a verb, to fill its passes or the limit set by `bound`."""
+        if self._batch_tokens < self._max_batch_tokens:
             return max(self._batch_tokens - token_count, 0)
-        return -token_count % self._most_tokens
+        return -token_count % self._max_batch_tokens
 
     def _take(self, verb: ReadyVerb) -> ReadyVerb:
-        """Remove a verb that runs now, charge its tenant, and move the tenant to the end."""
+        """Remove a selected verb, charge its tenant, and move the tenant to the end of the order."""
         if verb.token_count:
             self._tenants[verb.tenant_id].credit -= verb.token_count
             _move_to_end(self._tenants, verb.tenant_id)
@@ -237,7 +237,7 @@ class Scheduler:
     def _begin_round(self) -> bool:
         """Start a new round if all waiting tenants have spent their credit; return whether it did.
 
-        Skips as many rounds as needed until the first tenant has positive credit.
+        The credit of as many rounds is added as the first tenant needs to have positive credit.
         """
         waiting = [tenant for tenant in self._tenants.values() if tenant.verbs]
         if not waiting or any(tenant.credit > 0 for tenant in waiting):

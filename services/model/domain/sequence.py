@@ -1,6 +1,6 @@
-"""The order of one adapter's operations, and the record that answers repeats.
+"""Decides the order of one adapter's operations, and stores their outcomes for repeats.
 
-Makes decisions only; `application.adapter_queue` runs the operations.
+`application.adapter_queue` runs the operations.
 """
 
 from collections import OrderedDict
@@ -16,21 +16,21 @@ from services.model.domain.result import OperationResult
 from twinkle.data_format import ForwardResult
 
 RECORD_LENGTH = 64
-"""Number of results stored for repeats. A client has at most one request per number in progress and retries at once, so
-a repeat arrives within a few numbers."""
+"""Maximum number of results stored for repeats. A client has at most one request per number in progress and retries at
+once, so it repeats only one of its last few numbers."""
 RECORD_BYTES = 4 << 20
-"""Bytes of log-probabilities stored with them, about a million values. The newest result is always stored."""
+"""Maximum bytes of log-probabilities in these results, about a million values. The newest result is always stored."""
 
 
 class Action(Enum):
     """Decision about an operation."""
 
     RUN = auto()
-    """Run it: it is the next one."""
+    """Run the operation, because it is the next one."""
     WAIT = auto()
-    """Wait: an earlier number is missing or running."""
+    """Wait, because an earlier operation is missing or running."""
     REPEAT = auto()
-    """Answer from the record, or when it is done: it was accepted before."""
+    """Return the recorded outcome, or wait for it, because the operation was accepted before."""
 
 
 class Recorded(Protocol):
@@ -108,7 +108,7 @@ class OperationSequence:
         return last is not None and last.is_running
 
     def action_for(self, operation: Operation) -> Action:
-        """Return what to do with `operation` now.
+        """Return the action to take for `operation` now.
 
         Raises:
             SequenceReused: Its number was used with other content.
@@ -127,7 +127,7 @@ class OperationSequence:
         """Accept an operation, which uses up its number."""
         self.last_number = operation.sequence_number
         self._record[operation.sequence_number] = Entry(operation.fingerprint)
-        self._shorten()
+        self._trim()
 
     def finish(self, number: int, outcome: OperationResult | DomainError) -> None:
         """Record the outcome of an operation."""
@@ -137,9 +137,9 @@ class OperationSequence:
         else:
             entry.result = outcome
         self._size_bytes += entry.size_bytes
-        self._shorten()
+        self._trim()
 
-    def give_back(self, number: int) -> None:
+    def free_number(self, number: int) -> None:
         """Free the number of the last operation, which was refused before anything changed."""
         del self._record[number]
         self.last_number = number - 1
@@ -155,7 +155,7 @@ class OperationSequence:
             raise OperationNotFound(self._adapter_id, number)
         return entry
 
-    def _shorten(self) -> None:
+    def _trim(self) -> None:
         while len(self._record) > RECORD_LENGTH or (len(self._record) > 1 and self._size_bytes > RECORD_BYTES):
             _, entry = self._record.popitem(last=False)
             self._size_bytes -= entry.size_bytes

@@ -1,11 +1,11 @@
-"""Predicts when each adapter's next operation arrives, from its past think times. No I/O."""
+"""Predicts when each adapter's next operation arrives, from its past think times."""
 
 from collections import OrderedDict
 
 from services.model.domain.pace import Average
 
-_KEPT = 512
-"""Number of adapters remembered; more than share a pass."""
+_MAX_ADAPTERS = 512
+"""Maximum number of adapters with stored think times; larger than the number of adapters that share a pass."""
 _SPREAD = 2.0
 """An adapter is no longer expected after this many times its mean think time."""
 
@@ -22,7 +22,7 @@ class ThinkTimes:
         self._finish_times[adapter_id] = now
         self._mean.setdefault(adapter_id, Average())
         self._mean.move_to_end(adapter_id)
-        if len(self._mean) > _KEPT:
+        if len(self._mean) > _MAX_ADAPTERS:
             oldest, _ = self._mean.popitem(last=False)
             self._finish_times.pop(oldest, None)
 
@@ -33,7 +33,7 @@ class ThinkTimes:
             self._mean[adapter_id].add(now - finish_time)
 
     def latest_expected(self, now: float, *, limit: float) -> float:
-        """Return the latest expected arrival, over adapters with a mean think time up to `limit`; `now` without any."""
+        """Return the latest expected arrival of adapters with a mean think time up to `limit`, at least `now`."""
         last = now
         for adapter_id, finish_time in self._finish_times.items():
             mean = self._mean[adapter_id].value

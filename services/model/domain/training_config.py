@@ -24,7 +24,7 @@ class LossChoice(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Settings that may change during an adapter's life. In a change, None leaves a setting as it is."""
+    """Settings that may change after an adapter's creation. In a change, None leaves a setting unchanged."""
 
     optimizer: Component | None = None
     """A class of torch.optim; the option `lr` is the learning rate."""
@@ -34,7 +34,7 @@ class TrainingConfig:
     processor: Component | None = None
     template: Component | None = None
     metrics: tuple[Component, ...] = ()
-    """Metrics of training batches; a change adds to them."""
+    """Metrics of training batches; a change adds metrics."""
     evaluation_metrics: tuple[Component, ...] = ()
-    """Metrics of forward-only batches; a change adds to them."""
+    """Metrics of forward-only batches; a change adds metrics."""
     patches: tuple[Component, ...] = ()

@@ -1,4 +1,4 @@
-"""Conversion of request messages to domain values, with every check of their fields."""
+"""Converts request messages to domain values, and checks all their fields."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -94,7 +94,7 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
     """Convert a reference to an adapter.
 
     Raises:
-        InvalidField: No adapter is named, a version is below 1, or the wait is out of range.
+        InvalidField: The adapter is missing, a version is below 1, or the wait is out of range.
     """
     kind = message.WhichOneof('version')
     if kind == 'checkpoint_path':
@@ -118,7 +118,7 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
 
 
 def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) -> AdapterChoice:
-    """Convert the adapter of a LoadAdapter request, which is required.
+    """Convert the required adapter of a LoadAdapter request.
 
     Raises:
         InvalidField: A field is missing or malformed.
@@ -132,7 +132,7 @@ def pause_mode_from_proto(mode: engine_pb2.PauseMode.ValueType) -> PauseMode:
     """Convert a pause mode; unspecified means KEEP.
 
     Raises:
-        InvalidField: The contract has no such mode.
+        InvalidField: The mode is unknown.
     """
     if mode not in _PAUSE_MODES:
         raise InvalidField('mode', f'{mode} is not a PauseMode')
@@ -143,7 +143,7 @@ def sleep_level_from_proto(level: engine_pb2.SleepLevel.ValueType) -> SleepLevel
     """Convert a sleep level; unspecified means WEIGHTS_KEPT.
 
     Raises:
-        InvalidField: The contract has no such level.
+        InvalidField: The level is unknown.
     """
     if level not in _SLEEP_LEVELS:
         raise InvalidField('level', f'{level} is not a SleepLevel')

@@ -1,4 +1,4 @@
-"""Conversion of sampling parameters, with every check of their fields."""
+"""Converts sampling parameters, and checks all their fields."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 """Maximum number of characters in a stop string."""
 MAX_FORM_LENGTH = 64 << 10
-"""Maximum size in bytes of a structured-output message; compiling one takes time and memory."""
+"""Maximum size in bytes of a structured-output message, since compiling it takes time and memory."""
 MAX_REGEX_LENGTH = 8 << 10
 """Maximum number of characters in a regular expression."""
 MAX_GRAMMAR_LENGTH = 32 << 10
@@ -56,7 +56,7 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     try:
         return SamplingParams.from_dict(values)
     except ValueError as error:
-        # The message begins with the name of the field, which is the same in the contract.
+        # The message begins with the name of the field, which is the same in the request.
         raise InvalidField(f'params.{str(error).partition(" ")[0]}', str(error)) from error
 
 
@@ -73,18 +73,18 @@ def _stops(message: sampling_pb2.SamplingParams) -> tuple[str | int, ...]:
     return (*message.stop_strings, *message.stop_token_ids)
 
 
-def check_range(field: str, value: int, least: int, most: int) -> None:
-    """Refuse a value outside `least` to `most`.
+def check_range(field: str, value: int, minimum: int, maximum: int) -> None:
+    """Check that a value is from `minimum` to `maximum`.
 
     Raises:
         InvalidField: The value is out of range.
     """
-    if not least <= value <= most:
-        raise InvalidField(field, f'must be {least} to {most}, got {value}')
+    if not minimum <= value <= maximum:
+        raise InvalidField(field, f'must be {minimum} to {maximum}, got {value}')
 
 
 def _form(message: sampling_pb2.StructuredOutput) -> StructuredOutput:
-    """Return the form to which the output is constrained; the message must contain exactly one."""
+    """Return the form to which the output is constrained. The message must contain exactly one form."""
     field = 'params.structured_output'
     if message.ByteSize() > MAX_FORM_LENGTH:
         raise InvalidField(field, f'must have at most {MAX_FORM_LENGTH} bytes, got {message.ByteSize()}')
@@ -117,6 +117,6 @@ def _choices(message: sampling_pb2.TextChoices, field: str) -> tuple[str, ...]:
     return tuple(message.texts)
 
 
-def _check_length(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidField(field, f'must have at most {most} characters, got {len(text)}')
+def _check_length(field: str, text: str, maximum: int) -> None:
+    if len(text) > maximum:
+        raise InvalidField(field, f'must have at most {maximum} characters, got {len(text)}')

@@ -1,4 +1,4 @@
-"""Conversion of domain values to response messages."""
+"""Converts domain values to response messages."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from services.sampler.domain.generation import (
     EngineLoad,
     GenerationEvent,
     PromptComputed,
-    SequenceEnded,
+    SequenceFinished,
     TokenForm,
-    TokensDrawn,
+    TokensSampled,
     TopTokens,
 )
 from services.sampler.domain.residency import ResidentVersion
@@ -33,7 +33,7 @@ _STOP_REASONS = {
 def event_to_proto(event: GenerationEvent) -> sampler_service_pb2.SampleResponse:
     if isinstance(event, PromptComputed):
         return sampler_service_pb2.SampleResponse(prompt=_prompt_to_proto(event))
-    if isinstance(event, TokensDrawn):
+    if isinstance(event, TokensSampled):
         return sampler_service_pb2.SampleResponse(delta=_delta_to_proto(event))
     return sampler_service_pb2.SampleResponse(finished=_end_to_proto(event))
 
@@ -58,7 +58,7 @@ def scores_to_proto(sequences: list[ScoredSequence]) -> sampler_service_pb2.Comp
 
 
 def resident_to_proto(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Convert a resident version; the key of a checkpoint is reduced to its path."""
+    """Convert a resident version; for a checkpoint, only the path of its key is included."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,
@@ -95,7 +95,7 @@ def _prompt_to_proto(prompt: PromptComputed) -> sampling_pb2.PromptInfo:
     )
 
 
-def _delta_to_proto(event: TokensDrawn) -> sampling_pb2.TokenDelta:
+def _delta_to_proto(event: TokensSampled) -> sampling_pb2.TokenDelta:
     return sampling_pb2.TokenDelta(
         sequence_index=event.sequence_index,
         token_ids=_ints(event.tokens),
@@ -106,7 +106,7 @@ def _delta_to_proto(event: TokensDrawn) -> sampling_pb2.TokenDelta:
     )
 
 
-def _end_to_proto(event: SequenceEnded) -> sampling_pb2.SequenceFinished:
+def _end_to_proto(event: SequenceFinished) -> sampling_pb2.SequenceFinished:
     return sampling_pb2.SequenceFinished(
         sequence_index=event.sequence_index,
         stop_reason=_STOP_REASONS[event.stop_reason],
@@ -136,7 +136,7 @@ def _spans_to_proto(spans: list[VersionSpan]) -> list[sampling_pb2.VersionSpan]:
 
 
 def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> sampling_pb2.TopLogprobs | None:
-    """Return tensors of shape `[T, k]`, k being the length of the longest row; None if all rows are empty."""
+    """Return tensors of shape `[T, k]`, where k is the length of the longest row; None if all rows are empty."""
     width = max((len(row) for row in rows or () if row), default=0)
     if not rows or not width:
         return None

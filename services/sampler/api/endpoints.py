@@ -1,4 +1,4 @@
-"""The contract's services that a sampler offers."""
+"""Defines the gRPC services that a sampler offers."""
 
 from services.kit.rpc.server import Endpoint
 from services.kit.weights.wire import add_weight_stream

@@ -1,6 +1,6 @@
-"""The sampler service of the contract. Each method converts its request, awaits the application, and converts back."""
+"""Servicer of SamplerService. Each method converts the request, calls the application, and converts the result."""
 
-# ruff: noqa: N802 (the methods have the contract's names)
+# ruff: noqa: N802 (the methods have the names of the RPCs)
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing

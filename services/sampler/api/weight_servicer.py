@@ -1,9 +1,9 @@
-"""The weight stream that a sampler relays to others; publishing is not supported.
+"""Servicer of the weight stream that a sampler relays to other samplers. Publishing is not supported.
 
-Chunk frames are yielded as values: the handlers of `services.kit.weights.wire` serialize them.
+Chunk frames are yielded as `StateChunk` values; the handlers of `services.kit.weights.wire` serialize them.
 """
 
-# ruff: noqa: N802 (the methods have the contract's names)
+# ruff: noqa: N802 (the methods have the names of the RPCs)
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -31,14 +31,14 @@ class WeightServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer)
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    async def Subscribe(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
+    async def Subscribe(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks are not messages)
         self, request: wire.SubscribeRequest, context: _Context
     ) -> AsyncIterator[StateChunk | wire.SubscribeResponse]:
         async with aclosing(self._relay.subscribe(current_caller(), subscribe_from_proto(request))) as events:
             async for event in events:
                 yield subscribed_to_proto(event)
 
-    async def Fetch(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
+    async def Fetch(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks are not messages)
         self, request: wire.FetchRequest, context: _Context
     ) -> AsyncIterator[StateChunk | wire.FetchResponse]:
         async with aclosing(self._relay.fetch(current_caller(), fetch_from_proto(request))) as frames:

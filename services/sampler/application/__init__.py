@@ -1,3 +1,3 @@
-"""Use cases of the sampler, one class for each resource: sampling, engine control, resident adapters, relay, fleet."""
+"""Use cases of the sampler: sampling, engine control, resident adapters, the relay of weights, and the fleet."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Admission to the engine: a bounded number of running prompts, and a bounded, fair queue in front of them."""
+"""Admission to the engine, with a limited number of running prompts and a limited, fair queue of waiting prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -14,21 +14,21 @@ from services.sampler.ports import SamplerEngine
 
 
 class Admission:
-    """Hands out the engine's slots, one per prompt; tenants take turns.
+    """Grants the engine's slots to prompts, one slot per prompt, in round-robin order of the tenants.
 
     Concurrency: for one event loop.
     """
 
     def __init__(self, engine: SamplerEngine, *, slots: int, queue_limit: int) -> None:
-        """Create the slots, all free.
+        """Create the slots, which are all free.
 
         Args:
-            engine: Engine whose slots are handed out.
-            slots: Number of prompts that may run in the engine at once.
-            queue_limit: Number of prompts per tenant that may wait for a slot.
+            engine: Engine whose slots are granted.
+            slots: Maximum number of prompts that run in the engine at once.
+            queue_limit: Maximum number of prompts per tenant that wait for a slot.
         """
         self.slots = slots
-        """Number of prompts that may run in the engine at once."""
+        """Maximum number of prompts that run in the engine at once."""
         self._engine = engine
         self._queue_limit = queue_limit
         self._running = 0
@@ -54,7 +54,7 @@ class Admission:
         return self._is_open
 
     def check_open(self, tenant_id: str) -> None:
-        """Refuse a new request before it does any work.
+        """Check that a new request can be admitted.
 
         Raises:
             EnginePaused: Admission is closed.
@@ -68,7 +68,7 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self, request: RunningRequest) -> AsyncGenerator[None, None]:
-        """Wait for a slot and hold it within this block; `admit_aborted` ends the wait early."""
+        """Wait for a slot and hold it within this block; `admit_aborted` shortens the wait."""
         await self._acquire(request)
         try:
             yield
@@ -77,7 +77,7 @@ class Admission:
             self._admit_next()
 
     def close(self) -> None:
-        """Refuse new requests; prompts that already wait still get a slot."""
+        """Refuse new requests; prompts that are already waiting still get slots."""
         self._is_open = False
 
     def open(self) -> None:
@@ -85,7 +85,7 @@ class Admission:
         self._is_open = True
 
     async def wait_idle(self) -> None:
-        """Wait until no prompt runs and none waits."""
+        """Wait until no prompt is running or waiting."""
         await self._idle.wait()
 
     def admit_aborted(self, request: RunningRequest) -> None:
@@ -105,7 +105,7 @@ class Admission:
         try:
             await waiter
         except asyncio.CancelledError:
-            # The slot may have been granted in the same loop iteration as the cancellation; pass it on.
+            # If the slot was granted in the same iteration of the event loop, release it.
             if not self._waiting.discard(request.tenant_id, waiter) and not waiter.cancelled():
                 self._running -= 1
             self._admit_next()

@@ -1,4 +1,4 @@
-"""A batch of prompts that run side by side and are returned in the order in which they finish."""
+"""A batch of prompts that run concurrently and are returned in the order in which they finish."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,8 +9,8 @@ from services.sampler.application.prompt_runner import PromptRun, PromptRunner
 from services.sampler.domain.generation import (
     GenerationEvent,
     PromptComputed,
-    SequenceEnded,
-    TokensDrawn,
+    SequenceFinished,
+    TokensSampled,
     TopTokens,
 )
 from services.sampler.domain.residency import ResidentVersion
@@ -40,7 +40,7 @@ class CompletedPrompt:
 
 
 class Batch:
-    """The prompts of one request that have not been run yet."""
+    """The prompts of one request that have not run yet."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Batch:
         self._finished = asyncio.Queue[CompletedPrompt | None](maxsize=1)
 
     async def run(self, worker_count: int) -> AsyncGenerator[CompletedPrompt, None]:
-        """Yield each prompt as one of `worker_count` workers finishes it; an error in one worker ends them all.
+        """Run the prompts with `worker_count` workers and yield each prompt when it is finished.
 
-        At most `worker_count` finished prompts wait for a slow reader.
+        An error in one worker cancels all workers. At most `worker_count` finished prompts wait for a slow reader.
         """
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(self._work()) for _ in range(worker_count)]
@@ -96,11 +96,11 @@ class Batch:
 
 
 def _collect(sequence: CompletedSequence, event: GenerationEvent) -> None:
-    if isinstance(event, TokensDrawn):
+    if isinstance(event, TokensSampled):
         sequence.tokens += event.tokens
         sequence.logprobs += event.logprobs
         sequence.text += event.text
-    elif isinstance(event, SequenceEnded):
+    elif isinstance(event, SequenceFinished):
         sequence.text += event.text
         sequence.stop_reason = event.stop_reason
         sequence.version_spans = event.version_spans

@@ -1,4 +1,4 @@
-"""Control of the engine: abort requests, pause, resume, sleep, wake up, reset the prefix cache, watch the load."""
+"""Controls the engine: abort requests, pause, resume, sleep, wake up, reset the prefix cache, and watch the load."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -15,10 +15,10 @@ from services.sampler.ports import SamplerEngine
 
 
 class PauseMode(Enum):
-    """How a pause treats running requests."""
+    """The treatment of running requests during a pause."""
 
     KEEP = 'keep'
-    """Stop them between two steps and continue them on resume."""
+    """Stop running requests between two steps and continue them on resume."""
     WAIT = 'wait'
     """Wait for them to finish before pausing."""
     ABORT = 'abort'
@@ -26,7 +26,7 @@ class PauseMode(Enum):
 
 
 class EngineControl:
-    """Controls one engine. Tenants may abort their requests and watch the load; the rest is for operators."""
+    """Controls one engine. Tenants may abort their requests and watch the load; other methods are for operators."""
 
     def __init__(self, engine: SamplerEngine, admission: Admission, requests: RunningRequests) -> None:
         self._engine = engine
@@ -40,7 +40,7 @@ class EngineControl:
         return self._admission.load
 
     async def abort(self, caller: Caller, request_id: str) -> None:
-        """End a request of the caller; its sequences end with `StopReason.ABORT` and its call succeeds.
+        """Abort a request of the caller. Its sequences finish with `StopReason.ABORT`, and its call succeeds.
 
         Raises:
             RequestNotFound: The caller has no running request with that id.
@@ -50,7 +50,7 @@ class EngineControl:
     async def pause(self, caller: Caller, mode: PauseMode) -> None:
         """Pause the engine; new requests are refused from this call until `resume`.
 
-        Cancelling the call before the engine is paused admits requests again.
+        If the call is cancelled before the engine is paused, requests are admitted again.
 
         Raises:
             ScopeMissing: The caller is not an operator.
@@ -71,7 +71,7 @@ class EngineControl:
                 self._admission.open()
 
     async def resume(self, caller: Caller) -> None:
-        """Resume a paused engine; a running one is left unchanged, and a sleeping one stays asleep.
+        """Resume a paused engine. A running engine does not change, and a sleeping engine continues to sleep.
 
         Raises:
             ScopeMissing: The caller is not an operator.
@@ -84,8 +84,8 @@ class EngineControl:
     async def sleep(self, caller: Caller, level: SleepLevel) -> None:
         """Release the accelerator's memory once running requests are done.
 
-        New requests are refused from this call until `wake_up`. Cancelling the call before the engine sleeps admits
-        them again.
+        New requests are refused from this call until `wake_up`. If the call is cancelled before the engine sleeps,
+        requests are admitted again.
 
         Raises:
             ScopeMissing: The caller is not an operator.
@@ -117,7 +117,7 @@ class EngineControl:
             self._admission.open()
 
     async def reset_prefix_cache(self, caller: Caller) -> int:
-        """Clear the prefix cache and return the number of tokens dropped; this slows down every tenant's next requests.
+        """Clear the prefix cache and return the number of dropped tokens; the next requests of all tenants are slower.
 
         Raises:
             ScopeMissing: The caller is not an operator.
@@ -126,7 +126,7 @@ class EngineControl:
         return await self._engine.reset_prefix_cache()
 
     async def watch_load(self, interval: timedelta) -> AsyncGenerator[EngineLoad, None]:
-        """Yield the load now and then once per `interval`.
+        """Yield the load immediately and then once per `interval`.
 
         Raises:
             Draining: The service is shutting down.
@@ -141,7 +141,7 @@ class EngineControl:
         raise Draining()
 
     def close(self) -> None:
-        """End every `watch_load`, so that open watches do not delay shutdown."""
+        """Make every `watch_load` raise `Draining`, so that open watches do not delay shutdown."""
         self._closed.set()
 
     async def _abort(self, request: RunningRequest) -> None:

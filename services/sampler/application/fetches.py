@@ -1,7 +1,7 @@
-"""Fetches of versions that requests need: at most one per version, shared by all requests that wait for it.
+"""Fetches versions that requests need, with at most one fetch per version, shared by all requests that wait for it.
 
-A fetch continues after its last waiter has left, so that a retried request finds its version. Once the weights have
-arrived, it waits for free capacity only while a request waits for the version.
+A fetch continues after its last waiter has stopped waiting, so that a retried request finds its version. Once the
+weights have arrived, the fetch waits for free capacity only while a request waits for the version.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from services.sampler.domain.errors import VersionNotReady
 from services.sampler.domain.residency import ResidentVersion
 
 MAX_UNAWAITED = 8
-"""Number of fetches without a waiter, running or failed, that are kept; the oldest is dropped for a new one."""
+"""Maximum number of fetches without a waiter, running or failed; the oldest is dropped for a new one."""
 
 
 @dataclass(eq=False)
@@ -22,10 +22,10 @@ class _Fetch:
 
     waiter_count: int = 0
     task: asyncio.Task[ResidentVersion | None] = field(init=False)
-    """Returns None if there was no capacity and no waiter was left."""
+    """Task that loads the version; it returns None if there was no capacity and no waiter."""
 
     def failure(self) -> BaseException | None:
-        """Return the error with which the fetch ended, if it failed."""
+        """Return the error of a failed fetch; None if the fetch is running or succeeded."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
@@ -42,22 +42,22 @@ class Fetches:
             try_admit: Loads fetched weights into the engine; returns None if there is no capacity now.
         """
         self._try_admit = try_admit
-        # Fetches without a waiter come in the order in which their last waiter joined.
+        # Fetches are ordered by the time at which their last waiter joined.
         self._fetches: dict[VersionKey, _Fetch] = {}
         self._capacity_changed = asyncio.Event()
 
-    async def join(self, key: VersionKey, bring: Callable[[], Awaitable[AdapterWeights]]) -> ResidentVersion:
-        """Wait for a version's running fetch, or start one with `bring`, and return the loaded version.
+    async def join(self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]) -> ResidentVersion:
+        """Wait for a version's running fetch, or start one with `fetch_weights`, and return the loaded version.
 
         Raises:
-            DomainError: The error of the fetch, also if it failed before this call joined it.
+            DomainError: The fetch failed, during this call or before it.
         """
         fetch = self._fetches.pop(key, None)
         if fetch is not None and (error := fetch.failure()) is not None:
             raise error
         if fetch is None or fetch.task.done():
-            # A fetch that has succeeded is of no further use: its version has already been evicted.
-            fetch = self._begin(key, bring)
+            # The version of a successful fetch has already been evicted, so it must be fetched again.
+            fetch = self._begin(key, fetch_weights)
         self._fetches[key] = fetch
         fetch.waiter_count += 1
         try:
@@ -82,16 +82,16 @@ class Fetches:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _begin(self, key: VersionKey, bring: Callable[[], Awaitable[AdapterWeights]]) -> _Fetch:
+    def _begin(self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]) -> _Fetch:
         fetch = _Fetch()
-        fetch.task = asyncio.create_task(self._run(key, fetch, bring), name=f'fetch {key}')
-        fetch.task.add_done_callback(lambda _: self._note_end(key, fetch))
+        fetch.task = asyncio.create_task(self._run(key, fetch, fetch_weights), name=f'fetch {key}')
+        fetch.task.add_done_callback(lambda _: self._on_done(key, fetch))
         return fetch
 
     async def _run(
-        self, key: VersionKey, fetch: _Fetch, bring: Callable[[], Awaitable[AdapterWeights]]
+        self, key: VersionKey, fetch: _Fetch, fetch_weights: Callable[[], Awaitable[AdapterWeights]]
     ) -> ResidentVersion | None:
-        weights = await bring()
+        weights = await fetch_weights()
         while True:
             changed = self._capacity_changed
             if (version := await self._try_admit(key, weights)) is not None or not fetch.waiter_count:
@@ -103,19 +103,19 @@ class Fetches:
         if fetch.waiter_count:
             return
         if fetch.task.done():
-            self._forget(key, fetch)
+            self._remove(key, fetch)
             return
-        # A fetch that waits for capacity notices that it has no waiter left.
+        # Wakes the fetch if it waits for capacity, so that it finishes without a waiter.
         self.notify_capacity()
         unawaited = [name for name, other in self._fetches.items() if not other.waiter_count]
         for name in unawaited[:-MAX_UNAWAITED]:
             self._fetches.pop(name).task.cancel()
 
-    def _note_end(self, key: VersionKey, fetch: _Fetch) -> None:
+    def _on_done(self, key: VersionKey, fetch: _Fetch) -> None:
         """Remove a successful fetch without waiters; `failure` also marks an exception as retrieved."""
         if fetch.failure() is None and not fetch.waiter_count:
-            self._forget(key, fetch)
+            self._remove(key, fetch)
 
-    def _forget(self, key: VersionKey, fetch: _Fetch) -> None:
+    def _remove(self, key: VersionKey, fetch: _Fetch) -> None:
         if self._fetches.get(key) is fetch:
             del self._fetches[key]

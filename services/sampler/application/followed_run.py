@@ -1,8 +1,8 @@
 """The versions of one full-parameter run, served as the engine's base weights.
 
-A new version is first staged completely in host memory. Then new requests are held back while running ones finish on
+A new version is first loaded completely into host memory. Then new requests wait while running requests finish with
 the old weights, the engine's weights are replaced, and requests are admitted again. If running requests take longer
-than `patience`, the old version continues to serve and the replacement is tried again later.
+than `patience`, requests continue with the old version, and the replacement is retried later.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from services.sampler.ports import SamplerEngine, Synced, WeightSource
 _log = structlog.get_logger('followed run')
 
 PATIENCE = timedelta(seconds=30)
-"""Longest time that new requests are held back for running ones, so that a version can be put in place."""
+"""Maximum time that new requests wait for running requests before a replacement."""
 _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 1.0
 _MIN_PAUSE_SECONDS = 0.1
@@ -41,7 +41,7 @@ _ONE_DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class _Problem:
-    """A version that arrived but cannot be served."""
+    """A received version that cannot be served."""
 
     version: int
     error: AdapterMisfit | InvalidField
@@ -62,32 +62,32 @@ class FollowedRun:
             engine: Engine whose base weights are replaced.
             source: Source of the run's versions.
             run: The run to serve.
-            patience: Longest time that new requests are held back for running ones.
+            patience: Maximum time that new requests wait for running requests before a replacement.
         """
         self._engine = engine
         self._source = source
         self._run = run
         self._patience_seconds = patience.total_seconds()
         self._caller = Caller(tenant_id=run.tenant_id, is_internal=True)
-        # Samplers that relay from this one may ask for other names; those streams end at once.
+        # Samplers that relay from this one may request other adapters; those streams fail at once.
         self.followers = Followers(self._follow, max_followers=16, idle=_ONE_DAY)
         self._current: ResidentVersion | None = None
-        """Version in the engine; None for the base model as it was loaded, which is not a version of the run."""
+        """Version in the engine; None for the original base model, which is not a version of the run."""
         self._problem: _Problem | None = None
-        """Why the newest version cannot be served."""
+        """Reason why the newest version cannot be served."""
         self._is_admitting = True
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
-        self._keeping: asyncio.Task[None] | None = None
-        self._replacing: asyncio.Task[None] | None = None
+        self._following_task: asyncio.Task[None] | None = None
+        self._replacement: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start following the run, whether or not it has been published yet."""
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_following(), name=f'keep {self._run}')
+        if self._following_task is None:
+            self._following_task = asyncio.create_task(self._keep_following(), name=f'keep {self._run}')
 
     def check_base(self) -> None:
-        """Refuse: the engine's base weights are those of the run, not of the base model.
+        """Raise an error: the engine's base weights belong to the run, not to the base model.
 
         Raises:
             BaseModelNotFound: Always.
@@ -96,12 +96,12 @@ class FollowedRun:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
-        """Keep the served version in place within this block, if it satisfies `choice`.
+        """Prevent the replacement of the served version within this block, if it satisfies `choice`.
 
         Raises:
             AdapterNotFound: The run belongs to another tenant.
             NotSupportedHere: The request names another adapter.
-            VersionNotFound: The version has been replaced already.
+            VersionNotFound: The version has already been replaced.
             VersionNotReady: The version did not arrive in time.
             AdapterMisfit, InvalidField: The version does not fit this base model.
         """
@@ -134,7 +134,7 @@ class FollowedRun:
         self._listeners.append(listener)
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Refuse: this sampler exists to serve the run.
+        """Raise an error: this sampler always serves the run.
 
         Raises:
             AdapterNotFound, NotSupportedHere: Always one of them.
@@ -143,21 +143,21 @@ class FollowedRun:
         raise NotSupportedHere('unloading the run that a sampler follows', self._engine.facts.engine)
 
     async def close(self) -> None:
-        """Stop following the run; wait for a replacement that has begun."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        """Stop following the run, and wait for a running replacement."""
+        if self._following_task is not None:
+            self._following_task.cancel()
+            await asyncio.wait([self._following_task])
         await self.followers.close()
-        if self._replacing is not None:
-            await asyncio.wait([self._replacing])
-            _log_failure(self._replacing)
+        if self._replacement is not None:
+            await asyncio.wait([self._replacement])
+            _log_failure(self._replacement)
 
     def _check(self, caller: Caller, choice: AdapterChoice) -> None:
         if caller.tenant_id != self._run.tenant_id:
             raise AdapterNotFound(choice.adapter_id or choice.checkpoint_path)
         if choice.checkpoint_path or choice.adapter_id != self._run.name:
-            what = f'an adapter other than {self._run.name!r}, the only run that this sampler serves,'
-            raise NotSupportedHere(what, self._engine.facts.engine)
+            feature = f'an adapter other than {self._run.name!r}, the only run that this sampler serves,'
+            raise NotSupportedHere(feature, self._engine.facts.engine)
 
     async def _find(self, choice: AdapterChoice) -> ResidentVersion:
         while True:
@@ -170,7 +170,7 @@ class FollowedRun:
             await self._changed.wait()
 
     def _check_problem(self, choice: AdapterChoice) -> None:
-        """Refuse a request that the unusable newest version would have satisfied; later versions may still work."""
+        """Raise the error of the unusable newest version if the request needs that version or an earlier one."""
         problem = self._problem
         if problem is None or choice.wanted_version > problem.version:
             return
@@ -180,7 +180,7 @@ class FollowedRun:
         raise problem.error
 
     async def _keep_following(self) -> None:
-        """Follow the run, and reopen the stream whenever it ends."""
+        """Follow the run, and reopen the stream whenever it closes."""
         retry_seconds = _FIRST_RETRY_SECONDS
         while True:
             try:
@@ -207,7 +207,7 @@ class FollowedRun:
                 follower.announce(served, is_synced=isinstance(update, Synced))
 
     async def _serve(self, weights: AdapterWeights) -> None:
-        """Replace the engine's weights with a staged version, or record why that is impossible."""
+        """Replace the engine's weights with a received version, or record the reason why this is impossible."""
         self._problem = None
         failpoints.reach('replacement.staged')
         try:
@@ -238,11 +238,11 @@ class FollowedRun:
         except asyncio.CancelledError:
             self._admit()
             raise
-        # The replacement runs to its end even if this call is cancelled: the engine finishes what it has begun, the
-        # state here must match the engine's, and only one replacement may run at a time.
-        self._replacing = asyncio.create_task(self._replace(weights), name=f'replace {self._run}')
+        # The replacement completes even if this call is cancelled: the engine cannot interrupt it, the state of this
+        # object must match the engine's state, and only one replacement may run at a time.
+        self._replacement = asyncio.create_task(self._replace(weights), name=f'replace {self._run}')
         try:
-            await asyncio.shield(self._replacing)
+            await asyncio.shield(self._replacement)
         except EngineInUse:
             return False
         return True
@@ -266,11 +266,11 @@ class FollowedRun:
             listener()
 
     async def _pause_before_retry(self) -> None:
-        """Admit requests for as long as they were held back, or until none runs.
+        """Admit requests for as long as they had to wait, or until no request is running.
 
-        With a shorter pause, a sequence of long requests would hold back all others almost all the time.
+        With a shorter pause, a sequence of long requests would block all others almost all the time.
         """
-        # A sleeping engine runs no request; the minimum pause then separates two attempts.
+        # A sleeping engine runs no request; the minimum pause limits the rate of attempts.
         minimum = min(_MIN_PAUSE_SECONDS, self._patience_seconds)
         await asyncio.sleep(minimum)
         with suppress(TimeoutError):

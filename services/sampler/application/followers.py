@@ -1,4 +1,4 @@
-"""Adapters whose versions are followed: a bounded number of streams, each ended when it is idle for too long."""
+"""Follows the versions of adapters with a limited number of streams. A stream that is idle for too long is closed."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,7 +16,7 @@ _log = structlog.get_logger('versions')
 
 
 class Follower:
-    """One adapter's stream of versions, as seen by the requests that wait for a version."""
+    """The stream of an adapter's versions, for the requests that wait for a version."""
 
     def __init__(self) -> None:
         self.newest = 0
@@ -29,7 +29,7 @@ class Follower:
         self._changed = asyncio.Event()
 
     def announce(self, version: int, *, is_synced: bool = False) -> None:
-        """Record a version that the stream brought, and wake all waiters."""
+        """Record a version that the stream has received, and wake all waiters."""
         self.newest = max(self.newest, version)
         self.is_synced = is_synced
         self.notify()
@@ -40,10 +40,10 @@ class Follower:
         self._changed = asyncio.Event()
 
     async def wait_for_change(self) -> None:
-        """Wait for the next announcement or the end of the stream.
+        """Wait for the next announcement, or until the stream is closed.
 
         Raises:
-            DomainError: The error with which the stream ended.
+            DomainError: The stream failed with this error.
         """
         if not self._is_done():
             await self._changed.wait()
@@ -71,13 +71,13 @@ class Followers:
 
         Args:
             run: Reads one adapter's stream and announces its versions to the follower.
-            max_followers: Number of streams that may be open at once.
-            idle: Time without use after which a stream is ended.
+            max_followers: Maximum number of open streams.
+            idle: Time without use after which a stream is closed.
         """
         self._run = run
         self._max_followers = max_followers
         self._idle_seconds = idle.total_seconds()
-        # In the order of last use, least recent first.
+        # Ordered by last use, least recent first.
         self._followers: dict[AdapterKey, Follower] = {}
         self._idle_timers: dict[AdapterKey, asyncio.TimerHandle] = {}
 
@@ -86,10 +86,10 @@ class Followers:
 
     @contextmanager
     def following(self, caller: Caller, adapter: AdapterKey) -> Iterator[Follower]:
-        """Follow an adapter at least within this block.
+        """Follow an adapter; the stream stays open at least within this block.
 
         Raises:
-            VersionNotReady: All streams are in use for other adapters.
+            VersionNotReady: The maximum number of streams is in use for other adapters.
         """
         follower = self._followers.pop(adapter, None) or self._begin(caller, adapter)
         self._followers[adapter] = follower
@@ -101,22 +101,22 @@ class Followers:
             self.touch(adapter)
 
     def touch(self, adapter: AdapterKey) -> None:
-        """Restart the idle timer of an adapter's stream; does nothing if the adapter is not followed."""
+        """Restart the idle timer of an adapter's stream; do nothing if the adapter is not followed."""
         if timer := self._idle_timers.pop(adapter, None):
             timer.cancel()
         if adapter in self._followers:
             self._followers[adapter] = self._followers.pop(adapter)
             loop = asyncio.get_running_loop()
-            self._idle_timers[adapter] = loop.call_later(self._idle_seconds, self._end_idle, adapter)
+            self._idle_timers[adapter] = loop.call_later(self._idle_seconds, self._stop_if_idle, adapter)
 
     def stop_idle(self, adapter: AdapterKey) -> None:
-        """Stop following an adapter unless a request or relay waits for its versions."""
+        """Stop following an adapter, unless a request or relay is waiting for its versions."""
         follower = self._followers.get(adapter)
         if follower is not None and not follower.user_count:
             self._drop(adapter)
 
     async def stop(self, adapter: AdapterKey) -> None:
-        """Stop following an adapter; requests that still wait open a new stream."""
+        """Stop following an adapter; requests that are still waiting open a new stream."""
         follower = self._drop(adapter)
         if follower is not None and follower.task is not None:
             await asyncio.wait([follower.task])
@@ -147,7 +147,7 @@ class Followers:
             # Waiters check whether the task is done when they wake up, and it is done only after this block.
             asyncio.get_running_loop().call_soon(follower.notify)
 
-    def _end_idle(self, adapter: AdapterKey) -> None:
+    def _stop_if_idle(self, adapter: AdapterKey) -> None:
         self._idle_timers.pop(adapter, None)
         self.stop_idle(adapter)
 

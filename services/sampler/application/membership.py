@@ -1,4 +1,4 @@
-"""Membership in the fleet: report to every gateway, keep a lease at each, and follow their instructions."""
+"""Membership in the fleet: reports to every gateway, renews the lease at each, and follows their instructions."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,13 +14,13 @@ from services.sampler.ports import FleetGateway
 _log = structlog.get_logger('fleet')
 
 REPORTS_PER_LEASE = 3
-"""Number of reports sent within one lease interval; a lease survives the loss of all but one."""
+"""Number of reports within one lease interval; a lease stays valid if at least one of them arrives."""
 MIN_REPORT_INTERVAL = timedelta(milliseconds=50)
-"""Shortest time between two reports; changes within it are reported together."""
+"""Minimum time between two reports; changes within this time are reported together."""
 _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 _DRAIN_TIMEOUT_SECONDS = 2.0
-"""Time that shutdown waits for gateways to acknowledge the drain."""
+"""Maximum time that shutdown waits for gateways to acknowledge the drain."""
 
 
 class _Lease:
@@ -30,9 +30,9 @@ class _Lease:
         self.gateway = gateway
         self.report_interval = timedelta(seconds=1)
         self.changed = asyncio.Event()
-        """Set when a report is due before the interval ends."""
+        """Set when a report must be sent before the interval has elapsed."""
         self.drain_acknowledged = asyncio.Event()
-        """Set once the gateway has answered a report that announces the drain."""
+        """Set once the gateway has acknowledged a report that announces the drain."""
         self.is_lost = False
         self.retry_seconds = _FIRST_RETRY_SECONDS
         """Time to wait before calling the gateway again after the lease is lost."""
@@ -59,8 +59,9 @@ class Membership:
             gateways: All gateways of the deployment.
             report: Returns the current state of this sampler, given whether it is draining.
             use_checkpoint: Receives the address of the deployment's checkpoint service.
-            use_relay: Receives the address of the sampler to take weights from; empty for none.
-            max_interval: Upper bound on the lease interval that a gateway may set.
+            use_relay: Receives the address of the sampler from which to fetch weights; empty for the checkpoint
+                service.
+            max_interval: Maximum lease interval; a longer interval set by a gateway is reduced to it.
         """
         self._leases = [_Lease(gateway) for gateway in gateways]
         self._report = report
@@ -70,14 +71,14 @@ class Membership:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
         self.drain_requested = asyncio.Event()
-        """Set once a gateway has asked this sampler to leave."""
+        """Set once a gateway has requested that this sampler leave the fleet."""
 
     def start(self) -> None:
         """Start reporting to every gateway."""
-        self._tasks = [asyncio.create_task(self._keep(lease), name='lease') for lease in self._leases]
+        self._tasks = [asyncio.create_task(self._maintain(lease), name='lease') for lease in self._leases]
 
     def report_soon(self) -> None:
-        """Send the next report without waiting for the interval to end."""
+        """Send the next report before the interval has elapsed."""
         for lease in self._leases:
             lease.changed.set()
 
@@ -89,8 +90,8 @@ class Membership:
         waiting = [asyncio.ensure_future(lease.drain_acknowledged.wait()) for lease in reachable]
         if waiting:
             _, pending = await asyncio.wait(waiting, timeout=_DRAIN_TIMEOUT_SECONDS)
-            for wait in pending:
-                wait.cancel()
+            for task in pending:
+                task.cancel()
 
     async def close(self) -> None:
         """Stop reporting; the gateways drop this sampler when its leases expire."""
@@ -106,26 +107,26 @@ class Membership:
         """Join the fleet within this block, and drain at its end.
 
         Args:
-            stopping: Set after a gateway has asked this sampler to leave and its running requests are done.
+            stopping: Event that is set after a gateway has requested a drain and all running requests are done.
             wait_idle: Waits until no request runs.
         """
         self.start()
-        watch = asyncio.create_task(self._leave_when_asked(stopping, wait_idle), name='watch for drains')
+        watch = asyncio.create_task(self._leave_on_request(stopping, wait_idle), name='watch for drains')
         try:
             yield
         finally:
             watch.cancel()
             await self.drain()
 
-    async def _leave_when_asked(self, stopping: asyncio.Event, wait_idle: Callable[[], Awaitable[None]]) -> None:
+    async def _leave_on_request(self, stopping: asyncio.Event, wait_idle: Callable[[], Awaitable[None]]) -> None:
         await self.drain_requested.wait()
         _log.info('drain requested by a gateway')
         await self.drain()
         await wait_idle()
         stopping.set()
 
-    async def _keep(self, lease: _Lease) -> None:
-        """Take the lease again after every loss: a sampler without a lease gets no requests."""
+    async def _maintain(self, lease: _Lease) -> None:
+        """Acquire the lease, again after every loss, since a sampler without a lease gets no requests."""
         while True:
             holding = asyncio.create_task(self._hold(lease), name=f'hold a lease of {lease.gateway.address}')
             try:
@@ -134,14 +135,14 @@ class Membership:
                 holding.cancel()
             error = None if holding.cancelled() else holding.exception()
             if error is not None:
-                self._note_loss(lease, error)
+                self._on_lost(lease, error)
             await asyncio.sleep(lease.retry_seconds)
             lease.retry_seconds = min(2 * lease.retry_seconds, _MAX_RETRY_SECONDS)
 
     async def _hold(self, lease: _Lease) -> None:
-        """Register and renew the lease until it ends."""
-        self._note_registration(lease, await lease.gateway.register(self._report(self._is_draining)))
-        # Closed explicitly: a report generator left over from an ended lease would consume `changed` of the next one.
+        """Register and renew the lease until it is lost."""
+        self._on_registered(lease, await lease.gateway.register(self._report(self._is_draining)))
+        # Closed explicitly: a generator of reports that outlives its lease would clear `changed` for the next lease.
         async with (
             aclosing(self._reports(lease)) as reports,
             aclosing(lease.gateway.lease(reports)) as renewals,
@@ -156,14 +157,14 @@ class Membership:
             lease.changed.clear()
             yield self._report(self._is_draining)
             await asyncio.sleep(MIN_REPORT_INTERVAL.total_seconds())
-            left = lease.report_interval - MIN_REPORT_INTERVAL
+            remaining = lease.report_interval - MIN_REPORT_INTERVAL
             try:
-                async with asyncio.timeout(max(left.total_seconds(), 0.0)):
+                async with asyncio.timeout(max(remaining.total_seconds(), 0.0)):
                     await lease.changed.wait()
             except TimeoutError:
                 continue
 
-    def _note_registration(self, lease: _Lease, registration: Registration) -> None:
+    def _on_registered(self, lease: _Lease, registration: Registration) -> None:
         lease.is_lost = False
         lease.report_interval = min(registration.lease_interval, self._max_interval) / REPORTS_PER_LEASE
         if registration.checkpoint_address:
@@ -174,12 +175,12 @@ class Membership:
         lease.report_interval = min(renewal.lease_interval, self._max_interval) / REPORTS_PER_LEASE
         self._use_relay(renewal.weight_source_address)
         if renewal.is_drain_requested:
-            # A gateway answers each report in order; once this process reports that it drains, the answer confirms it.
+            # A gateway responds to reports in order, so a response after the draining report acknowledges the drain.
             if self._is_draining:
                 lease.drain_acknowledged.set()
             self.drain_requested.set()
 
-    def _note_loss(self, lease: _Lease, error: BaseException) -> None:
+    def _on_lost(self, lease: _Lease, error: BaseException) -> None:
         if not isinstance(error, DomainError):
             _log.error('lease failed', gateway=lease.gateway.address, exc_info=error)
         elif not lease.is_lost:

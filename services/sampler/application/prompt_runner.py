@@ -1,4 +1,4 @@
-"""The steps that all sampling methods share: authorize, encode, lease weights, wait for a slot, run one prompt."""
+"""Steps shared by all sampling methods: authorize, encode, lease weights, wait for a slot, and run one prompt."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -15,7 +15,7 @@ from services.sampler.domain.generation import (
     GenerationRequest,
     Prompt,
     PromptComputed,
-    SequenceEnded,
+    SequenceFinished,
     SequenceSoFar,
     check_fits,
     spans_of,
@@ -28,17 +28,18 @@ from twinkle.data_format import SamplingParams, StopReason
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """A request to sample or score prompts, with its fields checked."""
+    """A validated request to sample or score prompts."""
 
     request_id: str
     base_model: str
     adapter: AdapterChoice | None
     """Adapter to sample from; None for the base model alone."""
     prompts: tuple[Prompt, ...]
-    """Prompts to run; at least one."""
+    """Prompts to run, at least one."""
     params: SamplingParams
     continued: tuple[SequenceSoFar, ...] = ()
-    """Sequences that another sampler began, one entry per sequence of the only prompt, in order; empty for none."""
+    """Sequences that another sampler began, one entry per sequence of the single prompt, in order; empty for a new
+    request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class PromptRun:
     token_ids: tuple[int, ...]
     params: SamplingParams
     weights: ResidentVersion | None
-    """Leased version, held for as long as the prompt runs; None for the base model alone."""
+    """Version that is leased while the prompt runs; None for the base model alone."""
     prompt_index: int = 0
     continued: tuple[SequenceSoFar, ...] = ()
 
@@ -71,7 +72,7 @@ class PromptRunner:
             engine: Engine that samples.
             versions: Versions of weights to lease.
             admission: Slots of the engine.
-            requests: Register in which `EngineControl.abort` finds running requests.
+            requests: Register of running requests, which `EngineControl.abort` reads.
             is_base_prefix_shared: Whether tenants share cached prefixes of the base model.
         """
         self._engine = engine
@@ -81,19 +82,19 @@ class PromptRunner:
         self._is_base_prefix_shared = is_base_prefix_shared
 
     def authorize(self, caller: Caller, base_model: str) -> None:
-        """Refuse a request that cannot be served.
+        """Check that a request can be served.
 
         Raises:
             ScopeMissing: The caller may not sample.
             BaseModelNotFound: This sampler serves another base model.
-            EnginePaused, QueueFull: The engine admits no request now.
+            EnginePaused, QueueFull: The engine does not admit requests at present.
         """
         require_scope(caller, 'sample')
         self.check_base_model(base_model)
         self._admission.check_open(caller.tenant_id)
 
     def check_base_model(self, base_model: str) -> None:
-        """Refuse a base model that this sampler does not serve.
+        """Check that this sampler serves a base model.
 
         Raises:
             BaseModelNotFound: This sampler serves another base model.
@@ -107,7 +108,7 @@ class PromptRunner:
 
         Args:
             prompt: Prompt to encode.
-            params: Sampling parameters, which bound the number of new tokens.
+            params: Sampling parameters, which limit the number of new tokens.
             field: Path of the prompt in the request, for error messages.
 
         Raises:
@@ -136,7 +137,7 @@ class PromptRunner:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice | None) -> AsyncGenerator[ResidentVersion | None, None]:
-        """Lease the version that `choice` names within this block; yields None for the base model alone.
+        """Lease the version named in `choice` within this block; yield None for the base model alone.
 
         Raises:
             NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
@@ -154,7 +155,7 @@ class PromptRunner:
         Raises:
             ContextExceeded, InvalidField, NotSupportedHere: See `SamplerEngine.generate`.
         """
-        # Running requests are unique, and therefore their prompts are, too.
+        # The ids of running requests are unique, so these ids are unique, too.
         engine_request_id = f'{request.tenant_id}/{request.request_id}/{run.prompt_index}'
         generation = GenerationRequest(
             request_id=engine_request_id,
@@ -183,7 +184,7 @@ class PromptRunner:
     def _cache_salt(self, tenant_id: str, weights: ResidentVersion | None) -> str:
         """Return the salt that separates cached prefixes by tenant and by the digest of the weights.
 
-        Without it, the latency of a prompt would reveal the prompts of other tenants.
+        Without the salt, the latency of a prompt would reveal the prompts of other tenants.
         """
         if weights is not None:
             return f'{tenant_id}/{weights.digest}'
@@ -193,14 +194,14 @@ class PromptRunner:
 def _aborted_events(generation: GenerationRequest, weights: ResidentVersion | None) -> list[GenerationEvent]:
     """Return the events of a prompt that was aborted while it waited for a slot."""
     if not generation.continued:
-        ended = [
-            SequenceEnded(sequence_index=index, stop_reason=StopReason.ABORT)
+        finished = [
+            SequenceFinished(sequence_index=index, stop_reason=StopReason.ABORT)
             for index in range(generation.params.num_samples)
         ]
-        return [PromptComputed(token_ids=generation.prompt_token_ids), *ended]
+        return [PromptComputed(token_ids=generation.prompt_token_ids), *finished]
     version = weights.key.version if weights else 0
     return [
-        SequenceEnded(
+        SequenceFinished(
             sequence_index=so_far.sequence_index,
             stop_reason=StopReason.ABORT,
             version_spans=spans_of(version, len(so_far.token_ids)),

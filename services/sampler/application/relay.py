@@ -1,4 +1,4 @@
-"""Relay of versions to other samplers: resident versions are sent; other adapters are followed first."""
+"""Relays versions to other samplers. Resident versions are sent at once; other adapters are followed first."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -24,13 +24,13 @@ class SubscribeRequest:
 
     adapter_id: str
     held_version: int = 0
-    """Version that the subscriber has; only later ones are sent, possibly as a delta to it. 0 for none."""
+    """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as a delta to it."""
     resume_version: int = 0
-    """Version whose transfer was interrupted; 0 for none."""
+    """Version whose transfer was interrupted; 0 if no transfer was."""
     is_single: bool = False
-    """Whether to end once the subscriber has the newest version."""
+    """Whether the stream ends once the subscriber has the newest version."""
     wanted: Wanted = field(default_factory=Wanted)
-    """Encodings that the subscriber accepts, and the position at which its interrupted transfer ended."""
+    """Encodings that the subscriber accepts, and the position at which its last transfer was interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class FetchRequest:
 class Relay:
     """Sends versions from this sampler's memory.
 
-    A slow reader occupies the memory of one chunk; it skips versions that are replaced in the meantime.
+    A slow reader uses the memory of one chunk, and skips versions that are replaced while it reads.
     """
 
     def __init__(self, versions: Versions, sender: Sender, *, host_id: str = '') -> None:
@@ -56,7 +56,7 @@ class Relay:
         Args:
             versions: Versions of this sampler.
             sender: Encodes states as frames.
-            host_id: Id of the shared memory in which this process keeps segments; empty for none.
+            host_id: Id of the shared memory with this process's segments; empty if there is no shared memory.
         """
         self._versions = versions
         self._sender = sender
@@ -113,7 +113,7 @@ class Relay:
                 yield frame
 
     def close(self) -> None:
-        """End every subscription, so that open ones do not delay shutdown."""
+        """Make every subscription raise `Draining`, so that open ones do not delay shutdown."""
         self._closing.set()
 
     async def _frames(self, version: ResidentVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
@@ -132,7 +132,7 @@ class Relay:
         return self._open(version) if version else None
 
     def _open(self, version: ResidentVersion) -> HeldBytes | None:
-        """Return the bytes of a version; they stay readable even if the version is unloaded in the meantime."""
+        """Return the bytes of a version, which stay readable even if the version is unloaded."""
         weights = version.weights
         if weights is None or not isinstance(weights.packed, PackedState):
             return None
@@ -146,7 +146,7 @@ class Relay:
 
         Raises:
             Draining: The relay is closing.
-            DomainError: The error with which the stream of versions ended.
+            DomainError: The stream of versions failed with this error.
         """
         tasks = [asyncio.ensure_future(waiting) for waiting in (follower.wait_for_change(), self._closing.wait())]
         try:

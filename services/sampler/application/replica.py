@@ -1,4 +1,4 @@
-"""This sampler as a member of the fleet: its report, by which gateways route requests, and changes of the report."""
+"""The state of this sampler that it reports to the fleet. Gateways route requests by these reports."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ class Replica:
 
         Args:
             address: Address at which gateways reach this sampler, `host:port`.
-            is_draining: Whether this sampler is about to leave the fleet.
+            is_draining: Whether this sampler is leaving the fleet.
         """
         return ReplicaReport(
             replica_id=self._replica_id,

@@ -1,4 +1,4 @@
-"""Adapter versions in this sampler's memory, as a tenant lists, loads and unloads them."""
+"""Lists, loads and unloads a tenant's adapter versions in this sampler's memory."""
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
@@ -23,7 +23,7 @@ class ResidentAdapters:
         return items, _sort_key(items[-1]) if len(resident) > page.size else None
 
     async def load(self, caller: Caller, choice: AdapterChoice) -> ResidentVersion:
-        """Load a version before a request needs it; it stays in memory until its space is needed.
+        """Load a version before a request needs it; it stays in memory until the memory is needed.
 
         Raises:
             ScopeMissing: The caller may not sample.
@@ -34,7 +34,7 @@ class ResidentAdapters:
             return version
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Unload all versions of an adapter; versions in use leave when their last request ends.
+        """Unload all versions of an adapter; versions in use stay until they are evicted.
 
         Raises:
             AdapterNotFound: The caller has no such adapter on this sampler.

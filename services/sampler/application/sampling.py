@@ -1,4 +1,4 @@
-"""Sampling: stream the completions of one prompt, complete a batch, score sequences, describe tokens."""
+"""Sampling: streams the completions of one prompt, completes batches, scores sequences, and describes tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,19 +22,19 @@ class ScoredSequence:
 
     prompt: PromptComputed
     version: int
-    """Version that computed them; 0 for the base model alone."""
+    """Version with which they were computed; 0 for the base model alone."""
 
 
 class Sampling:
     """Samples from the base model and from adapters."""
 
     def __init__(self, engine: SamplerEngine, runner: PromptRunner, *, max_concurrent_prompts: int) -> None:
-        """Initialize without starting any work.
+        """Create the use case.
 
         Args:
-            engine: Engine whose vocabulary is described.
+            engine: Engine whose tokens are described.
             runner: Runs the prompts.
-            max_concurrent_prompts: Number of prompts of one request that run at once.
+            max_concurrent_prompts: Maximum number of prompts of one request that run at once.
         """
         self._engine = engine
         self._runner = runner
@@ -48,7 +48,7 @@ class Sampling:
             request: A request with one prompt. Closing the generator frees its memory at once.
 
         Raises:
-            DomainError: One of the errors that the contract lists for sampling, before the first event.
+            DomainError: An error that the API documents for sampling, raised before the first event.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -65,13 +65,13 @@ class Sampling:
                         yield event
 
     async def sample_batch(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[CompletedPrompt, None]:
-        """Yield each prompt once, in the order in which they finish.
+        """Yield each prompt when it is finished.
 
         A slow reader delays the prompts: at most `max_concurrent_prompts` finished prompts are buffered.
 
         Raises:
-            DomainError: One of the errors that the contract lists for sampling. All prompts are checked before the
-                first one runs.
+            DomainError: An error that the API documents for sampling. All prompts are checked before the first one
+                runs.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -94,7 +94,7 @@ class Sampling:
             request: The sequences to score, as prompts, with `max_tokens` 0.
 
         Raises:
-            DomainError: One of the errors that the contract lists for sampling; nothing was computed.
+            DomainError: An error that the API documents for sampling; nothing was computed.
         """
         runner = self._runner
         runner.authorize(caller, request.base_model)
@@ -127,14 +127,14 @@ class Sampling:
         try:
             return await self._runner.encode(request.prompts[index], request.params)
         except InvalidField as error:
-            # A sequence to score consists of tokens only, and the request calls the field `token_ids`.
+            # A sequence to score consists of tokens only, in the field `token_ids` of the request.
             raise InvalidField(f'token_ids[{index}]', error.problem) from error
 
     async def _score(self, request: RunningRequest, run: PromptRun) -> PromptComputed:
-        """Return the prompt event after reading all others, so that the engine is done with the prompt.
+        """Return the prompt event after reading all events, so that the engine has finished the prompt.
 
         Raises:
-            Cancelled: An operator ended the request first.
+            Cancelled: The request was aborted before its prompt was computed.
         """
         prompt: PromptComputed | None = None
         async with aclosing(self._runner.run(request, run)) as events:
@@ -151,7 +151,7 @@ def _version_of(weights: ResidentVersion | None) -> int:
 
 
 def _check_continued(caller: Caller, request: SampleRequest) -> None:
-    """Refuse a continuation whose caller cannot know the earlier tokens or the weights that sampled them.
+    """Check that the caller may continue sequences, and that the weights that sampled their tokens are known.
 
     Raises:
         ScopeMissing: The caller is not a service of this deployment.

@@ -1,6 +1,6 @@
-"""The adapter versions of a shared sampler: follow adapters, load new versions, lease them to requests.
+"""The adapter versions of a shared sampler: it follows adapters, loads new versions, and leases them to requests.
 
-A request gets the version that it names, or an error with the reason; never another version.
+A request gets either the requested version or an error with the reason, but never another version.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from services.sampler.ports import SamplerEngine, Synced, WeightSource
 _log = structlog.get_logger('versions')
 
 _LOOKUP_SECONDS = 2.0
-"""Time allowed for looking up a checkpoint, even if the request asks for a shorter wait."""
+"""Minimum timeout for looking up a checkpoint, even if the request sets a shorter wait."""
 
 
 class VersionStore:
@@ -40,19 +40,19 @@ class VersionStore:
         self.followers = Followers(self._run, max_followers=retention.max_followers, idle=retention.idle)
         self._fetches = Fetches(self._admit_requested)
         self._loading = asyncio.Lock()
-        """Held while the engine's adapters change; released by the task that changes them."""
+        """Held while the engine's adapters change; the task that changes them releases it."""
         self._changes: set[asyncio.Task[ResidentVersion | None]] = set()
         self._listeners: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start nothing: an adapter is followed from its first request on."""
+        """Do nothing: an adapter is followed from its first request on."""
 
     def check_base(self) -> None:
-        """Accept: the base model is served as it was loaded."""
+        """Do nothing: the base model is served unchanged."""
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
-        """Keep the version that `choice` names loaded within this block.
+        """Keep the version named in `choice` loaded within this block.
 
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.
@@ -104,7 +104,7 @@ class VersionStore:
         await self._change(self._unload_idle(adapter))
 
     async def close(self) -> None:
-        """Stop following all adapters; wait for changes of the engine's adapters that have begun."""
+        """Stop following all adapters, and wait for running changes of the engine's adapters."""
         await self.followers.close()
         await self._fetches.close()
         if self._changes:
@@ -113,7 +113,7 @@ class VersionStore:
     async def _find(self, caller: Caller, choice: AdapterChoice, facts: CheckpointFacts | None) -> ResidentVersion:
         while True:
             version = await (self._checkpoint(caller, facts) if facts else self._version(caller, choice))
-            # The version may have been evicted between the end of its fetch and now.
+            # The version may have been evicted since its fetch finished.
             if self._residency.get(version.key) is version:
                 return version
 
@@ -135,7 +135,7 @@ class VersionStore:
         return resident or await self._fetches.join(key, lambda: self._source.fetch_checkpoint(caller, facts.path))
 
     async def _fetch(self, caller: Caller, key: VersionKey) -> ResidentVersion:
-        """Fetch a version that was evicted, or that its stream skipped."""
+        """Fetch a version that was evicted or that the stream skipped."""
         return await self._fetches.join(key, lambda: self._source.fetch(caller, key.adapter.name, key.version))
 
     async def _run(self, caller: Caller, adapter: AdapterKey, follower: Follower) -> None:
@@ -158,16 +158,16 @@ class VersionStore:
         return await self._change(self._load(key, weights))
 
     async def _admit_requested(self, key: VersionKey, weights: AdapterWeights) -> ResidentVersion | None:
-        """Load a version that a request needs and count it as used, since the request may be retried."""
+        """Load a version that a request needs, and mark it as used, since the request may be retried."""
         version = await self._try_admit(key, weights)
         if version is not None:
             self._residency.touch(version)
         return version
 
     async def _change(self, change: Coroutine[Any, Any, ResidentVersion | None]) -> ResidentVersion | None:
-        """Run a change of the engine's adapters to its end, even if the caller is cancelled; releases the lock.
+        """Complete a change of the engine's adapters, even if the caller is cancelled, and release the lock.
 
-        A change that stopped halfway would leave versions in the engine that are not in the residency.
+        An incomplete change would leave versions in the engine that are not in `_residency`.
         """
 
         async def run() -> ResidentVersion | None:
@@ -178,10 +178,10 @@ class VersionStore:
 
         task = asyncio.create_task(run(), name='change the adapters')
         self._changes.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
 
-    def _note_end(self, task: asyncio.Task[ResidentVersion | None]) -> None:
+    def _on_done(self, task: asyncio.Task[ResidentVersion | None]) -> None:
         self._changes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The error also reaches the caller, unless it was cancelled.
@@ -207,7 +207,7 @@ class VersionStore:
         self._notify_listeners()
 
     def _check(self, weights: AdapterWeights) -> None:
-        """Refuse weights that this sampler can never serve.
+        """Check that this sampler can serve the weights.
 
         Raises:
             InvalidField: The weights belong to another base model.
@@ -223,7 +223,7 @@ class VersionStore:
             raise AdapterMisfit(weights.adapter_id, needs)
 
     async def _unload(self, key: VersionKey, *, keep: AdapterKey) -> None:
-        """Unload a version, and stop following its adapter if no version is left and the adapter is not `keep`."""
+        """Unload a version. Stop following its adapter if it has no other version and is not `keep`."""
         await self._engine.unload_adapter(key)
         if key.adapter != keep and not self._residency.versions_of(key.adapter):
             self.followers.stop_idle(key.adapter)

@@ -1,4 +1,4 @@
-"""The versions that a sampler serves: one protocol for shared adapters and for a single full-parameter run."""
+"""The protocol for the versions that a sampler serves: shared adapters, or a single full-parameter run."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,11 +17,11 @@ class Retention:
     """Limits on resident versions and followed adapters."""
 
     max_versions: int = 32
-    """Number of resident versions."""
+    """Maximum number of resident versions."""
     max_bytes: int = 8 << 30
-    """Total size of their weights."""
+    """Maximum total size of their weights."""
     max_followers: int = 1024
-    """Number of adapters whose new versions are fetched as they are published."""
+    """Maximum number of adapters whose new versions are fetched as they are published."""
     idle: timedelta = timedelta(minutes=30)
     """Time without use after which an adapter is no longer followed."""
 
@@ -35,11 +35,11 @@ class Versions(Protocol):
         ...
 
     def start(self) -> None:
-        """Start background work; called once, on the event loop."""
+        """Start background work; call this once, on the event loop."""
         ...
 
     def check_base(self) -> None:
-        """Refuse a request for the base model alone if the engine's base weights have been replaced.
+        """Check that the engine still has the original weights of the base model.
 
         Raises:
             BaseModelNotFound: The base model is not served unchanged.
@@ -47,7 +47,7 @@ class Versions(Protocol):
         ...
 
     def lease(self, caller: Caller, choice: AdapterChoice) -> AbstractAsyncContextManager[ResidentVersion]:
-        """Keep the version that `choice` names loaded within this block.
+        """Keep the version named in `choice` loaded within this block.
 
         Raises:
             NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: The version cannot be served.

@@ -1,4 +1,4 @@
-"""Client of the checkpoint service: resumes broken streams at the last byte, and verifies digests."""
+"""Client of the checkpoint service, which resumes broken streams at the last byte and verifies digests."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -24,7 +24,7 @@ class CheckpointClient:
         """Create a client.
 
         Args:
-            channel: Channel to the checkpoint service, made by `open_channel`; the caller closes it.
+            channel: Channel to the checkpoint service, opened with `open_channel`; the caller closes it.
             segments: Shared memory of this host; without it, weights are sent as bytes.
         """
         self._weights = WeightClient(channel, segments=segments)
@@ -35,7 +35,8 @@ class CheckpointClient:
     ) -> AsyncGenerator[WeightUpdate, None]:
         async with aclosing(self._weights.follow(adapter_id, **held_by(held))) as events:
             while True:
-                # Set only around the step that may start a call: around the yield it would also apply to the reader.
+                # The caller is set only here, where a call may start; around the yield, it would also apply to the
+                # reader.
                 with acting_for(caller):
                     event = await anext(events)
                 yield weights_of(event) if isinstance(event, ReceivedState) else Synced()
@@ -60,7 +61,7 @@ class CheckpointClient:
 
 
 def held_by(held: AdapterWeights | None) -> dict[str, Any]:
-    """Return the version that a follower already has, as arguments of `WeightClient.follow`."""
+    """Return the arguments of `WeightClient.follow` that describe the version that the follower has."""
     if held is None:
         return {}
     return {'held_version': held.version, 'held': held.packed if isinstance(held.packed, PackedState) else None}

@@ -1,4 +1,4 @@
-"""Conversion of the library's events to the events of the port; both engines share it."""
+"""Converts the library's events to the events of the port, for both engines."""
 
 import math
 
@@ -7,8 +7,8 @@ from services.sampler.domain.generation import (
     GenerationEvent,
     GenerationRequest,
     PromptComputed,
-    SequenceEnded,
-    TokensDrawn,
+    SequenceFinished,
+    TokensSampled,
 )
 from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
 
@@ -17,7 +17,7 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
     """Convert an event of the library that belongs to `request`.
 
     Raises:
-        AdapterMisfit: A log-probability is NaN, and therefore the tokens cannot be trusted.
+        AdapterMisfit: A log-probability is NaN, so the tokens cannot be trusted.
     """
     if not all(map(_is_number, _token_logprobs(event))):
         name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
@@ -48,18 +48,18 @@ def _token_events(event: TokenEvent) -> list[GenerationEvent]:
     index = event.sequence_index
     events: list[GenerationEvent] = []
     if event.tokens:
-        drawn = TokensDrawn(
+        sampled = TokensSampled(
             sequence_index=index,
             tokens=event.tokens,
             logprobs=event.logprobs,
             text=event.text,
             version=event.version,
         )
-        events.append(drawn)
+        events.append(sampled)
     if event.stop_reason is not None:
         text = '' if event.tokens else event.text
-        ended = SequenceEnded(
+        finished = SequenceFinished(
             sequence_index=index, stop_reason=event.stop_reason, version_spans=event.version_spans, text=text
         )
-        events.append(ended)
+        events.append(finished)
     return events

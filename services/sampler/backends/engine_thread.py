@@ -1,4 +1,4 @@
-"""The thread that owns the torch engine: it runs commands between steps and delivers events to mailboxes."""
+"""The thread that runs the torch engine. It runs commands between steps, and delivers events to mailboxes."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ _log = structlog.get_logger('engine')
 
 _RATE_WINDOW_SECONDS = 5.0
 _MAX_FAILED_STEPS = 8
-"""Number of consecutive failed steps after which the engine counts as broken, for example after a device loss."""
+"""Number of consecutive failed steps after which the engine is considered failed, for example after a device loss."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Command:
 
     run: Callable[[], Any]
     fail: Callable[[], Any]
-    """Called instead of `run` if the thread has ended."""
+    """Called instead of `run` if the thread has stopped."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class EngineThread:
 
         Args:
             engine: Engine to step.
-            stall_seconds: Time after which a parked request is ended if its reader takes no events.
+            stall_seconds: Time after which a parked request is aborted if its reader reads no events.
         """
         self.engine = engine
         self.load = engine.load
@@ -64,7 +64,7 @@ class EngineThread:
         self._wakeup = threading.Condition()
         self._is_paused = False
         self._is_closing = False
-        self._is_ended = False
+        self._is_stopped = False
         self._failed_steps = 0
         self._failure: Future[None] = Future()
         self._token_counts: deque[tuple[float, int]] = deque(maxlen=4096)
@@ -83,19 +83,19 @@ class EngineThread:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens drawn over the last seconds."""
+        """Tokens sampled per second, averaged over the last seconds."""
         begin = time.monotonic() - _RATE_WINDOW_SECONDS
         return sum(count for at, count in list(self._token_counts) if at >= begin) / _RATE_WINDOW_SECONDS
 
     def post(self, command: Callable[[], Any]) -> None:
-        """Run `command` between two steps without waiting for it; it never runs if the thread has ended."""
+        """Run `command` between two steps without waiting for it; it never runs if the thread has stopped."""
         self._post(_Command(command, lambda: None))
 
     async def call(self, command: Callable[[], _Result]) -> _Result:
         """Run `command` between two steps and return its result.
 
         Raises:
-            EngineFailed: The thread has ended, or ends before the command runs.
+            EngineFailed: The thread has stopped, or stops before the command runs.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -112,11 +112,11 @@ class EngineThread:
         return await future
 
     async def wait_until_failed(self) -> None:
-        """Return once the thread has ended without `close`; otherwise never."""
+        """Return once the thread has stopped because of an error; otherwise never return."""
         await asyncio.shield(asyncio.wrap_future(self._failure))
 
     def close(self) -> None:
-        """End the thread after the current step; blocks until it has ended."""
+        """Stop the thread after the current step, and block until it has stopped."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
@@ -132,7 +132,7 @@ class EngineThread:
         mailbox: Mailbox,
         continued: Sequence[SequenceSoFar] = (),
     ) -> None:
-        """Start a request whose events go to `mailbox`; engine thread only.
+        """Start a request whose events are delivered to `mailbox`; engine thread only.
 
         Raises:
             SamplerError: See `SamplerEngine.add_request`.
@@ -141,12 +141,12 @@ class EngineThread:
         self._readers[request_id] = _Reader(mailbox)
 
     def abort(self, request_id: str) -> None:
-        """End a request if it runs, and deliver its last events; engine thread only."""
+        """Abort a request if it is running, and deliver its last events; engine thread only."""
         if self.engine.is_running(request_id):
             self._deliver(self.engine.abort(request_id))
 
     def remove(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose reader has stopped reading, without delivering events; engine thread only."""
+        """Abort a request whose reader has stopped reading, without delivering events; engine thread only."""
         reader = self._readers.get(request_id)
         if reader is None or reader.mailbox is not mailbox:
             return
@@ -167,7 +167,7 @@ class EngineThread:
         self._is_paused = is_paused
 
     def fail(self) -> None:
-        """End the thread as broken; to be posted.
+        """Stop the thread with an error; pass this method to `post`.
 
         Raises:
             EngineFailed: Always.
@@ -176,7 +176,7 @@ class EngineThread:
 
     def _post(self, command: _Command) -> None:
         with self._wakeup:
-            if not self._is_ended:
+            if not self._is_stopped:
                 self._commands.append(command)
                 self._wakeup.notify()
                 return
@@ -190,7 +190,7 @@ class EngineThread:
             _log.exception('engine thread failed')
             self._failure.set_result(None)
         with self._wakeup:
-            self._is_ended = True
+            self._is_stopped = True
             commands, self._commands = self._commands, deque()
         for command in commands:
             command.fail()
@@ -199,8 +199,8 @@ class EngineThread:
 
     def _run(self) -> None:
         is_waiting = True
-        while self._take_commands(is_waiting=is_waiting):
-            self._end_stalled()
+        while self._run_commands(is_waiting=is_waiting):
+            self._abort_stalled()
             self.load = self.engine.load
             if self._is_paused:
                 is_waiting = True
@@ -210,7 +210,7 @@ class EngineThread:
             is_waiting = self.engine.last_step_rows == 0
 
     def _step(self) -> list[EngineEvent]:
-        """Run a step; a failed step ends all running requests.
+        """Run a step; a failed step makes all running requests fail.
 
         Raises:
             Exception: The error of the last of too many consecutive failures.
@@ -228,8 +228,8 @@ class EngineThread:
             self._failed_steps = 0
         return events
 
-    def _take_commands(self, *, is_waiting: bool) -> bool:
-        """Run the posted commands, waiting for one if the engine is idle; return False once the thread is closing."""
+    def _run_commands(self, *, is_waiting: bool) -> bool:
+        """Run the posted commands, or wait for one if the engine is idle; return False once the thread is closing."""
         with self._wakeup:
             while is_waiting and not self._commands and not self._is_closing:
                 self._wakeup.wait(self._stall_seconds if self._has_parked() else None)
@@ -242,8 +242,8 @@ class EngineThread:
     def _has_parked(self) -> bool:
         return any(reader.is_parked for reader in self._readers.values())
 
-    def _end_stalled(self) -> None:
-        """End requests whose reader has taken no events for too long, because they occupy memory that others need."""
+    def _abort_stalled(self) -> None:
+        """Abort requests whose reader has read no events for too long, because they occupy memory that others need."""
         limit = time.monotonic() - self._stall_seconds
         for request_id, reader in list(self._readers.items()):
             if reader.is_parked and reader.parked_at <= limit:

@@ -20,7 +20,7 @@ from twinkle.api.sampler.v1 import engine_pb2
 _MIN_LEASE, _MAX_LEASE = timedelta(milliseconds=10), timedelta(days=1)
 _CALL_SECONDS = 10.0
 MAX_RESIDENT = 4096
-"""Maximum number of versions in one report; the most recently used ones are reported."""
+"""Maximum number of versions in one report, which contains the most recently used ones."""
 
 
 class FleetClient:
@@ -31,7 +31,7 @@ class FleetClient:
 
         Args:
             address: Address of the gateway, `host:port`.
-            channel: Channel to it, made by `open_channel`; the caller closes it.
+            channel: Channel to the gateway, opened with `open_channel`; the caller closes it.
         """
         self.address = address
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
@@ -57,7 +57,7 @@ class FleetClient:
                     weight_source_address=response.weight_source_address,
                 )
             if filling.done():
-                # Re-raise the error of a report that could not be made.
+                # Re-raise the error if a report could not be created.
                 await filling
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='gateway') from error
@@ -68,13 +68,13 @@ class FleetClient:
 
 
 class _Outbox:
-    """A queue of reports between their generator and a call, which may stop reading without notice."""
+    """A queue of reports between their generator and a call, which may stop reading at any time."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ReplicaReport | None] = asyncio.Queue(maxsize=1)
 
     async def fill(self, reports: AsyncIterator[ReplicaReport]) -> None:
-        """Move reports into the queue until cancelled; `reports` is no longer read after this returns."""
+        """Put reports into the queue until cancelled; after this method returns, `reports` is no longer read."""
         try:
             async for report in reports:
                 await self._queue.put(report)
@@ -84,7 +84,7 @@ class _Outbox:
             self._queue.put_nowait(None)
 
     async def messages(self) -> AsyncGenerator[wire.LeaseRequest, None]:
-        """Yield the reports as messages until `fill` has ended."""
+        """Yield the reports as messages until `fill` has returned."""
         while (report := await self._queue.get()) is not None:
             yield wire.LeaseRequest(replica=_replica(report))
 
@@ -109,7 +109,7 @@ def _replica(report: ReplicaReport) -> wire.Replica:
 
 
 def _resident(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Convert a resident version; the key of a checkpoint is reduced to its path."""
+    """Convert a resident version; for a checkpoint, only the path of its key is included."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,

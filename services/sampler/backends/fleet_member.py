@@ -1,4 +1,4 @@
-"""A serving member of the fleet: it keeps its leases while it serves, and drains before it leaves."""
+"""A member of the fleet, which renews its leases while it serves, and drains before it leaves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +12,7 @@ from services.sampler.application.replica import Replica
 
 
 class FleetMember:
-    """Ties a membership to the server, which stops accepting requests when the fleet asks this sampler to leave."""
+    """Connects a membership with the server, which stops accepting requests when a gateway requests a drain."""
 
     def __init__(
         self, membership: Membership, server: RpcServer, replica: Replica, channels: Sequence[grpc.aio.Channel]
@@ -23,7 +23,7 @@ class FleetMember:
             membership: Leases at the gateways.
             server: Server of this sampler.
             replica: State of this sampler.
-            channels: Channels of `membership` to the gateways; closed with this object.
+            channels: Channels of `membership` to the gateways; `close` closes them.
         """
         self._membership = membership
         self._server = server
@@ -43,6 +43,6 @@ class FleetMember:
             await channel.close()
 
     async def _finish(self) -> None:
-        """Stop accepting requests and wait until the running ones are done."""
+        """Stop accepting requests, and wait until all running requests are done."""
         await self._server.say_not_serving()
         await self._replica.wait_idle()

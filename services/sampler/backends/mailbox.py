@@ -8,17 +8,17 @@ from twinkle.sampler.engine import EngineEvent
 
 
 class EngineFailed(Exception):
-    """The engine failed while it computed this request; the log has the cause."""
+    """The engine failed while it computed this request; the log contains the cause."""
 
 
 class Mailbox:
-    """Buffers the events that a reader has not taken yet.
+    """Buffers the events that a reader has not read yet.
 
     Concurrency: the engine's thread calls `put` and `fail`; one task of the event loop calls `take`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, limit: int) -> None:
-        """Create an empty mailbox for a reader on `loop`, which counts as full from `limit` events on."""
+        """Create an empty mailbox for a reader on `loop`; the mailbox is full if it has at least `limit` events."""
         self._loop = loop
         self._limit = limit
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Mailbox:
         self._ready = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> bool:
-        """Add events; return whether the mailbox is full, so that the request should be parked."""
+        """Add events, and return whether the mailbox is full and the request should be parked."""
         with self._lock:
             self._events.extend(events)
             self._is_full = len(self._events) >= self._limit
@@ -47,10 +47,10 @@ class Mailbox:
         return len(self._events)
 
     async def take(self) -> tuple[list[EngineEvent], bool]:
-        """Wait for events and take all of them.
+        """Wait for events, and remove and return all of them.
 
         Returns:
-            The events, and whether the mailbox was full, so that a parked request may continue.
+            The events, and whether the mailbox was full, in which case a parked request may continue.
 
         Raises:
             EngineFailed: The engine has failed.

@@ -1,4 +1,4 @@
-"""Encoding of prompts with the model's tokenizer and chat template."""
+"""Encodes prompts with the model's tokenizer and chat template."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from twinkle.template import ChatTokenizer, ExampleTooLong, InvalidTrajectory, T
 class PromptEncoder:
     """Encodes prompts for one model.
 
-    Concurrency: may be shared between threads.
+    Concurrency: threads may share an instance.
     """
 
     def __init__(self, folder: str, *, vocabulary_size: int) -> None:
@@ -26,9 +26,8 @@ class PromptEncoder:
         """Return the prompt's tokens, at least one.
 
         Raises:
-            InvalidField: The prompt cannot be encoded; the field path begins inside it: 'token_ids', 'text' or 'chat'.
-            ContextExceeded: A chat is longer than the context, or the length of a text alone shows that it is;
-                `prompt_tokens` is then a lower bound.
+            InvalidField: The prompt cannot be encoded; the field path starts with 'token_ids', 'text' or 'chat'.
+            ContextExceeded: A chat or a text is longer than the context. For a text, `prompt_tokens` is a lower bound.
         """
         if isinstance(prompt, TokenPrompt):
             return self._checked(prompt.token_ids)

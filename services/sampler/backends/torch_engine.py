@@ -1,4 +1,4 @@
-"""The reference engine: `twinkle.sampler.engine`, stepped by a dedicated thread."""
+"""The reference engine, which runs `twinkle.sampler.engine` in a dedicated thread."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -22,7 +22,7 @@ from services.sampler.domain.generation import (
     GenerationEvent,
     GenerationRequest,
     Prompt,
-    SequenceEnded,
+    SequenceFinished,
     SleepLevel,
     TokenForm,
     TokenPrompt,
@@ -46,18 +46,18 @@ class TorchEngineOptions:
     """Options of the torch engine."""
 
     base_model: str
-    """Name by which callers ask for the model."""
+    """Name of the model in requests."""
     folder: str
     """Folder of the model."""
     dtype: str = 'float32'
     device: str = 'cpu'
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
-    """Patches to the base model at load time: options by patch name, applied in order."""
+    """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
     limits: EngineConfig = field(default_factory=EngineConfig)
     mailbox_events: int = 256
-    """Number of events that may wait for a slow reader before its request is parked."""
+    """Maximum number of events that wait for a slow reader before its request is parked."""
     stall_seconds: float = 120.0
-    """Time for which a request stays parked before it is ended."""
+    """Maximum time that a request stays parked before it is aborted."""
 
 
 class TorchEngine:
@@ -139,7 +139,7 @@ class TorchEngine:
         await self._thread.call(partial(self._replace_base, weights))
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Accept every form: this engine has no structured output, and `generate` refuses it."""
+        """Do nothing: this engine has no structured output, and `generate` refuses it."""
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         mailbox = Mailbox(asyncio.get_running_loop(), limit=self._mailbox_events)
@@ -152,7 +152,7 @@ class TorchEngine:
             while open_sequences:
                 for event in await self._take(request, mailbox):
                     yield event
-                    open_sequences -= isinstance(event, SequenceEnded)
+                    open_sequences -= isinstance(event, SequenceFinished)
         finally:
             self._thread.post(partial(self._thread.remove, request.request_id, mailbox))
 
@@ -170,7 +170,7 @@ class TorchEngine:
         await self._call(partial(self._thread.set_paused, is_paused=False))
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Refuse: this engine cannot release its memory."""
+        """Raise `NotSupportedHere`: this engine cannot release its memory."""
         del level
         raise NotSupportedHere('sleep', self._facts.engine)
 
@@ -181,7 +181,7 @@ class TorchEngine:
         await self._thread.wait_until_failed()
 
     async def close(self) -> None:
-        """End the thread; remaining readers get no more events."""
+        """Stop the thread; remaining readers get no more events."""
         await asyncio.to_thread(self._thread.close)
 
     async def _take(self, request: GenerationRequest, mailbox: Mailbox) -> list[GenerationEvent]:
@@ -223,7 +223,7 @@ class TorchEngine:
             _log.warning('full-parameter weights do not fit', run=weights.adapter_id, error=str(error))
             raise AdapterMisfit(weights.adapter_id, f'weights that fit {self._facts.base_model}') from error
         except Exception:
-            # Some weights are new and some are old; no request may be answered with this mixture.
+            # Some weights are new and some are old; no request may use this mixture.
             self._thread.post(self._thread.fail)
             raise
         # An adapter without layers: it only labels tokens with the version of the base weights.

@@ -1,4 +1,4 @@
-"""The vLLM engine: `twinkle.sampler.vllm`, whose engine core runs in a separate process."""
+"""The vLLM engine, which runs `twinkle.sampler.vllm`. Its engine core runs in a separate process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -38,7 +38,7 @@ class VllmEngineOptions:
     """Options of the vLLM engine."""
 
     base_model: str
-    """Name by which callers ask for the model."""
+    """Name of the model in requests."""
     folder: str
     """Folder of the model."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -46,14 +46,14 @@ class VllmEngineOptions:
     thread_count: int = 1
     """Number of CPU threads of the engine core if it runs on a CPU."""
     hang_seconds: float = 20.0
-    """Time without a heartbeat of the engine core after which it is ended."""
+    """Time without a heartbeat after which the engine core is stopped."""
 
 
 class VllmEngine:
     """Implements `ports.SamplerEngine`.
 
-    vLLM cannot park a single request: the events that wait for a slow reader are bounded only by the request's number
-    of tokens.
+    The library cannot park a single request, so the number of events that wait for a slow reader is limited only by the
+    request's number of tokens.
     """
 
     def __init__(self, options: VllmEngineOptions) -> None:
@@ -125,21 +125,21 @@ class VllmEngine:
             raise AdapterMisfit(weights.adapter_id, 'LoRA weights; these are full-parameter weights')
         source = AdapterSource(config=weights.lora_config, tensors=weights.tensors, segment_path=weights.segment_path)
         try:
-            with _as_domain():
+            with _domain_errors():
                 adapter = await self._engine.add_adapter(str(key.adapter), key.version, source)
         except library.AdapterDoesNotFit as error:
             _log.warning('adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
             needs = f'weights that fit {self._facts.base_model} on this engine'
             raise AdapterMisfit(weights.adapter_id, needs) from error
-        earlier = self._adapters.get(key)
+        replaced = self._adapters.get(key)
         self._adapters[key] = adapter
-        if earlier is not None:
-            await self._engine.remove_adapter(earlier)
+        if replaced is not None:
+            await self._engine.remove_adapter(replaced)
 
     async def unload_adapter(self, key: VersionKey) -> None:
         adapter = self._adapters.pop(key, None)
         if adapter is not None:
-            with _as_domain():
+            with _domain_errors():
                 await self._engine.remove_adapter(adapter)
 
     async def replace_base(self, weights: AdapterWeights) -> None:
@@ -148,7 +148,7 @@ class VllmEngine:
         if self._engine.load.is_sleeping:
             raise EngineInUse
         try:
-            with _as_domain():
+            with _domain_errors():
                 await self._engine.replace_base(weights.tensors, version=weights.version)
         except library.SamplerBusy as error:
             raise EngineInUse from error
@@ -158,7 +158,7 @@ class VllmEngine:
             raise AdapterMisfit(weights.adapter_id, needs) from error
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        with _as_domain():
+        with _domain_errors():
             await self._engine.check_form(form, owner=tenant_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
@@ -174,7 +174,7 @@ class VllmEngine:
                 SequenceSoFar(token_ids=item.token_ids, is_finished=item.is_finished) for item in request.continued
             ),
         )
-        with _as_domain():
+        with _domain_errors():
             async with aclosing(self._engine.generate(engine_request)) as events:
                 async for event in events:
                     for converted in events_of(event, request):
@@ -184,31 +184,31 @@ class VllmEngine:
         await self._engine.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
-        """Drop cached prefixes; the returned count includes tokens that were evicted earlier."""
-        with _as_domain():
+        """Drop cached prefixes, and return a count that includes tokens that were evicted earlier."""
+        with _domain_errors():
             return await self._engine.reset_prefix_cache()
 
     async def pause(self) -> None:
-        with _as_domain():
+        with _domain_errors():
             await self._engine.pause()
 
     async def resume(self) -> None:
-        with _as_domain():
+        with _domain_errors():
             await self._engine.resume()
 
     async def sleep(self, level: SleepLevel) -> None:
         try:
-            with _as_domain():
+            with _domain_errors():
                 await self._engine.sleep(int(level))
         except library.SleepUnavailable as error:
             raise NotSupportedHere('Sleep', 'vllm') from error
 
     async def wake_up(self) -> None:
-        with _as_domain():
+        with _domain_errors():
             await self._engine.wake_up()
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine core has exited or hangs; otherwise never."""
+        """Return once the engine core has exited or hangs; otherwise never return."""
         await self._engine.wait_until_failed()
 
     async def close(self) -> None:
@@ -216,7 +216,7 @@ class VllmEngine:
 
 
 @contextmanager
-def _as_domain() -> Generator[None]:
+def _domain_errors() -> Generator[None]:
     """Convert the library's errors to domain errors."""
     try:
         yield

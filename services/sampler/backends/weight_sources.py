@@ -1,7 +1,7 @@
-"""The source of weights: the checkpoint service, or another sampler that relays its versions.
+"""Fetches weights from the checkpoint service, or from another sampler that relays its versions.
 
 A relay is an optimization. If it cannot be reached, responds too slowly or lacks a version, the stream continues from
-the checkpoint service, and a relay is used again when the fleet names another one.
+the checkpoint service until the fleet names another relay.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ class WeightSources:
             internal_token: Token of the deployment.
             tls: TLS configuration of this sampler; plaintext without it.
             segments: Shared memory of this host; without it, weights are sent as bytes.
-            patience: Longest time that a relay may send nothing while its first response or the rest of a version is
-                due. A version may take longer in total, as long as frames keep arriving.
+            patience: Maximum time without a frame from a relay while its first response or the rest of a version is
+                expected. A complete version may take longer, as long as frames arrive.
         """
         self._internal_token = internal_token
         self._tls = tls or TlsConfig()
@@ -76,7 +76,7 @@ class WeightSources:
             self._notify()
 
     def use_relay(self, address: str) -> None:
-        """Take versions from the sampler at `address` from now on; empty for the checkpoint service."""
+        """Fetch versions from the sampler at `address` from now on; empty for the checkpoint service."""
         if address != self._relay_address:
             self._relay_address = address
             self._notify()
@@ -89,7 +89,7 @@ class WeightSources:
     async def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield versions as they are published, switching the source when the fleet names another one."""
+        """Yield versions as they are published, and change the source when the fleet names another one."""
         failed_relay = ''
         while True:
             changed, address = self._source_changed, self._relay_address
@@ -116,7 +116,7 @@ class WeightSources:
         return await (await self._checkpoint_service()).fetch_checkpoint(caller, path)
 
     async def _checkpoint_service(self) -> CheckpointClient:
-        """Return the client of the checkpoint service, waiting until its address is known."""
+        """Wait until the address of the checkpoint service is known, and return its client."""
         while self._checkpoint is None:
             await self._source_changed.wait()
         return self._checkpoint
@@ -148,7 +148,7 @@ class WeightSources:
 
     @asynccontextmanager
     async def _relay(self, address: str) -> AsyncGenerator[WeightClient, None]:
-        """Connect to a relay; its channel is closed with the last stream from it."""
+        """Connect to a relay. Its channel is closed when the last stream from it is closed."""
         self._relayed_count[address] += 1
         try:
             yield WeightClient(self._channel(address, 'sampler'), segments=self._segments)

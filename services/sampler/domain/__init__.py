@@ -1,3 +1,3 @@
-"""Values and rules of sampling; standard library and data formats only."""
+"""Values and rules of sampling. The modules import only the standard library and data formats."""
 
 __all__: list[str] = []

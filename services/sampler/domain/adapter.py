@@ -1,4 +1,4 @@
-"""The weights that a request asks for, and the keys of versions on this sampler."""
+"""The weights that a request selects, and the keys of versions on this sampler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from datetime import timedelta
 from twinkle.data_format import LoraConfig, TensorData
 
 DEFAULT_VERSION_WAIT = timedelta(seconds=10)
-"""Time that a request waits for its version unless it sets another one."""
+"""Default time that a request waits for its version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterChoice:
-    """The weights that a request asks for. At most one of `exact`, `at_least` and `checkpoint_path` is set."""
+    """The weights that a request selects. At most one of `exact`, `at_least` and `checkpoint_path` is set."""
 
     adapter_id: str = ''
     """Id of the adapter; empty only if a checkpoint path is set."""
@@ -23,11 +23,11 @@ class AdapterChoice:
     checkpoint_path: str = ''
     """A durable checkpoint, `twinkle://<run>/weights/<name>`."""
     wait: timedelta = DEFAULT_VERSION_WAIT
-    """Longest time to wait for the version."""
+    """Maximum time to wait for the version."""
 
     @property
     def wanted_version(self) -> int:
-        """Version that the request names; 0 if any version is acceptable."""
+        """Lowest acceptable version; 0 if any version is acceptable."""
         return self.exact or self.at_least or 0
 
 
@@ -49,7 +49,7 @@ class VersionKey:
 
     adapter: AdapterKey
     version: int
-    """Version number, at least 1; for a checkpoint the number of its optimizer steps."""
+    """Version number, at least 1; for a checkpoint, the number of its optimizer steps, at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class CheckpointFacts:
 
     path: str
     digest: str
-    """blake3 of its state, hexadecimal."""
+    """Hexadecimal blake3 digest of its state."""
     step_count: int
     """Number of optimizer steps before it was saved."""
 
@@ -76,13 +76,13 @@ class AdapterWeights:
     """Version number; 0 for a checkpoint."""
     base_model: str
     lora_config: LoraConfig | None
-    """LoRA configuration; None for a full-parameter run, whose weights replace those of the base model."""
+    """LoRA configuration; None for a full-parameter run, whose weights replace the base model's weights."""
     tensors: Mapping[str, TensorData]
     """Tensors by their PEFT names; views of one buffer."""
     size_bytes: int
     digest: str
-    """blake3 of the bytes, hexadecimal."""
+    """Hexadecimal blake3 digest of the bytes."""
     packed: object | None = None
     """The received state, a `twinkle.checkpoint_engine.PackedState`, for relaying; None if it was not retained."""
     segment_path: str = ''
-    """Shared-memory file with exactly these bytes, which exists as long as this value; empty for none."""
+    """Shared-memory file with exactly these bytes, which exists as long as this value; empty if there is no file."""

@@ -28,7 +28,7 @@ class ContextExceeded(InvalidArgument):
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The prompt."""
+        """The violation, which names the prompt."""
         return (FieldViolation('prompt', str(self)),)
 
 
@@ -53,7 +53,7 @@ class VersionNotReady(Unavailable):
 
     adapter_id: str
     version: int
-    """0 stands for any version."""
+    """Requested version; 0 stands for any version."""
 
     def __str__(self) -> str:
         requested = f'version {self.version} of adapter' if self.version else 'any version of adapter'
@@ -69,7 +69,7 @@ class AdapterMisfit(FailedPrecondition):
 
 
 class EngineInUse(Exception):
-    """The base model cannot be replaced because requests run or the engine sleeps. Never leaves this service."""
+    """The base model cannot be replaced because requests run or the engine sleeps. This service handles the error."""
 
 
 @domain_error('ENGINE_PAUSED', 'the engine is paused; retry later', disposition=Disposition.RETRYABLE)
@@ -78,5 +78,5 @@ class EnginePaused(Unavailable):
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Five seconds, because a person ends the pause."""
+        """Time to wait before a retry: five seconds, because an operator decides when the pause ends."""
         return timedelta(seconds=5)

@@ -1,4 +1,4 @@
-"""A queue that is first in, first out within a tenant and round robin between tenants."""
+"""A queue with first-in, first-out order for each tenant, and round-robin order between tenants."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -24,7 +24,7 @@ class FairQueue(Generic[_Item]):
         self._items.setdefault(tenant_id, deque()).append(item)
 
     def pop(self) -> _Item:
-        """Remove and return the next item; its tenant moves to the end of the round.
+        """Remove and return the next item, and move its tenant to the end of the round-robin order.
 
         Raises:
             IndexError: The queue is empty.

@@ -12,7 +12,7 @@ class ReplicaReport:
     """Current state of this sampler."""
 
     replica_id: str
-    """Identifies this process; a restart gets a new id."""
+    """Id of this process; a restarted sampler has a new id."""
     address: str
     """Address at which gateways reach this sampler, `host:port`."""
     base_model: str
@@ -22,26 +22,26 @@ class ReplicaReport:
     """Resident versions, most recently used first."""
     is_draining: bool
     followed_run: str = ''
-    """Full-parameter run that this sampler serves exclusively; empty for none."""
+    """Full-parameter run that this sampler serves exclusively; empty if it serves adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """A gateway's answer to a sampler that joins its fleet."""
+    """A gateway's response to a sampler that joins its fleet."""
 
     lease_interval: timedelta
-    """Longest time between two reports before the lease ends."""
+    """Time without a report after which the lease expires."""
     checkpoint_address: str
     """Address of the deployment's checkpoint service; empty if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRenewal:
-    """A gateway's answer to one report."""
+    """A gateway's response to one report."""
 
     lease_interval: timedelta
-    """Longest time between two reports before the lease ends."""
+    """Time without a report after which the lease expires."""
     is_drain_requested: bool
     """Whether this sampler should finish its running requests and leave the fleet."""
     weight_source_address: str
-    """Address of another sampler to take weights from; empty for the checkpoint service."""
+    """Address of another sampler from which to fetch weights; empty for the checkpoint service."""

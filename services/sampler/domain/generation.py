@@ -1,4 +1,4 @@
-"""Requests to the engine, the events with which it answers, and its facts and load."""
+"""Requests to the engine, the events that it yields, and its properties and load."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -55,7 +55,7 @@ class SequenceSoFar:
     token_ids: tuple[int, ...]
     """Tokens that were delivered; may be empty."""
     is_finished: bool = False
-    """Whether the end was delivered, too; such a sequence yields no more events."""
+    """Whether the final event was also delivered; such a sequence yields no more events."""
 
 
 class SleepLevel(IntEnum):
@@ -78,12 +78,12 @@ class GenerationRequest:
     cache_salt: str = ''
     """Only requests with equal salt and version share cached prefixes."""
     continued: tuple[SequenceSoFar, ...] = ()
-    """Sequences to continue, one entry per sequence, in order; empty for a new request. No `PromptComputed` is
-    yielded then, and limits, penalties, stop conditions and text continue as if this engine had drawn the tokens."""
+    """Sequences to continue, one entry per sequence, in order; empty for a new request. A continued request yields no
+    `PromptComputed`; limits, penalties, stop conditions and text continue as if this engine had sampled the tokens."""
 
     @property
     def open_sequences(self) -> int:
-        """Number of sequences that have not ended yet."""
+        """Number of sequences that are not finished yet."""
         finished = sum(so_far.is_finished for so_far in self.continued)
         return self.params.num_samples - finished
 
@@ -94,38 +94,38 @@ class PromptComputed:
 
     token_ids: tuple[int, ...]
     logprobs: list[float | None] | None = None
-    """Natural log-probabilities, None for the first token; None if not requested."""
+    """Natural log-probabilities, with None for the first token; None if they were not requested."""
     top_logprobs: list[TopTokens | None] | None = None
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokensDrawn:
-    """New tokens of one sequence; at least one."""
+class TokensSampled:
+    """One or more new tokens of one sequence."""
 
     sequence_index: int
     tokens: list[int]
     logprobs: list[TopTokens]
-    """One entry per token: the drawn token first, then the most likely ones if requested."""
+    """One entry per token, with the sampled token first, then the most likely tokens if requested."""
     text: str
     """Text that later tokens can no longer change."""
     version: int
-    """Version that drew the tokens; 0 for the base model alone."""
+    """Version from which the tokens were sampled; 0 for the base model alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceEnded:
+class SequenceFinished:
     """The last event of a sequence."""
 
     sequence_index: int
     stop_reason: StopReason
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     text: str = ''
-    """Remaining text that had not been final until now."""
+    """Remaining text that was not contained in earlier events."""
 
 
-GenerationEvent = PromptComputed | TokensDrawn | SequenceEnded
+GenerationEvent = PromptComputed | TokensSampled | SequenceFinished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +134,12 @@ class EngineFacts:
 
     base_model: str
     context_tokens: int
-    """Largest number of tokens in one sequence, prompt and completion together."""
+    """Maximum number of tokens in one sequence, including prompt and completion."""
     vocabulary_size: int
     parameter_count: int
     dtype: str
     max_sequences: int
-    """Number of sequences that the engine runs at once."""
+    """Maximum number of sequences that the engine runs at once."""
     engine: str = 'torch'
     """Name of the engine, 'torch' or 'vllm'."""
     can_sleep: bool = True
@@ -160,20 +160,20 @@ class EngineLoad:
     is_paused: bool = False
     is_sleeping: bool = False
     max_sequences: int = 0
-    """Number of sequences that the engine runs at once."""
+    """Maximum number of sequences that the engine runs at once."""
 
 
 def spans_of(version: int, token_count: int) -> list[VersionSpan]:
-    """Return the version spans of a sequence drawn by one version; empty if the sequence has no token."""
+    """Return the version spans of a sequence sampled from one version; empty if the sequence has no token."""
     return [VersionSpan(version=version, begin_token=0, end_token=token_count)] if token_count else []
 
 
 def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
-    """Refuse a prompt that does not fit the context together with its new tokens.
+    """Check that a prompt and its new tokens fit the context.
 
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
-        InvalidField: `min_tokens` is larger than the number of tokens that may be drawn.
+        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens

@@ -1,6 +1,6 @@
-"""The set of resident versions: bounded, evicted in least-recently-used order, never while in use.
+"""A set of resident versions with a limited size. Idle versions are evicted in least-recently-used order.
 
-This module does the bookkeeping only; its caller loads and unloads the weights.
+This module only records which versions are resident; its caller loads and unloads the weights.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ class ResidentVersion:
     size_bytes: int
     digest: str
     use_count: int = 0
-    """Number of leases: requests that wait or run with this version."""
+    """Number of leases, that is, of requests that wait or run with this version."""
     last_use: int = 0
-    """Sequence number of the last use; the version with the smallest one is evicted first."""
+    """Sequence number of the last use; the version with the smallest number is evicted first."""
     weights: AdapterWeights | None = None
     """The received weights, for relaying to other samplers."""
     is_base: bool = False
-    """Whether the version replaces the engine's base weights instead of being an adapter."""
+    """Whether the version replaces the engine's base weights; False for an adapter."""
 
 
 class Residency:
     """The resident versions of one sampler."""
 
     def __init__(self, max_versions: int, max_bytes: int = 1 << 62) -> None:
-        """Create an empty set with space for `max_versions`, at least 1, and `max_bytes` in total."""
+        """Create an empty set for at most `max_versions` versions, at least 1, with at most `max_bytes` in total."""
         if max_versions < 1:
             raise ValueError(f'max_versions must be at least 1, got {max_versions}')
         self.max_versions = max_versions
         self.max_bytes = max_bytes
         self._versions: dict[VersionKey, ResidentVersion] = {}
-        self._uses = 0
+        self._use_number = 0
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
         """Return a version if it is resident."""
@@ -69,7 +69,7 @@ class Residency:
         """Remove idle versions until one more version of `size_bytes` fits.
 
         Returns:
-            The removed versions, to be unloaded; None if too many versions are in use, and then nothing is removed.
+            The removed versions, which the caller unloads; None, without any removal, if too many versions are in use.
         """
         idle = sorted((item for item in self._versions.values() if not item.use_count), key=lambda item: item.last_use)
         evicted: list[VersionKey] = []
@@ -85,24 +85,24 @@ class Residency:
         return evicted
 
     def add(self, version: ResidentVersion) -> None:
-        """Add a version; the caller has made space for it.
+        """Add a version, for which the caller has made space with `evict_for`.
 
-        A new version of a resident adapter inherits the last use of the other versions, so that publishing alone does
-        not keep an adapter in memory.
+        A new version of a resident adapter gets the last use of the other versions, so that publishing alone does not
+        keep an adapter in memory.
         """
-        siblings = self.versions_of(version.key.adapter)
-        version.last_use = max((item.last_use for item in siblings), default=0)
-        if not siblings:
+        others = self.versions_of(version.key.adapter)
+        version.last_use = max((item.last_use for item in others), default=0)
+        if not others:
             self.touch(version)
         self._versions[version.key] = version
 
     def use(self, version: ResidentVersion) -> None:
-        """Count a lease on a version."""
+        """Add a lease on a version."""
         version.use_count += 1
         self.touch(version)
 
     def release(self, version: ResidentVersion) -> None:
-        """Count the end of a lease on a version."""
+        """Remove a lease on a version."""
         version.use_count -= 1
 
     def evict_idle(self, adapter: AdapterKey) -> list[VersionKey]:
@@ -114,5 +114,5 @@ class Residency:
 
     def touch(self, version: ResidentVersion) -> None:
         """Mark a version as used now."""
-        self._uses += 1
-        version.last_use = self._uses
+        self._use_number += 1
+        version.last_use = self._use_number

@@ -11,7 +11,7 @@ from fixtures.sampled import ONE, TWO, Sampled, lora_weights
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
 from services.sampler.domain.errors import AdapterMisfit, ContextExceeded
-from services.sampler.domain.generation import ChatPrompt, PromptComputed, TextPrompt, TokenPrompt, TokensDrawn
+from services.sampler.domain.generation import ChatPrompt, PromptComputed, TextPrompt, TokenPrompt, TokensSampled
 from twinkle.data_format import StopReason, TensorData
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
@@ -100,7 +100,7 @@ async def test_closing_the_stream_frees_the_request(engine):
     """Closing the stream of a request ends the request."""
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         assert isinstance(await anext(events), PromptComputed)
-        assert isinstance(await anext(events), TokensDrawn)
+        assert isinstance(await anext(events), TokensSampled)
         await settle(engine)
         assert engine.load.running_sequences == 2
     await settle(engine)

@@ -301,7 +301,7 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
 
 
 def test_a_bound_is_between_a_few_examples_and_what_the_engine_takes() -> None:
-    """The batch limit stays between LEAST_TOKENS and the engine's maximum."""
+    """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum."""
     for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
         scheduler = Scheduler(batch_tokens=BUDGET)
         scheduler.bound(bound)

@@ -1,3 +1,3 @@
-"""Journals that implement `services.model.ports.Journal`: in memory and on disk."""
+"""Implementations of `services.model.ports.Journal`: one in memory and one on disk."""
 
 __all__: list[str] = []

@@ -1,6 +1,7 @@
-"""Settings and library versions that may change the floats of a replay.
+"""Records the settings and library versions that may change the floating-point results of a replay.
 
-A change is no reason to refuse a journal, but it is logged, because replayed results may differ from the recorded ones.
+A changed environment does not make a journal unusable, but it is logged, because replayed results may differ from the
+recorded ones.
 """
 
 import json
@@ -16,7 +17,7 @@ ReplayEnvironment = Mapping[str, str | int]
 
 
 def changed_environment(folder: Path, present: ReplayEnvironment) -> dict[str, str]:
-    """Return the settings that changed since the journal was last used, as `old -> new`, and store the present ones."""
+    """Return the settings that changed since the last call, each as `old -> new`, and store the present ones."""
     path = folder / _FILE
     try:
         before = json.loads(path.read_text())

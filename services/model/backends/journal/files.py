@@ -1,4 +1,4 @@
-"""Atomic, durable files: written to a temporary name, synced and renamed; then the folder is synced."""
+"""Writes files atomically and durably: each under a temporary name, which is synced and renamed."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.kit.ids import new_id
 
-_ASIDE = '.half-'
+_TEMPORARY = '.half-'
 """Prefix of temporary files."""
 
 
@@ -14,7 +14,7 @@ class Folder:
     """Files in one folder. Concurrency: thread-safe."""
 
     def __init__(self, path: Path, *, sync: Callable[[int], None] = os.fsync) -> None:
-        """Open the folder at `path`, creating it if needed; `sync` flushes a file descriptor to disk."""
+        """Open or create the folder at `path`; `sync` flushes a file descriptor to disk."""
         self.path = path
         self._sync = sync
         path.mkdir(parents=True, exist_ok=True)
@@ -25,17 +25,17 @@ class Folder:
         Raises:
             OSError: Writing failed; the file was not created.
         """
-        aside = self.path / f'{_ASIDE}{new_id(name[:16])}'
+        temporary = self.path / f'{_TEMPORARY}{new_id(name[:16])}'
         try:
-            with aside.open('xb') as file:
+            with temporary.open('xb') as file:
                 for part in parts:
                     file.write(part)
                 file.flush()
                 self._sync(file.fileno())
-            aside.rename(self.path / name)
+            temporary.rename(self.path / name)
             self.sync()
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def sync(self) -> None:
@@ -59,7 +59,7 @@ class Folder:
         (self.path / name).unlink(missing_ok=True)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Delete all files that are not `wanted`, including temporary ones; return their number."""
+        """Delete all files that are not in `wanted`, including temporary ones, and return their number."""
         unwanted = [path for path in self.path.iterdir() if path.name not in wanted]
         for path in unwanted:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Runs all database work in one thread; jobs that wait together share a transaction and a sync."""
+"""Runs all database work in one thread. Jobs that are waiting at the same time share a transaction and a sync."""
 
 import asyncio
 import sqlite3
@@ -29,7 +29,7 @@ class Transaction:
 
     connection: sqlite3.Connection
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """Called in the writer's thread after the commit."""
+    """Functions that the writer's thread calls after the commit."""
 
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
@@ -49,12 +49,12 @@ class Writer:
     """Runs jobs in order of arrival, in groups. Concurrency: for one event loop."""
 
     def __init__(self, connection: sqlite3.Connection, *, is_read_only: bool = False) -> None:
-        """Initialize the writer, which takes ownership of `connection`."""
+        """Start the writer, which takes ownership of `connection`."""
         self._connection = connection
         self._begin = 'BEGIN' if is_read_only else 'BEGIN IMMEDIATE'
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lazy: list[_Job] = []
-        self._again: list[_Job] = []
+        self._retries: list[_Job] = []
         """Lazy jobs whose transaction failed; used by the writer's thread only."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class Writer:
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], _Result]) -> _Result:
-        """Run `work` in a transaction; return its result once it and all earlier lazy jobs are durable.
+        """Run `work` in a transaction, and return its result once this job and all earlier lazy jobs are durable.
 
         Raises:
             sqlite3.Error: The disk failed; nothing was written.
@@ -71,7 +71,7 @@ class Writer:
         job = _Job(work, self._loop.create_future())
         self.flush()
         self._jobs.put(job)
-        assert job.future is not None  # noqa: S101 - made above
+        assert job.future is not None  # noqa: S101 - created above
         return await job.future
 
     def add(self, work: Callable[[Transaction], Any]) -> None:
@@ -97,39 +97,37 @@ class Writer:
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    # The writer's thread
-
     def _run(self) -> None:
-        is_ending = False
-        while not is_ending:
-            taken = [self._jobs.get()]
+        is_closing = False
+        while not is_closing:
+            received = [self._jobs.get()]
             with suppress(Empty):
-                while len(taken) < GROUP:
-                    taken.append(self._jobs.get_nowait())
-            is_ending = None in taken
-            self._write([*self._again, *(job for job in taken if job is not None)])
+                while len(received) < GROUP:
+                    received.append(self._jobs.get_nowait())
+            is_closing = None in received
+            self._write([*self._retries, *(job for job in received if job is not None)])
         self._connection.close()
 
     def _write(self, jobs: list[_Job]) -> None:
-        self._again = []
+        self._retries = []
         if not self._commit(jobs) and len(jobs) > 1:
             # One job may have caused the error: run them separately.
             for job in jobs:
                 job.error = None
                 self._commit([job])
-        self._again = [job for job in jobs if job.future is None and isinstance(job.error, sqlite3.Error)]
+        self._retries = [job for job in jobs if job.future is None and isinstance(job.error, sqlite3.Error)]
         for job in jobs:
             for action in job.after_commit:
                 with suppress(OSError):
                     action()
-        with suppress(RuntimeError):  # the event loop has ended, so there are no waiters
+        with suppress(RuntimeError):  # the event loop is closed, so there are no waiters
             self._loop.call_soon_threadsafe(_deliver, jobs)
 
     def _commit(self, jobs: list[_Job]) -> bool:
         try:
             self._connection.execute(self._begin)
             for job in jobs:
-                self._carry_out(job)
+                self._run_job(job)
             reach('journal.commit.before')
             self._connection.execute('COMMIT')
         except sqlite3.Error as error:
@@ -142,7 +140,7 @@ class Writer:
         reach('journal.commit.after')
         return True
 
-    def _carry_out(self, job: _Job) -> None:
+    def _run_job(self, job: _Job) -> None:
         """Run one job in a savepoint, so that its failure does not affect the others."""
         transaction = Transaction(self._connection)
         self._connection.execute('SAVEPOINT job')

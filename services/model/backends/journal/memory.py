@@ -1,6 +1,6 @@
 """A journal in memory, for tests and for services without a durable journal.
 
-It supports eviction and undo like the journal on disk, but is lost when the process ends.
+It supports eviction and undo like the journal on disk, but is lost when the process exits.
 """
 
 from bisect import bisect_right
@@ -18,13 +18,13 @@ from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
 CREATIONS_KEPT = 4096
-"""Number of creation requests stored for answering repeats."""
+"""Maximum number of creation requests stored to recognize repeats."""
 
 
 @dataclass
 class _Row:
     operation: Operation | None
-    """None once no restore needs it."""
+    """The operation; None once no restore needs it."""
     fingerprint: str
     kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
@@ -148,7 +148,7 @@ class MemoryJournal:
         return retain(history.steps, sorted(history.snapshots), undo_steps=self._undo_steps).steps
 
     async def close(self) -> None:
-        """Keep the data: a test may reopen the same journal."""
+        """Do nothing: the data is kept, because a test may use the same journal again."""
 
     def _history_of(self, adapter_id: str) -> _AdapterHistory:
         if adapter_id not in self._adapters:

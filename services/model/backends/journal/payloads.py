@@ -1,4 +1,4 @@
-"""Payloads of operations as files named by their digest, so that a repeated batch is stored once."""
+"""Stores payloads of operations as files named by their digest, so that a repeated batch is stored only once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class PayloadDamaged(Exception):
 class Payloads:
     """Files named by their digest. Concurrency: thread-safe.
 
-    A digest is pinned from `put` until `unpin`, so that a payload being stored is not deleted in between.
+    A digest is pinned from `put` until `unpin`, so that its payload is not deleted before its row is committed.
     """
 
     def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
@@ -66,13 +66,13 @@ class Payloads:
                 del self._pins[digest]
 
     def drop(self, digest: str) -> None:
-        """Delete a payload without rows, unless it is being stored again."""
+        """Delete a payload to which no row refers, unless it is being stored again."""
         with self._lock:
             if digest not in self._pins:
                 self._folder.drop(digest)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Delete all payloads that are not `wanted`; call before the first `put`."""
+        """Delete all payloads that are not in `wanted`; call this before the first `put`."""
         return self._folder.sweep(wanted)
 
     def _is_stored(self, digest: str, payload: bytes) -> bool:

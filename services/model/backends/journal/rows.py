@@ -11,7 +11,7 @@ from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord
 
 CREATIONS_KEPT = 4096
-"""Number of creation requests stored for answering repeats."""
+"""Maximum number of creation requests stored to recognize repeats."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """A row of the table `snapshots`; without a file, it is the adapter's creation."""
+    """A row of the table `snapshots`; a row without a file stands for the adapter's creation."""
 
     number: int
     file: SnapshotFile | None
@@ -37,7 +37,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Files that no row refers to any more."""
+    """Files to which no row refers any more."""
 
     snapshots: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:
 
 
 def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
-    """Add an operation, replacing one with the same number."""
+    """Add an operation, or replace the one with the same number."""
     replaced = _digests(tx, 'adapter = ? AND number = ?', key, row.number)
     tx.execute(
         'INSERT OR REPLACE INTO operations (adapter, number, kind, fingerprint, payload, digest, outcome)'
@@ -144,20 +144,20 @@ def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
     return Dropped(digests=_unneeded(tx, replaced))
 
 
-def strike_operation(tx: Transaction, key: int, number: int) -> Dropped:
+def delete_operation(tx: Transaction, key: int, number: int) -> Dropped:
     """Delete an operation."""
     digests = _digests(tx, 'adapter = ? AND number = ?', key, number)
     tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
     return Dropped(digests=_unneeded(tx, digests))
 
 
-def note_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None:
+def set_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None:
     """Record the outcome of an operation."""
     tx.execute('UPDATE operations SET outcome = ? WHERE adapter = ? AND number = ?', outcome, key, number)
 
 
-def renew_adapter(tx: Transaction, key: int, number: int, record: bytes) -> None:
-    """Update an adapter's record, unless a later operation updated it already."""
+def update_adapter(tx: Transaction, key: int, number: int, record: bytes) -> None:
+    """Update an adapter's record, unless a later operation has already updated it."""
     tx.execute('UPDATE adapters SET number = ?, record = ? WHERE key = ? AND number <= ?', number, record, key, number)
 
 
@@ -167,7 +167,7 @@ def add_step(tx: Transaction, key: int, number: int) -> None:
 
 
 def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
-    """Add a snapshot, replacing one after the same operation."""
+    """Add a snapshot, or replace the one after the same operation."""
     replaced = tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', key, row.number).fetchall()
     if row.file is not None:
         values = (key, row.number, row.file.name, row.file.digest, row.record)
@@ -176,7 +176,7 @@ def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
 
 
 def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
-    """Delete the history that the undo with number `number` reverted."""
+    """Delete the history that was reverted by the undo with number `number`."""
     where = 'adapter = ? AND number >= ? AND number < ?'
     span = (key, undone_from, number)
     files = tuple(name for (name,) in tx.execute(f'SELECT file FROM snapshots WHERE {where}', *span))  # noqa: S608
@@ -232,7 +232,7 @@ def operations_between(tx: Transaction, adapter_id: str, after: int, until: int 
 
 
 def last_operations(tx: Transaction, adapter_id: str, size: int) -> list[tuple[int, str, bytes | None]]:
-    """Return number, fingerprint and outcome of the last operations, in order."""
+    """Return the number, the fingerprint and the outcome of the last operations, in order."""
     rows = tx.execute(
         'SELECT number, fingerprint, outcome FROM operations WHERE adapter = ? ORDER BY number DESC LIMIT ?',
         key_of(tx, adapter_id),
@@ -267,7 +267,7 @@ def _roots(tx: Transaction, key: int) -> list[int]:
 
 
 def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropped:
-    """Delete payloads, and operations that are older than the record."""
+    """Delete the payloads of operations, and the rows of operations that are too old for the record."""
     newest = tx.execute('SELECT max(number) FROM operations WHERE adapter = ?', key).fetchone()[0]
     digests = list[str]()
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Snapshots as safetensors files; the database stores their digests."""
+"""Stores snapshots as safetensors files; the database stores their digests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class SnapshotFiles:
         self._folder.drop(name)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Delete all files that are not `wanted`; call before the first `write`."""
+        """Delete all files that are not in `wanted`; call this before the first `write`."""
         return self._folder.sweep(wanted)
 
 

@@ -1,7 +1,7 @@
 """A journal on disk: rows in SQLite, with large payloads and snapshots as files.
 
-A file is durable before the row that names it, and is deleted after that row. The next start deletes files that a crash
-left without a row.
+A file is made durable before the row that names it, and is deleted after that row. The next start deletes files that
+have no row because of a crash.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class SqliteJournal:
     def __init__(
         self, writer: Writer, payloads: Payloads, snapshots: SnapshotFiles, *, codec: RecordCodec, undo_steps: int
     ) -> None:
-        """Initialize; use `open` or `open_copy` instead."""
+        """Create a journal from its parts. Callers use `open` or `open_copy` instead."""
         self._writer = writer
         self._payloads = payloads
         self._snapshots = snapshots
@@ -63,17 +63,17 @@ class SqliteJournal:
         undo_steps: int = 8,
         sync: Callable[[int], None] = os.fsync,
     ) -> 'SqliteJournal':
-        """Open the journal in `folder`, creating it if needed, and delete files without rows.
+        """Open or create the journal in `folder`, and delete files without rows.
 
         Args:
-            folder: Folder of this journal only.
+            folder: Folder of the journal, which must not contain other files.
             codec: Serializes records.
             engine: Name of the engine, such as base model and dtype.
             undo_steps: Maximum number of steps of an adapter that can be undone.
             sync: Flushes a file descriptor to disk.
 
         Raises:
-            JournalRefused: The journal is in use or cannot be used; the message says why.
+            JournalRefused: The journal is in use or cannot be used; the message states the reason.
         """
         lock, connection = await asyncio.to_thread(_open, folder, engine)
         journal = cls(
@@ -140,20 +140,20 @@ class SqliteJournal:
             self._payloads.unpin(digest)
 
     async def revoke(self, operation: Operation) -> None:
-        def strike(tx: Transaction) -> None:
+        def delete(tx: Transaction) -> None:
             key = rows.key_of(tx, operation.adapter_id)
-            self._drop(tx, rows.strike_operation(tx, key, operation.sequence_number))
+            self._drop(tx, rows.delete_operation(tx, key, operation.sequence_number))
 
-        await self._run(operation.adapter_id, strike)
+        await self._run(operation.adapter_id, delete)
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
-        record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
+        record, outcome_bytes = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
         number, is_step = operation.sequence_number, is_applied_step(operation, outcome)
 
         def write(tx: Transaction) -> None:
             key = rows.key_of(tx, adapter.adapter_id)
-            rows.note_outcome(tx, key, number, noted)
-            rows.renew_adapter(tx, key, adapter.sequence_number, record)
+            rows.set_outcome(tx, key, number, outcome_bytes)
+            rows.update_adapter(tx, key, adapter.sequence_number, record)
             if is_step:
                 rows.add_step(tx, key, number)
 
@@ -168,15 +168,15 @@ class SqliteJournal:
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
+        record, outcome_bytes = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
         kind, number = ReplayKind.SKIPPED if state is None else ReplayKind.BARRIER, operation.sequence_number
-        settled = rows.OperationRow(number, kind, operation.fingerprint, outcome=noted)
+        settled = rows.OperationRow(number, kind, operation.fingerprint, outcome=outcome_bytes)
         async with self._snapshot_row(adapter, number, state) as row:
 
             def write(tx: Transaction) -> None:
                 key = rows.key_of(tx, adapter.adapter_id)
                 dropped = rows.put_operation(tx, key, settled)
-                rows.renew_adapter(tx, key, adapter.sequence_number, record)
+                rows.update_adapter(tx, key, adapter.sequence_number, record)
                 if undone_from is not None:
                     dropped += rows.undo(tx, key, undone_from, number)
                 if row is not None:
@@ -203,7 +203,7 @@ class SqliteJournal:
         record = self._codec.adapter_to_bytes(adapter)
 
         def write(tx: Transaction) -> None:
-            rows.renew_adapter(tx, rows.key_of(tx, adapter.adapter_id), adapter.sequence_number, record)
+            rows.update_adapter(tx, rows.key_of(tx, adapter.adapter_id), adapter.sequence_number, record)
 
         await self._run(adapter.adapter_id, write)
 
@@ -301,7 +301,7 @@ class SqliteJournal:
         return JournalEntry(operation=operation, outcome=outcome)
 
     def _adapter_of(self, record: bytes) -> Adapter | None:
-        """Return an adapter; None if its record is damaged, so that other adapters can be used."""
+        """Return an adapter, or None if its record is damaged, so that other adapters can still be used."""
         try:
             return self._codec.adapter_from_bytes(record)
         except Exception:
@@ -343,8 +343,8 @@ def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder / 'lock')
     try:
-        left = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
-        return lock, open_database(folder / _DATABASE, engine=engine, is_creation_allowed=not left)
+        files = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
+        return lock, open_database(folder / _DATABASE, engine=engine, is_creation_allowed=not files)
     except BaseException:
         lock.release()
         raise
@@ -352,7 +352,7 @@ def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
 
 @contextmanager
 def _disk_errors_as_unavailable(adapter_id: str) -> Iterator[None]:
-    """Raise errors of the disk as JournalUnavailable."""
+    """Convert errors of the disk to JournalUnavailable."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

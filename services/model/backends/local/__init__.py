@@ -1,4 +1,4 @@
-"""The engine of `twinkle.model` in this process, in its own thread.
+"""Runs the engine of `twinkle.model` in a separate thread of this process.
 
 `backend` implements the port, `host` runs in the engine's thread, `verbs` converts each verb, `states` converts states,
 and `loading` loads the model.

@@ -1,4 +1,4 @@
-"""Implements the trainer port with an engine in its own thread."""
+"""Implements the trainer port with an engine that runs in a separate thread."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class LocalBackend:
     """
 
     def __init__(self, engine: TrainerEngine, facts: ServerFacts, worker: SingleWorker) -> None:
-        """Initialize the backend; `engine` is used in the thread of `worker` only."""
+        """Create the backend, which uses `engine` only in the thread of `worker`."""
         self.engine = engine
         self.worker = worker
         self._facts = facts

@@ -1,4 +1,4 @@
-"""Runs in the engine's thread. Synchronous; raises domain errors."""
+"""Synchronous access to the engine. The functions run in the engine's thread and raise domain errors."""
 
 import time
 from collections.abc import Sequence
@@ -24,16 +24,14 @@ _log = structlog.get_logger('engine')
 
 
 class EngineHost:
-    """Hosts the engine; the methods are those of `services.model.ports.TrainerBackend`.
+    """Hosts the engine, with synchronous versions of the methods of `services.model.ports.TrainerBackend`.
 
-    Concurrency: use it from one thread.
+    Concurrency: use it from one thread only.
     """
 
     def __init__(self, engine: TrainerEngine, *, token_limit: int) -> None:
         self._engine = engine
         self._token_limit = token_limit
-
-    # Adapters
 
     def create(
         self,
@@ -49,7 +47,7 @@ class EngineHost:
             else:
                 state = self._engine.create_full_adapter(adapter_id, full_parameters)
             try:
-                # The library's default reduction is the mean, the contract's is the sum.
+                # The default reduction of the library is the mean, but the default of the API is the sum.
                 if training_config.loss is None:
                     configure(self._engine, adapter_id, TrainingConfig(loss=LossChoice(name='CrossEntropyLoss')))
                 warnings = configure(self._engine, adapter_id, training_config)
@@ -66,8 +64,6 @@ class EngineHost:
     def delete(self, adapter_id: str) -> None:
         if adapter_id in self._engine.adapter_ids:
             self._engine.delete_adapter(adapter_id)
-
-    # Verbs
 
     def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
         """Run a verb; a defect is logged and raised as Internal."""
@@ -127,7 +123,7 @@ class EngineHost:
             token_count = verbs.token_count(part.verb)
             fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
             if fact is None:
-                # A defect in this adapter's part; the gradients of the other parts are already added.
+                # Only this adapter's part failed; the gradients of the other parts have already been added.
                 _log.error('operation failed', adapter=part.adapter_id, exc_info=result)
             return fact or Internal('')
         return self._forward_run(part.adapter_id, result, forward_outcome(result, part.verb.options))
@@ -163,8 +159,6 @@ class EngineHost:
         if token_count > self._token_limit:
             raise BatchTooLarge(token_count=token_count, token_limit=self._token_limit)
 
-    # State
-
     def snapshot(self, adapter_id: str) -> AdapterState | None:
         with engine_errors_as_facts():
             snapshot = self._engine.snapshot(adapter_id)
@@ -177,9 +171,9 @@ class EngineHost:
                 # Two full-parameter adapters do not fit in memory, so the old one is deleted first.
                 self._engine.delete_adapter(adapter_id)
             elif adapter_id in self._engine.adapter_ids:
-                # Test the snapshot first, so that a refused one does not cost the existing adapter.
-                self._engine.restore_adapter(_TRIAL, snapshot)
-                self._engine.delete_adapter(_TRIAL)
+                # Test the snapshot first, so that the existing adapter is kept if the snapshot is invalid.
+                self._engine.restore_adapter(_TEMPORARY_ID, snapshot)
+                self._engine.delete_adapter(_TEMPORARY_ID)
                 self._engine.delete_adapter(adapter_id)
             restored = self._engine.restore_adapter(adapter_id, snapshot)
         config = training_config_of(restored, TrainingConfig())
@@ -213,5 +207,5 @@ class EngineHost:
         return VerbRun(outcome=outcome, step_count=adapter.step_count, training_config=config)
 
 
-_TRIAL = 'an adapter that is being restored'
-"""Name of a temporary adapter; ids contain no spaces, so it cannot collide."""
+_TEMPORARY_ID = 'an adapter that is being restored'
+"""Id of a temporary adapter. Ids of other adapters contain no spaces, so it is unique."""

@@ -1,4 +1,4 @@
-"""Loads the engine, and describes the server's capabilities."""
+"""Loads the engine and describes the server's capabilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ class LoadOptions:
     base_model: str
     """Hub id, alias or folder; also the name that clients request."""
     dtype: str = 'float32'
-    """torch dtype of the frozen weights."""
+    """Torch dtype of the frozen weights."""
     device: str = 'cpu'
-    """torch device."""
+    """Torch device."""
     thread_count: int = 0
     """Number of torch threads in this process; 0 leaves the choice to torch."""
     batch_tokens: int = 65536
@@ -40,7 +40,7 @@ class LoadOptions:
     loss_plugins: tuple[str, ...] = ()
     """Entry points of installed losses that tenants may choose."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
-    """Patches of the base model, in order: name to options."""
+    """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:

@@ -9,7 +9,7 @@ from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import SnapshotMismatch
 
 CURSOR = 'consumed_train_samples'
-"""Counter that the engine stores for its caller: the data cursor."""
+"""Name of the data cursor, a counter that the engine stores for its caller."""
 _STEPS = 'gradient_accumulation_steps'
 _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
 
@@ -35,7 +35,7 @@ def snapshot_of(state: AdapterState) -> AdapterSnapshot:
 
 
 def counters_of(snapshot: AdapterSnapshot) -> dict[str, int]:
-    """Return the counters saved in a checkpoint, including the data cursor if saved.
+    """Return the counters saved in a checkpoint, including the data cursor if it was saved.
 
     Raises:
         SnapshotMismatch: The trainer's state is missing or malformed.

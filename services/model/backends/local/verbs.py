@@ -19,21 +19,21 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
 
 
 def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -> ForwardResult:
-    """Return the result to record; log-probabilities and values are omitted unless requested."""
-    is_wanted = options is not None and options.is_logprobs_returned
+    """Return the result to record. It contains log-probabilities and values only if they were requested."""
+    is_requested = options is not None and options.is_logprobs_returned
     return ForwardResult(
         loss=result.loss,
         num_tokens=result.num_tokens,
-        logps=result.logps if is_wanted else (),
+        logps=result.logps if is_requested else (),
         metrics=result.metrics,
-        values=result.values if is_wanted else (),
+        values=result.values if is_requested else (),
     )
 
 
 def run_forward(
     engine: TrainerEngine, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward
 ) -> tuple[BatchResult, ForwardResult]:
-    """Run a part of a forward and backward pass; also return the engine's result."""
+    """Run a part of a forward and backward pass, and return the engine's result and the result to record."""
     options = None
     match verb:
         case verbs.Forward():
