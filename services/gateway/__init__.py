@@ -1,3 +1,3 @@
-"""The gateway: identity, tenants, sessions, the catalogue, and the way to every other service."""
+"""Gateway service: identity, tenants, sessions, the catalogue, and routing of calls to the other services."""
 
 __all__: list[str] = []

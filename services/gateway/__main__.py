@@ -188,7 +188,7 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
 
 
 async def run(config: GatewayConfig) -> None:
-    """Serve until asked to stop."""
+    """Serve requests until the process is told to stop."""
     async with assembled(config, clock=SystemClock()) as gateway, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(job()) for job in gateway.jobs]
         async with _serving_http(gateway, config):
@@ -198,7 +198,7 @@ async def run(config: GatewayConfig) -> None:
 
 
 def main() -> None:
-    """Run a gateway as the command line says."""
+    """Run a gateway with the configuration from the command line."""
     config = load_config(GatewayConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -34,7 +34,7 @@ class UpstreamsConfig(BaseModel):
         return addresses
 
     @model_validator(mode='after')
-    def _check_twice(self) -> Self:
+    def _check_duplicates(self) -> Self:
         addresses = list(self.model_addresses().values())
         if len(set(addresses)) < len(addresses):
             raise ValueError('models: an address is listed twice')
@@ -90,24 +90,24 @@ class FuturesConfig(BaseModel):
     """Number of ordered requests of a tenant that run at the same time, one of each lane, with their requests in
     memory."""
     lanes: int = Field(default=128, ge=1)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
     """Number of other requests of a tenant that run at the same time."""
     unordered: int = Field(default=1024, ge=1)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
     """Number of unfinished requests of a tenant; further requests are refused."""
     waiting: int = Field(default=32768, ge=1)
-    """The same for all tenants together; each request takes some kilobytes of memory."""
+    """The same limit for all tenants together; each request takes some kilobytes of memory."""
     waiting_bytes_per_tenant: int = Field(default=4 << 30, ge=1 << 10)
     """Total bytes of a tenant's unfinished requests, which are stored on disk."""
     waiting_bytes: int = Field(default=16 << 30, ge=1 << 10)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     running_bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 10)
     """Total bytes of a tenant's running ordered requests, which are in memory; further requests wait. The same limit
     applies separately to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
@@ -146,11 +146,11 @@ class MemoryConfig(BaseModel):
     bodies_per_tenant: int = Field(default=256 << 20, ge=1 << 16)
     """Bytes of a tenant's request and response bodies in progress over HTTP; `limits` bounds gRPC messages."""
     bodies: int = Field(default=1 << 30, ge=1 << 16)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     work_per_tenant: int = Field(default=512 << 20, ge=1 << 16)
     """Estimated bytes of the values that are parsed from a tenant's bodies."""
     work: int = Field(default=1 << 30, ge=1 << 16)
-    """The same for all tenants together."""
+    """The same limit for all tenants together."""
     wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a request waits for memory before it is refused."""
 
@@ -171,13 +171,13 @@ class QuotasConfig(BaseModel):
     stored_bytes: int | None = Field(default=None, ge=0)
     """Total bytes of checkpoints."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Relative share when several tenants wait; the bounds are those of `quotas.rules`."""
+    """Relative share when several tenants wait; `quotas.rules` defines its bounds."""
     patience: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a call waits for its tenant's token rate before it is refused."""
     refresh: timedelta = Field(default=timedelta(seconds=2), gt=timedelta())
     """Interval between reads of quotas, which other gateways may change."""
     usage_interval: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
-    """Interval between writes of usage; a kill loses the sampling usage since the last write."""
+    """Interval between writes of usage; the sampling usage since the last write is lost if the process is killed."""
 
 
 class GatewayConfig(ServiceConfig):

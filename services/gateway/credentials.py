@@ -1,4 +1,4 @@
-"""Format of API key secrets, scopes, and the scope that each method of every contract needs.
+"""Format of API key secrets, scopes, and the scope that each method of every contract requires.
 
 Every new service needs an entry here; a test compares the table with the contracts.
 """
@@ -9,7 +9,7 @@ from enum import StrEnum
 SECRET_PREFIX = 'tml-'  # noqa: S105 (not secret)
 """Prefix of every secret, which people and secret scanners can recognize."""
 MIN_SECRET_LENGTH = 20
-"""Fewest characters of a secret that an operator chooses."""
+"""Minimum number of characters of a secret that an operator chooses."""
 
 
 class Scope(StrEnum):
@@ -72,7 +72,7 @@ _METHODS: Mapping[str, Requirement] = {
 
 
 def requirement_of(method: str) -> Requirement | None:
-    """Return what a method ('package.Service/Method', no leading slash) needs; None for an unknown service."""
+    """Return the requirement of a method ('package.Service/Method', no leading slash); None for an unknown service."""
     return _METHODS.get(method) or _SERVICES.get(method.partition('/')[0])
 
 

@@ -40,7 +40,7 @@ class KeyNotFound(NotFound):
     key_id: str
 
 
-@domain_error('KEY_ENDED', 'API key {key_id!r} has ended; create another one')
+@domain_error('KEY_ENDED', 'API key {key_id!r} is no longer valid; create another one')
 class KeyEnded(FailedPrecondition):
     """The key is revoked or expired, so it cannot be replaced."""
 
@@ -65,7 +65,7 @@ class TenantNotFound(NotFound):
 
 @domain_error('REPLICA_NOT_FOUND', 'no replica {replica_id!r} in the fleet')
 class ReplicaNotFound(NotFound):
-    """The fleet has no such replica, or the replica's lease has ended."""
+    """The fleet has no such replica, or the replica's lease has expired."""
 
     replica_id: str
 
@@ -84,7 +84,7 @@ class NoReplica(Unavailable):
 
 @domain_error('REQUEST_NOT_FOUND', 'no request {request_id!r} is running')
 class SamplingNotFound(NotFound):
-    """The caller has no such sampling request running."""
+    """The caller has no running sampling request with this id."""
 
     request_id: str
 
@@ -99,9 +99,9 @@ class AdapterIdTaken(AlreadyExists):
     kind: str = 'adapter'
 
 
-@domain_error('ID_TAKEN', 'request_id {id!r} is running already; choose another or leave it empty')
+@domain_error('ID_TAKEN', 'request_id {id!r} is already running; choose another or leave it empty')
 class SamplingIdTaken(AlreadyExists):
-    """The caller has a sampling request with that id running."""
+    """The caller has a running sampling request with that id."""
 
     id: str
     kind: str = 'request'
@@ -113,19 +113,19 @@ class SamplingIdTaken(AlreadyExists):
     'other weights now; send the request again, or name the adapter and its version',
 )
 class CheckpointStreamLost(ServiceUnreachable):
-    """A sampler was lost during a stream that another one may not continue."""
+    """A sampler was lost during a stream that no other sampler may continue."""
 
 
 @domain_error('SERVICE_UNREACHABLE')
 class BaseModelsUnreachable(ServiceUnreachable):
-    """A request to all model services cannot be answered, because those of some base models cannot be reached."""
+    """A request to all model services failed, because those of some base models cannot be reached."""
 
     base_models: str
     """Sorted names, separated by commas; empty if a service has not reported its base models yet."""
 
     def __str__(self) -> str:
         names = self.base_models or 'a base model that is not known yet'
-        return f'the model service of {names} cannot be reached at the moment, so its part is missing; retry later'
+        return f'the model service of {names} cannot be reached at the moment, so its entries are missing; retry later'
 
 
 @domain_error(
@@ -151,9 +151,9 @@ class FutureExpired(NotFound):
     future_id: str
 
 
-@domain_error('POSITION_MISSING', 'position {missing} of {lane!r} never came; position {position} waited for it')
+@domain_error('POSITION_MISSING', 'position {missing} of {lane!r} never arrived; position {position} waited for it')
 class PositionMissing(FailedPrecondition):
-    """The future waited for an earlier position of its lane that never came."""
+    """The future waited for an earlier position of its lane that never arrived."""
 
     lane: str
     position: int
@@ -162,10 +162,10 @@ class PositionMissing(FailedPrecondition):
 
 @domain_error(
     'POSITION_PASSED',
-    'position {position} of {lane!r} came too late: another request used it, or the lane continued without it',
+    'position {position} of {lane!r} arrived too late: another request used it, or the lane continued without it',
 )
 class PositionPassed(FailedPrecondition):
-    """The future came after its lane had continued."""
+    """The future arrived after its lane had continued."""
 
     lane: str
     position: int

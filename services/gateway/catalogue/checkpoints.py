@@ -47,7 +47,7 @@ class Checkpoints:
         await self._store.mark_deleted(key, moment=self._clock.now())
 
     async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
-        """Let a checkpoint expire after `ttl` from now; None removes the expiry.
+        """Set a checkpoint to expire `ttl` from now; None removes the expiry.
 
         Raises:
             CheckpointNotFound: the caller has no checkpoint at that path.
@@ -59,7 +59,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: the caller has no checkpoint at that path.
-            DomainError: ID_TAKEN, another tenant has a public checkpoint of that path.
+            DomainError: ID_TAKEN, another tenant has a public checkpoint at that path.
         """
         return await self._saved(await self._client.set_public(path, is_public=is_public))
 
@@ -82,19 +82,19 @@ class Checkpoints:
             DomainError: an error of the checkpoint service.
         """
         run_id = run_id or (_run_of(caller.tenant_id, key) if key else new_id('cp'))
-        return await self._to_end(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
+        return await self._run_to_completion(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
 
     async def _saved(self, changed: Checkpoint) -> Checkpoint:
         await self._store.save(changed)
         return changed
 
-    async def _to_end(self, copy: Coroutine[Any, Any, Checkpoint]) -> Checkpoint:
+    async def _run_to_completion(self, copy: Coroutine[Any, Any, Checkpoint]) -> Checkpoint:
         task = asyncio.ensure_future(copy)
         self._copies.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(self._on_copy_done)
         return await asyncio.shield(task)
 
-    def _end(self, task: asyncio.Task[Checkpoint]) -> None:
+    def _on_copy_done(self, task: asyncio.Task[Checkpoint]) -> None:
         self._copies.discard(task)
         if not task.cancelled():
             # Marks the exception as retrieved: the caller may have been cancelled.

@@ -1,6 +1,6 @@
 """Keeps the catalogue's copy of another service's entries up to date.
 
-The copy starts with a snapshot, which changes follow. A broken stream resumes after its last event; if that fails, the
+The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event; if that fails, the
 next attempt takes a new snapshot, which makes up for all missed changes. Positions are not stored: every start
 of the gateway takes a snapshot.
 """

@@ -47,30 +47,30 @@ class GrpcCheckpoints:
     async def delete(self, path: str) -> None:
         """Delete a checkpoint."""
         request = messages.DeleteCheckpointRequest(checkpoint_path=path)
-        await self._call(self._need_stub().DeleteCheckpoint, request)
+        await self._call(self._require_stub().DeleteCheckpoint, request)
 
     async def set_ttl(self, path: str, ttl: timedelta | None) -> Checkpoint:
-        """Let a checkpoint expire after `ttl` from now; None removes the expiry."""
+        """Set a checkpoint to expire `ttl` from now; None removes the expiry."""
         request = messages.SetCheckpointTtlRequest(checkpoint_path=path, ttl=_ttl_to_proto(ttl))
-        return _checkpoint_of(await self._call(self._need_stub().SetCheckpointTtl, request))
+        return _checkpoint_of(await self._call(self._require_stub().SetCheckpointTtl, request))
 
     async def set_public(self, path: str, *, is_public: bool) -> Checkpoint:
         """Make a checkpoint readable by every tenant, or by its own tenant only."""
         request = messages.SetCheckpointVisibilityRequest(checkpoint_path=path, is_public=is_public)
-        return _checkpoint_of(await self._call(self._need_stub().SetCheckpointVisibility, request, is_internal=True))
+        return _checkpoint_of(await self._call(self._require_stub().SetCheckpointVisibility, request, is_internal=True))
 
     async def copy(self, path: str, *, run_id: str, name: str, ttl: timedelta | None) -> Checkpoint:
         """Copy a checkpoint that the caller may read; repeating the call returns the same copy."""
         request = messages.CopyCheckpointRequest(
             checkpoint_path=path, adapter_id=run_id, name=name, ttl=_ttl_to_proto(ttl)
         )
-        copy = self._need_stub().CopyCheckpoint
+        copy = self._require_stub().CopyCheckpoint
         return _checkpoint_of(await self._call(copy, request, is_internal=True, seconds=_COPY_SECONDS))
 
     async def get(self, path: str) -> Checkpoint:
         """Return a checkpoint that the caller may read."""
         request = messages.GetCheckpointRequest(checkpoint_path=path)
-        return _checkpoint_of(await self._call(self._need_stub().GetCheckpoint, request))
+        return _checkpoint_of(await self._call(self._require_stub().GetCheckpoint, request))
 
     async def list_of(self, run_id: str) -> Sequence[Checkpoint]:
         """Return all checkpoints of a run, newest first; an empty list for a run of another tenant."""
@@ -78,16 +78,16 @@ class GrpcCheckpoints:
         token = ''
         while True:
             request = messages.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE, page_token=token)
-            page = await self._call(self._need_stub().ListCheckpoints, request)
+            page = await self._call(self._require_stub().ListCheckpoints, request)
             found += [checkpoint_from_proto(item, tenant_id=current_caller().tenant_id) for item in page.checkpoints]
             token = page.next_page_token
             if not token:
                 return found
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
-        """Yield the tar archive of a checkpoint from a byte offset on; at its end, yield one empty part."""
+        """Yield the tar archive of a checkpoint starting at a byte offset; at its end, yield one empty part."""
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
-        call = self._need_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
+        call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:
             async for part in call:
                 yield ArchivePart(part.chunk.data, part.archive_size_bytes, part.archive_digest)
@@ -108,7 +108,7 @@ class GrpcCheckpoints:
         metadata = forwarded_metadata(self._internal_token)
         try:
             return _checkpoint_of(
-                await self._need_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
+                await self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
             )
         except grpc.aio.AioRpcError as error:
             raise _with_offset(error_from_call(error, service='checkpoint')) from error
@@ -127,7 +127,7 @@ class GrpcCheckpoints:
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='checkpoint') from error
 
-    def _need_stub(self) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
+    def _require_stub(self) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
         if self._stub is None:
             raise ServiceUnreachable('checkpoint')
         return self._stub

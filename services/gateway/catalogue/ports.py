@@ -23,7 +23,7 @@ class EntryStore(Protocol[Entry_contra]):
         ...
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
-        """Mark every entry as deleted whose key is not in `present`."""
+        """Mark as deleted every entry whose key is not in `present`."""
         ...
 
 
@@ -40,7 +40,7 @@ class RunStore(EntryStore[Run], Protocol):
 
 
 class CheckpointStore(EntryStore[Checkpoint], Protocol):
-    """Stores checkpoints. Deleted checkpoints are not listed, but their rows stay."""
+    """Stores checkpoints. Deleted checkpoints are not listed, but their rows remain."""
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
         """Return a page and one extra item if there is a next page, newest first."""

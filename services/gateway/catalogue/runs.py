@@ -8,7 +8,7 @@ from services.kit.caller import Caller
 
 
 class Runs:
-    """Reads the runs of a caller as last reported, also while their model services are unreachable."""
+    """Reads the last reported runs of a caller, even while their model services are unreachable."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store

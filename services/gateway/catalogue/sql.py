@@ -94,7 +94,7 @@ class SqlRunStore:
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
-        """Mark as inactive the active runs that are not in `present`, of all base models or only some."""
+        """Mark as inactive the active runs that are not in `present`, of all base models or of the given ones."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))
@@ -222,7 +222,7 @@ def _checkpoint_conditions(wanted: CheckpointFilter, dialect: str) -> Iterator[C
 
 
 class SqlBrowser:
-    """Reads the catalogue and the sessions of a tenant, newest first unless a method says otherwise."""
+    """Reads the catalogue and the sessions of a tenant, newest first unless a method documents another order."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

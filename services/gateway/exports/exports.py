@@ -18,7 +18,7 @@ from services.kit.ids import new_id
 
 
 class ExportNotifier:
-    """Wakes the runner of this process when an export was accepted or cancelled here. For one event loop."""
+    """Wakes the runner of this process when it accepts or cancels an export. Use it from one event loop only."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -66,7 +66,7 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: the same request id returns the same export, even if its checkpoint was deleted since. Another
+        Idempotency: the same request id returns the same export, even if its checkpoint has been deleted. Another
         request for an unfinished push with the same token returns that export.
 
         Raises:

@@ -1,6 +1,6 @@
 """Process that uploads one folder to a hub: `python -m services.gateway.exports.hub_process`.
 
-The hub's client blocks and cannot be cancelled, but a process can be killed. The process reads its order, including the
+The hub's client blocks and cannot be cancelled, but a process can be killed. The process reads its job, including the
 token, from standard input, so that the token appears in no process list and no environment.
 """
 
@@ -12,13 +12,13 @@ from twinkle.hub import HubError, HubUnreachable, upload
 
 
 def main() -> None:
-    """Read the order from standard input, upload the folder, and print the result as JSON."""
+    """Read the job from standard input, upload the folder, and print the result as JSON."""
     print(json.dumps(_upload(json.load(sys.stdin))))  # noqa: T201 (the parent process reads it)
 
 
-def _upload(order: dict[str, Any]) -> dict[str, str]:
+def _upload(job: dict[str, Any]) -> dict[str, str]:
     try:
-        uploaded = upload(order['folder'], order['target'], token=order['token'], is_private=order['is_private'])
+        uploaded = upload(job['folder'], job['target'], token=job['token'], is_private=job['is_private'])
     except HubUnreachable:
         return {'failure': 'unreachable'}
     except HubError:

@@ -69,8 +69,8 @@ class Export:
 
     def is_same_request(self, request: ExportRequest) -> bool:
         """Return whether the request has the same content as the one that created the export."""
-        mine = (self.checkpoint_path, self.target, self.is_private)
-        return mine == (request.checkpoint_path, request.target, request.is_private)
+        own = (self.checkpoint_path, self.target, self.is_private)
+        return own == (request.checkpoint_path, request.target, request.is_private)
 
     def is_same_push(self, other: 'Export') -> bool:
         """Return whether both exports send the same state of a checkpoint to the same target."""
@@ -131,7 +131,7 @@ def parse_target(text: str) -> Target:
 
 
 def check_token(target: Target, token: str) -> None:
-    """Check that a request has a token exactly if its target needs one.
+    """Check that a request has a token if and only if its target needs one.
 
     Raises:
         InvalidField: the token is missing, superfluous or not printable ASCII.

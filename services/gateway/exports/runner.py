@@ -1,8 +1,8 @@
 """Carries exports out in the background, a few at a time, until each is finished.
 
-A gateway claims an export under a lease and renews the lease while it works. If the process ends, another gateway
-claims the export and starts over. Hubs and folders accept the same files again without a change, so that there is one
-result.
+A gateway claims an export under a lease and renews the lease while it works. If the process exits, another gateway
+claims the export and starts over. Sending the same files to a hub or a folder again changes nothing, so a repeated
+upload has the same result.
 
 Exports that were accepted or cancelled in this process wake the runner; exports of other gateways and retries are found
 by polling.
@@ -60,7 +60,7 @@ class ExportTransfer:
 
 
 class ExportRunner:
-    """Carries exports out. Concurrency: one per process calls `run`; several processes may share a store."""
+    """Carries exports out. Concurrency: one task per process calls `run`; several processes may share a store."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class ExportRunner:
     async def _work(self) -> Never:
         while True:
             with self._notifier.waiter() as waiter:
-                if not await self._has_run():
+                if not await self._try_run_due():
                     await asyncio.wait({waiter}, timeout=self._limits.poll.total_seconds())
 
-    async def _has_run(self) -> bool:
+    async def _try_run_due(self) -> bool:
         try:
             return await self.run_due()
         except DomainError as error:
@@ -134,7 +134,7 @@ class ExportRunner:
             return self._outcome(export, task, progress)
         except asyncio.CancelledError:
             due = replace(export, state=ExportState.WAITING, due_time=self._clock.now())
-            # If the database is unreachable, the lease expires by itself.
+            # If the database is unreachable, the lease expires.
             with suppress(DomainError):
                 await asyncio.shield(self._store.settle(due))
             raise

@@ -117,15 +117,15 @@ class ExportTargets:
                 problem = 'conflicts with an existing file or folder'
                 raise InvalidField('target', problem) from error
         hub_id = f'{target.kind}://{target.name}'
-        order = {'folder': str(folder), 'target': hub_id, 'token': token, 'is_private': is_private}
-        result = await self._upload(json.dumps(order).encode())
+        job = {'folder': str(folder), 'target': hub_id, 'token': token, 'is_private': is_private}
+        result = await self._upload(json.dumps(job).encode())
         if result.get('failure') == 'refused':
             raise HubRefused(hub_id)
         if 'url' not in result:
             raise ServiceUnreachable('hub')
         return SentFolder(result['url'], result['commit'])
 
-    async def _upload(self, order: bytes) -> dict[str, Any]:
+    async def _upload(self, job: bytes) -> dict[str, Any]:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -139,7 +139,7 @@ class ExportTargets:
         )
         try:
             async with asyncio.timeout(self._seconds):
-                output, _ = await process.communicate(order)
+                output, _ = await process.communicate(job)
             return json.loads(output)
         except (TimeoutError, ValueError):
             return {}

@@ -1,3 +1,3 @@
-"""The samplers behind this gateway: registration, leases, load and routing."""
+"""Fleet of samplers behind the gateway: registration, leases, load and routing."""
 
 __all__: list[str] = []

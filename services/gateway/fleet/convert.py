@@ -28,7 +28,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
     """Convert a replica's report.
 
     Args:
-        message: the replica as it reported itself.
+        message: the replica as the replica reports it.
         peer: gRPC's description of the caller; a replica that listens on all addresses is reached at this host.
 
     Raises:
@@ -39,7 +39,7 @@ def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
     if len(message.base_models) > MAX_BASE_MODELS:
         raise InvalidField('replica.base_models', f'has {len(message.base_models)} names; at most {MAX_BASE_MODELS}')
     if len(message.resident_adapters) > MAX_RESIDENT_ADAPTERS:
-        raise InvalidField('replica.resident_adapters', f'must have at most {MAX_RESIDENT_ADAPTERS}')
+        raise InvalidField('replica.resident_adapters', f'must have at most {MAX_RESIDENT_ADAPTERS} entries')
     return ReplicaReport(
         replica_id=id_from_proto(message.replica_id, 'replica.replica_id'),
         service=message.service,

@@ -20,9 +20,9 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 CONNECT_SECONDS = 5.0
-"""Timeout of a connection attempt; a dropped packet would otherwise be waited for much longer."""
+"""Timeout of a connection attempt; without it, a dropped packet would delay the attempt much longer."""
 ANSWER_SECONDS = 2.0
-"""A static sampler that takes longer to answer counts as unreachable."""
+"""A static sampler that takes longer to respond counts as unreachable."""
 
 
 class ReplicaChannels:
@@ -94,10 +94,10 @@ class StaticSampler:
         self._pause = pause
 
     async def follow(self) -> AsyncGenerator[ReplicaReport, None]:
-        """Yield a report at once, and then about every second.
+        """Yield a report immediately, and then about every second.
 
         Raises:
-            DomainError: the sampler cannot be reached any more.
+            DomainError: the sampler can no longer be reached.
         """
         while True:
             try:
@@ -107,17 +107,19 @@ class StaticSampler:
             await self._pause(1.0)
 
     async def _base_models(self) -> tuple[str, ...]:
-        answer = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=ANSWER_SECONDS)
-        return tuple(model.base_model for info in answer.services for model in info.base_models if model.is_sampleable)
+        response = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=ANSWER_SECONDS)
+        return tuple(
+            model.base_model for info in response.services for model in info.base_models if model.is_sampleable
+        )
 
     async def _load(self) -> ReplicaLoad | None:
         try:
-            answer = await self._sampler.GetLoad(sampler_service_pb2.GetLoadRequest(), timeout=ANSWER_SECONDS)
+            response = await self._sampler.GetLoad(sampler_service_pb2.GetLoadRequest(), timeout=ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None
             raise
-        return load_from_proto(answer.load)
+        return load_from_proto(response.load)
 
 
 async def is_this_host(host: str) -> bool:

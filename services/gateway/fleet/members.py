@@ -10,9 +10,9 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 
 
 class Membership:
-    """Joins the fleet with the load and the prefixes of its replicas, and wakes waiters after each change.
+    """Combines the fleet with the load and the prefixes of its replicas, and wakes waiters after each change.
 
-    Concurrency: use it from one event loop only. No method but `wait_for_change` waits.
+    Concurrency: use it from one event loop only. Only `wait_for_change` waits.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -24,7 +24,7 @@ class Membership:
         self._listeners: list[Callable[[], None]] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.is_closing = asyncio.Event()
-        """Set when the gateway begins to stop; watches and leases then end."""
+        """Set when the gateway begins to stop; watches and leases then finish."""
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
         """Add or update a replica."""
@@ -68,10 +68,10 @@ class Membership:
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 
     def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
-        """Return the replica for a request, or None. A replica that backs off is returned only if all of them do."""
+        """Return the replica for a request, or None. A replica in back-off is returned only if all are in back-off."""
         members = serving_run(key.adapter.adapter_id if key.adapter else '', self.fleet.serving('sampler'))
-        fit = [item for item in candidates(key, members) if item.replica_id not in excluded]
-        usable = [item for item in fit if self.fleet.is_reachable(item.replica_id)] or fit
+        eligible = [item for item in candidates(key, members) if item.replica_id not in excluded]
+        usable = [item for item in eligible if self.fleet.is_reachable(item.replica_id)] or eligible
         return choose(key, usable, loads=self._loads, memory=self._prefixes, versions_at=self.fleet.versions_at)
 
     @contextmanager

@@ -1,9 +1,9 @@
 """Finds the model service for a call, by base model or by adapter.
 
-Which service holds which base model follows from the latest report of each service. A service that cannot be reached
+The latest report of each service determines which base models it holds. A service that cannot be reached
 keeps its base models, because its adapters exist nowhere else. The base model of an adapter never changes, so it is
-remembered once it is known. Whether an adapter exists is left to its service, which refuses unknown adapters and those
-of other tenants alike.
+remembered once it is known. The services themselves check that an adapter exists; they refuse unknown adapters and
+those of other tenants with the same error.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ _HUBS = ('ms://', 'hf://')
 MODEL = 'model'
 """Name of the only model service, and of the kind of service in errors."""
 _REMEMBERED = 1 << 16
-Answer = TypeVar('Answer')
+Result = TypeVar('Result')
 _log = structlog.get_logger('models')
 
 
 def served_name(name: str, served: Collection[str]) -> str | None:
-    """Return the served base model that a client calls `name`; None if no model or several models match.
+    """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
     An exact match wins. Otherwise a model matches if the ids differ only in that one of them omits its hub.
     """
     if name in served:
         return name
     hub, plain = _split_hub(name)
-    alike = [item for item in served if _split_hub(item)[1] == plain and '' in (hub, _split_hub(item)[0])]
-    return alike[0] if len(alike) == 1 else None
+    matches = [item for item in served if _split_hub(item)[1] == plain and '' in (hub, _split_hub(item)[0])]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _split_hub(name: str) -> tuple[str, str]:
@@ -105,14 +105,14 @@ class ModelFacts(Protocol):
     """Queries model services by the names that the gateway's configuration gives them."""
 
     async def base_models(self, service: str) -> Collection[str] | None:
-        """Return the base models of a service; None if it does not answer."""
+        """Return the base models of a service; None if it does not respond."""
         ...
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
         """Return whether a service has a tenant's adapter.
 
         Raises:
-            DomainError: the service cannot be asked now.
+            DomainError: the service cannot be reached now.
         """
         ...
 
@@ -122,7 +122,7 @@ class ModelRoutes(Protocol):
 
     @property
     def services(self) -> Sequence[str]:
-        """Names of all model services; the first one answers calls that belong to no service."""
+        """Names of all model services; the first one handles calls that belong to no service."""
         ...
 
     def known_base_models(self, service: str) -> Collection[str]:
@@ -133,7 +133,7 @@ class ModelRoutes(Protocol):
         """Return the service that holds a base model; for an empty name the first service, which refuses the call.
 
         Raises:
-            BaseModelNotFound: no service holds it; lists the ones that exist.
+            BaseModelNotFound: no service holds it; the error lists those that exist.
             ServiceUnreachable: a service that has never reported may hold it.
         """
         ...
@@ -186,7 +186,7 @@ class SeveralModels:
     Args:
         services: names of the model services in order of precedence.
         facts: queries the services.
-        runs: knows the base model of every run in the catalogue.
+        runs: store of the catalogue's runs, with the base model of each.
     """
 
     def __init__(self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore) -> None:
@@ -202,7 +202,7 @@ class SeveralModels:
         return self.table.services
 
     async def refresh(self) -> None:
-        """Ask every service for its base models."""
+        """Request the base models of every service."""
         await asyncio.gather(*map(self._refresh_one, self.services))
 
     async def _refresh_one(self, service: str) -> None:
@@ -219,12 +219,12 @@ class SeveralModels:
         return self.table.held_by(service) or ()
 
     async def base_models_of(self, service: str) -> Collection[str] | None:
-        """Return the base models that a service is used for; None if it cannot be asked."""
+        """Return the base models that a service is used for; None if it cannot be reached."""
         if self.table.held_by(service) is None:
             await self.refresh()
         return self.table.held_by(service)
 
-    async def keep_on(
+    async def run_forever(
         self, *, interval_seconds: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> Never:
         """Refresh until cancelled, because a service may be restarted with another base model."""
@@ -237,9 +237,9 @@ class SeveralModels:
             return self.services[0]
         if (holder := self.table.holder_of(base_model)) is not None:
             return holder
-        # A service that does not answer must not delay calls for another one.
-        async with aclosing(_as_completed(map(self._refresh_one, self.services))) as answers:
-            async for _ in answers:
+        # A service that does not respond must not delay calls for another one.
+        async with aclosing(_as_completed(map(self._refresh_one, self.services))) as results:
+            async for _ in results:
                 if (holder := self.table.holder_of(base_model)) is not None:
                     return holder
         if not self.table.is_complete:
@@ -281,14 +281,14 @@ class SeveralModels:
             raise ServiceUnreachable(MODEL) from error
 
     async def _search(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Ask all services for an adapter that is not in the catalogue yet."""
+        """Query all services for an adapter that is not in the catalogue yet."""
         failure: DomainError | None = None
         calls = [self._has(service, tenant_id, adapter_id) for service in self.services]
-        async with aclosing(_as_completed(calls)) as answers:
-            async for answer in answers:
-                if isinstance(answer, str):
-                    return answer
-                failure = answer or failure
+        async with aclosing(_as_completed(calls)) as results:
+            async for result in results:
+                if isinstance(result, str):
+                    return result
+                failure = result or failure
         if failure is not None:
             raise ServiceUnreachable(MODEL) from failure
         return None
@@ -301,12 +301,12 @@ class SeveralModels:
             return error
 
 
-async def _as_completed(calls: Iterable[Coroutine[Any, Any, Answer]]) -> AsyncGenerator[Answer, None]:
-    """Run calls concurrently and yield their answers as they arrive; the rest are cancelled at the end."""
+async def _as_completed(calls: Iterable[Coroutine[Any, Any, Result]]) -> AsyncGenerator[Result, None]:
+    """Run calls concurrently and yield their results as they arrive; the rest are cancelled at the end."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
-        for answer in asyncio.as_completed(tasks):
-            yield await answer
+        for result in asyncio.as_completed(tasks):
+            yield await result
     finally:
         for task in tasks:
             task.cancel()

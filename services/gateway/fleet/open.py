@@ -74,7 +74,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
     ]
     if isinstance(routes, SeveralModels):
         interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
-        jobs.append(lambda: routes.keep_on(interval_seconds=interval))
+        jobs.append(lambda: routes.run_forever(interval_seconds=interval))
     return jobs
 
 
@@ -98,7 +98,7 @@ async def open_fleet(
 
 
 def open_replicas(config: GatewayConfig, membership: Membership) -> Replicas:
-    """Return the verbs on replicas."""
+    """Return the operations on replicas."""
     return Replicas(
         membership,
         lease=config.fleet.lease,
@@ -113,11 +113,11 @@ def fleet_jobs(
 ) -> list[Job]:
     """Return the fleet's background jobs; `sampler` is an internal channel to the configured static sampler, if any."""
     expire = ExpireLeases(membership, channels=channels)
-    jobs: list[Job] = [lambda: expire.keep_on(interval=config.fleet.lease / 10)]
+    jobs: list[Job] = [lambda: expire.run_forever(interval=config.fleet.lease / 10)]
     if sampler is not None:
         address = config.upstreams.sampler
         report = ReplicaReport(replica_id=f'static-{address}', service='sampler', address=address)
-        jobs.append(FollowStatic(membership, StaticSampler(report, channel=sampler)).keep_on)
+        jobs.append(FollowStatic(membership, StaticSampler(report, channel=sampler)).run_forever)
     return jobs
 
 
@@ -133,7 +133,9 @@ class ExpireLeases:
         self._membership = membership
         self._channels = channels
 
-    async def keep_on(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+    async def run_forever(
+        self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> Never:
         """Sweep every `interval` until cancelled."""
         while True:
             await pause(interval.total_seconds())
@@ -142,7 +144,7 @@ class ExpireLeases:
 
 
 class FollowStatic:
-    """Registers the static sampler at once, and updates the fleet with its reports."""
+    """Registers the static sampler immediately, and updates the fleet with its reports."""
 
     def __init__(self, membership: Membership, sampler: StaticSampler) -> None:
         self._membership = membership
@@ -150,7 +152,7 @@ class FollowStatic:
         self._replica_id = sampler.report.replica_id
         membership.register(sampler.report, is_static=True)
 
-    async def keep_on(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+    async def run_forever(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
         """Poll until cancelled. A sampler that cannot be reached is lost, and is polled again after a second."""
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The verbs on replicas: register, lease, drain, list and watch."""
+"""Operations on replicas: register, lease, drain, list and watch."""
 
 import asyncio
 import ipaddress
@@ -42,7 +42,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetEvent:
-    """One event of a watch: a replica, the id of one that left, or neither at the end of the snapshot."""
+    """One event of a watch: a replica, the id of a replica that left, or neither at the end of the snapshot."""
 
     resume_token: str
     replica: Replica | None = None
@@ -110,7 +110,7 @@ class Replicas:
             self._membership.end_lease(replica_id, number)
 
     async def drain(self, caller: Caller, replica_id: str) -> Replica:
-        """Stop sending requests to a replica; the next lease terms tell the replica to drain.
+        """Stop sending requests to a replica; the next lease terms instruct the replica to drain.
 
         Idempotency: draining again has no effect.
 
@@ -167,7 +167,7 @@ class Replicas:
                 yield replace(event, resume_token=self._token(now))
 
     async def _checkpoint_address_for(self, report: ReplicaReport) -> str:
-        """Return the checkpoint service's address, unless it is a loopback address and the replica on another host."""
+        """Return the checkpoint service's address, unless it is a loopback address and the replica is elsewhere."""
         host = _host_of(self._checkpoint_address)
         if not _is_loopback(host) or await self._is_this_host(_host_of(report.address)):
             return self._checkpoint_address

@@ -1,8 +1,8 @@
 """Chooses the replica for a request: by resident adapter, then by cached prefix, within a fair share of the load.
 
 Affinity is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018) over rendezvous scores:
-when a replica joins or leaves, only the keys that it gains or loses move. Recent requests are remembered by prefix
-block, so that each turn of a chat reaches the replica whose cache holds the earlier turns.
+when a replica joins or leaves, only the keys that it gains or loses change their replica. Recent requests are
+remembered by prefix block, so that each turn of a chat reaches the replica whose cache holds the earlier turns.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ BLOCK_BYTES = 256
 MAX_BLOCKS = 128
 """Only the first 8,192 tokens of a prefix count for affinity."""
 LOAD_FACTOR = 1.25
-"""Most load that affinity may give a replica, as a multiple of its fair share."""
+"""Maximum load that affinity may give a replica, as a multiple of its fair share."""
 RESIDENT_FLOOR = 4
 """A replica that holds the adapter may always run this many sequences, beyond its fair share."""
 DEFAULT_CAPACITY = 256
@@ -53,7 +53,7 @@ class RouteKey:
     """Properties of a request that decide its replica."""
 
     base_model: str
-    """Empty if any base model will do."""
+    """Empty if any base model is acceptable."""
     adapter: AdapterRequest | None = None
     blocks: tuple[int, ...] = ()
     """Result of `block_keys`."""
@@ -91,7 +91,7 @@ class PrefixMemory:
         self._replica_by_block: OrderedDict[int, str] = OrderedDict()
 
     def find(self, blocks: Sequence[int], among: Collection[str]) -> str | None:
-        """Return the replica in `among` that was sent the longest part of this prefix."""
+        """Return the replica in `among` that received the longest part of this prefix."""
         found = (self._replica_by_block.get(block, '') for block in reversed(blocks))
         return next((replica_id for replica_id in found if replica_id in among), None)
 
@@ -105,7 +105,7 @@ class PrefixMemory:
 
 
 class LoadTable:
-    """Number of sequences per replica: the last report, plus requests sent and minus requests ended since then."""
+    """Number of sequences per replica: the last report, plus requests sent and minus requests finished since then."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -117,7 +117,7 @@ class LoadTable:
         self._since_report[replica_id] += weight
 
     def end(self, replica_id: str, weight: int) -> None:
-        """Count sequences that ended there."""
+        """Subtract sequences that finished on a replica."""
         self._open[replica_id] -= weight
         self._since_report[replica_id] -= weight
         if not self._open[replica_id]:
@@ -154,9 +154,9 @@ def choose(
 ) -> Replica | None:
     """Return the replica for a request and remember the choice; None if no replica is usable.
 
-    A full replica is chosen only if all are full. Otherwise the order of preference, among replicas below their fair
-    share, is: holds the adapter and was sent this prefix, holds the adapter, was sent this prefix, any other. Ties are
-    broken by a hash of the prefix's first block.
+    A full replica is chosen only if all are full. Otherwise replicas below their fair share are preferred in
+    this order: those that hold the adapter and received this prefix, those that hold the adapter, those that received
+    this prefix, all others. A hash of the prefix's first block breaks ties.
     """
     if not usable:
         return None

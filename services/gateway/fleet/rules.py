@@ -1,8 +1,8 @@
 """The fleet: its replicas and their states. `routing` chooses the replica for a request.
 
 A replica registers and then holds a lease. It is lost when it is silent for longer than its lease, or when its lease
-ends without a drain. Lost replicas are removed after a while. Static replicas, which are listed in the configuration,
-hold no lease and are never removed.
+ends without a drain. Lost replicas are removed after `forget_after`. Static replicas, which are listed in the
+configuration, hold no lease and are never removed.
 """
 
 from collections import OrderedDict
@@ -14,16 +14,16 @@ from enum import StrEnum
 from services.gateway.errors import ReplicaNotFound
 from services.kit.clock import Clock
 
-MAX_REMEMBERED_LEAVERS = 1024
-"""Number of departed replicas whose ids are kept for watchers that resume."""
+MAX_REMEMBERED_DEPARTURES = 1024
+"""Number of departed replicas whose ids are stored for watchers that resume."""
 MAX_LEARNED = 256
-"""Most versions remembered for one replica between its reports; static replicas report none."""
+"""Maximum number of versions remembered for one replica between its reports; static replicas report none."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica takes work."""
+    """State of a replica."""
 
     READY = 'ready'
     """Accepts new requests."""
@@ -116,7 +116,7 @@ class Fleet:
     Args:
         clock: source of the time.
         lease: a replica that is silent for longer is lost.
-        forget_after: how long a lost replica is still listed.
+        forget_after: time for which a lost replica stays listed.
     """
 
     def __init__(self, *, clock: Clock, lease: timedelta, forget_after: timedelta) -> None:
@@ -124,7 +124,7 @@ class Fleet:
         self._lease_seconds = lease.total_seconds()
         self._forget_seconds = forget_after.total_seconds()
         self._members: dict[str, _Member] = {}
-        self._leavers: OrderedDict[str, int] = OrderedDict()
+        self._departures: OrderedDict[str, int] = OrderedDict()
         self.oldest_revision = 0
         """Watchers that resume from an older revision have missed changes."""
         self.revision = 0
@@ -156,7 +156,7 @@ class Fleet:
             join_time=known.replica.join_time if known else now,
             is_static=is_static,
         )
-        self._leavers.pop(report.replica_id, None)
+        self._departures.pop(report.replica_id, None)
         member = known or _Member(replica=replica, report_seconds=0.0)
         self._members[report.replica_id] = member
         self._record_report(member, replica)
@@ -198,7 +198,7 @@ class Fleet:
             self.lose(replica_id)
 
     def drain(self, replica_id: str) -> Replica:
-        """Send a replica no more requests.
+        """Stop sending requests to a replica.
 
         Raises:
             ReplicaNotFound: no replica has this id, or it is lost.
@@ -221,7 +221,7 @@ class Fleet:
         self._put(member, replace(member.replica, report=report, state=ReplicaState.LOST))
 
     def expire(self) -> None:
-        """Mark silent replicas as lost, and remove those that have been lost for long."""
+        """Mark silent replicas as lost, and remove those that were lost long ago."""
         now = self._clock.monotonic()
         for member in list(self._members.values()):
             if member.replica.is_static:
@@ -236,7 +236,9 @@ class Fleet:
         """Return the replicas that changed after `revision`, oldest change first, and the ids of those that left."""
         members = sorted(self._members.values(), key=lambda member: member.revision)
         changed = [member.replica for member in members if member.revision > revision]
-        return changed, [leaver for leaver, left_at in self._leavers.items() if left_at > revision]
+        return changed, [
+            replica_id for replica_id, left_revision in self._departures.items() if left_revision > revision
+        ]
 
     def serving(self, service: str) -> list[Replica]:
         """Return the replicas of a service that may be called, draining ones included.
@@ -274,7 +276,7 @@ class Fleet:
         )
 
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
-        """Remember, until its next report, that a replica holds a version that it has just used."""
+        """Record that a replica holds a version that it has just used; its next report replaces the record."""
         if member := self._members.get(replica_id):
             if len(member.learned) >= MAX_LEARNED:
                 member.learned.clear()
@@ -295,7 +297,7 @@ class Fleet:
         return self._members[replica_id]
 
     def _record_report(self, member: _Member, replica: Replica) -> None:
-        """Record a sign of life. It is a change if anything but the heartbeat differs, or if a back-off ends."""
+        """Record a report. It is a change if a field other than the heartbeat differs, or if a back-off ends."""
         before = replace(member.replica, heartbeat_time=replica.heartbeat_time)
         is_change = not member.revision or member.failure_count > 0 or replica != before
         member.report_seconds = self._clock.monotonic()
@@ -313,9 +315,9 @@ class Fleet:
     def _remove(self, replica_id: str) -> None:
         del self._members[replica_id]
         self.revision += 1
-        self._leavers[replica_id] = self.revision
-        while len(self._leavers) > MAX_REMEMBERED_LEAVERS:
-            _, self.oldest_revision = self._leavers.popitem(last=False)
+        self._departures[replica_id] = self.revision
+        while len(self._departures) > MAX_REMEMBERED_DEPARTURES:
+            _, self.oldest_revision = self._departures.popitem(last=False)
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:

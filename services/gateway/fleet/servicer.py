@@ -1,4 +1,4 @@
-"""The FleetService of the contract. Each method converts, awaits its verb, and converts."""
+"""Serves the contract for the fleet."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -20,7 +20,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
-    """Lets replicas join and leave, and shows them."""
+    """Implements `FleetService`."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -36,8 +36,8 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
     ) -> AsyncIterator[wire.LeaseResponse]:
         peer = context.peer()
         reports = (convert.report_from_proto(item.replica, peer=peer) async for item in request_iterator)
-        async with aclosing(self._replicas.lease(current_caller(), reports)) as answers:
-            async for terms in answers:
+        async with aclosing(self._replicas.lease(current_caller(), reports)) as responses:
+            async for terms in responses:
                 yield convert.terms_to_proto(terms)
 
     async def Drain(self, request: wire.DrainRequest, context: _Context) -> wire.DrainResponse:

@@ -1,4 +1,4 @@
-"""The services behind the gateway as its internal calls reach them: their descriptions, channels and single lookups."""
+"""Services behind the gateway: their descriptions, the channels to them, and single lookups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 DESCRIBE_SECONDS = 2.0
-"""A service that takes longer to describe itself counts as unreachable."""
+"""A service that takes longer to return its description counts as unreachable."""
 _GET_ADAPTER = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/GetAdapter'
 _GET_ADAPTER_SECONDS = 5.0
 _LOOKUP_SECONDS = 30.0
@@ -33,12 +33,12 @@ class ServiceFacts(Protocol):
     """Describes one service behind the gateway."""
 
     async def describe(self) -> server_service_pb2.ServiceInfo:
-        """Return the service's description; `is_reachable` is false if it did not answer."""
+        """Return the service's description; `is_reachable` is false if it did not respond."""
         ...
 
 
 class GrpcUpstreamFacts:
-    """Asks one service for its description, and caches the answer.
+    """Requests the description of one service, and caches it.
 
     Concurrency: concurrent calls share one request.
 
@@ -46,7 +46,7 @@ class GrpcUpstreamFacts:
         service: name of the service.
         channel: internal channel to it; None if it is not part of this deployment.
         clock: source of the time.
-        freshness: age up to which a cached answer is returned.
+        freshness: maximum age of a cached description.
     """
 
     def __init__(self, service: str, *, channel: grpc.aio.Channel | None, clock: Clock, freshness: timedelta) -> None:
@@ -61,11 +61,11 @@ class GrpcUpstreamFacts:
     async def describe(self) -> server_service_pb2.ServiceInfo:
         async with self._lock:
             if self._info is None or self._stale_at <= self._clock.monotonic():
-                self._info = await self._ask()
+                self._info = await self._request()
                 self._stale_at = self._clock.monotonic() + self._freshness_seconds
             return self._info
 
-    async def _ask(self) -> server_service_pb2.ServiceInfo:
+    async def _request(self) -> server_service_pb2.ServiceInfo:
         unreachable = server_service_pb2.ServiceInfo(service=self._service)
         if self._stub is None:
             return unreachable
@@ -75,7 +75,7 @@ class GrpcUpstreamFacts:
             )
         except grpc.aio.AioRpcError:
             return unreachable
-        # A service describes only itself, so the answer has one element.
+        # A service describes only itself, so the response has one element.
         return response.services[0] if response.services else unreachable
 
 
@@ -86,7 +86,7 @@ class GrpcFleetFacts:
         addresses: returns the current addresses of the samplers.
         internal_token: proves the gateway's identity to them.
         clock: source of the time.
-        freshness: age up to which a cached answer is used.
+        freshness: maximum age of a cached description.
         tls: the gateway's TLS configuration; None means plaintext.
     """
 
@@ -108,11 +108,11 @@ class GrpcFleetFacts:
         self._facts_by_address: dict[str, GrpcUpstreamFacts] = {}
 
     async def describe(self) -> server_service_pb2.ServiceInfo:
-        """Return the merged description; `is_reachable` is false if no sampler answered."""
+        """Return the merged description; `is_reachable` is false if no sampler responded."""
         addresses = self._addresses()
         await self._keep_only(addresses)
-        answers = await asyncio.gather(*(self._facts_of(address).describe() for address in addresses))
-        return merged([answer for answer in answers if answer.is_reachable])
+        descriptions = await asyncio.gather(*(self._facts_of(address).describe() for address in addresses))
+        return merged([description for description in descriptions if description.is_reachable])
 
     async def close(self) -> None:
         """Close all channels."""
@@ -134,23 +134,23 @@ class GrpcFleetFacts:
             await self._channels.pop(address).close()
 
 
-def merged(answers: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
+def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
     """Merge the descriptions of several samplers: the first one, with the base models and methods of all."""
-    if not answers:
+    if not descriptions:
         return server_service_pb2.ServiceInfo(service='sampler')
     whole = server_service_pb2.ServiceInfo()
-    whole.CopyFrom(answers[0])
+    whole.CopyFrom(descriptions[0])
     whole.service = 'sampler'
     models = {model.base_model: model for model in whole.base_models}
     methods = {method.method: method for method in whole.methods}
-    whole.engine_version = ', '.join(sorted({answer.engine_version for answer in answers} - {''}))
-    for answer in answers[1:]:
-        for model in answer.base_models:
+    whole.engine_version = ', '.join(sorted({description.engine_version for description in descriptions} - {''}))
+    for description in descriptions[1:]:
+        for model in description.base_models:
             if model.base_model not in models:
                 models[model.base_model] = whole.base_models.add()
                 models[model.base_model].CopyFrom(model)
             models[model.base_model].is_sampleable |= model.is_sampleable
-        for method in answer.methods:
+        for method in description.methods:
             if method.method in methods:
                 methods[method.method].is_supported |= method.is_supported
     return whole
@@ -280,8 +280,8 @@ class Upstreams:
         channels: channels without interceptors, for calls on behalf of clients.
         internal: channels for the gateway's own calls.
         model_names: names of the model services in order of precedence.
-        facts: descriptions of the services; also of services that the deployment lacks.
-        runs: knows the base model of every run.
+        facts: descriptions of the services; including services that the deployment does not have.
+        runs: store of runs, with the base model of each.
         internal_token: proves the gateway's identity to the services.
 
     Attributes:

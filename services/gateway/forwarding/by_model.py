@@ -22,9 +22,9 @@ from twinkle.api.model.v1 import adapter_service_pb2
 
 _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
-_ABOUT = ('base_model', 'adapter_id')
+_SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service. A request with a base model creates something on it."""
-_AROUND = ('operation', 'header')
+_MESSAGE_FIELDS = ('operation', 'header')
 """Nested messages that may contain such a field."""
 
 Handler: TypeAlias = 'grpc.RpcMethodHandler[Any, Any]'
@@ -173,10 +173,10 @@ def paths_of(method: MethodDescriptor) -> dict[str, tuple[int, ...]]:
         ValueError: the requests have neither field.
     """
     fields: Mapping[str, Any] = method.input_type.fields_by_name
-    paths: dict[str, tuple[int, ...]] = {name: (fields[name].number,) for name in _ABOUT if name in fields}
-    for around in _AROUND:
-        inner: Mapping[str, Any] = fields[around].message_type.fields_by_name if around in fields else {}
-        paths |= {name: (fields[around].number, inner[name].number) for name in _ABOUT if name in inner}
+    paths: dict[str, tuple[int, ...]] = {name: (fields[name].number,) for name in _SELECTING_FIELDS if name in fields}
+    for outer in _MESSAGE_FIELDS:
+        inner: Mapping[str, Any] = fields[outer].message_type.fields_by_name if outer in fields else {}
+        paths |= {name: (fields[outer].number, inner[name].number) for name in _SELECTING_FIELDS if name in inner}
     if not paths:
         raise ValueError(f'{method.full_name} has no field that selects the model service')
     return paths

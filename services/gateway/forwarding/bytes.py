@@ -148,7 +148,7 @@ class Forwarder(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def _sending(requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[None]:
-    """Write `requests` to `call` while the block runs, and end both with it.
+    """Write `requests` to `call` while the block runs, and stop writing at its end.
 
     Raises:
         DomainError: a request was refused, which ended the call.

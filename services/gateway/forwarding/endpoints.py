@@ -1,4 +1,4 @@
-"""The contracts that the gateway serves itself, and the ones that it forwards."""
+"""Lists the contracts that the gateway serves itself, and the contracts that it forwards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -56,7 +56,7 @@ def make_endpoints(
     exports: ExportServicer,
     fleet: FleetServicer,
 ) -> list[Endpoint]:
-    """Return the gateway's own endpoints. Sampling is not one of them, because its answers stay serialized."""
+    """Return the gateway's own endpoints. Sampling is not one of them, because its responses stay serialized."""
     return [
         Endpoint(
             key_service_pb2.DESCRIPTOR.services_by_name['KeyService'],

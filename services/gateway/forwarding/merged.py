@@ -1,4 +1,4 @@
-"""Answers of several services merged into one: ListAdapters, newest adapter first, and GetServerInfo."""
+"""Merges responses of several services into one: ListAdapters (newest adapter first) and GetServerInfo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEY_TYPES = (int, int, str, str)
 
 
 class AdapterLists:
-    """Answers ListAdapters for all services.
+    """Serves ListAdapters for all services.
 
     A page token holds the next page token of each service and the last adapter that was listed. If a service's page
     was not listed completely, it is read again and continues after that adapter.
@@ -43,30 +43,32 @@ class AdapterLists:
         self._base_models_of = base_models_of
 
     async def __call__(self, raw: bytes, context: Context) -> bytes:
-        """Return the serialized answer to a serialized request.
+        """Return the serialized response to a serialized request.
 
         Raises:
             InvalidField, InvalidPageToken: the request is invalid.
-            BaseModelsUnreachable: a service cannot be reached. The answer could not say that adapters are missing, so
-                a partial list would be taken for the complete one.
+            BaseModelsUnreachable: a service cannot be reached. The response cannot report that adapters are missing, so
+                clients would mistake a partial list for the complete one.
             DomainError: a service refused the call.
         """
         request = wire.ListAdaptersRequest.FromString(raw)
         query = f'ListAdapters of all/{current_caller().tenant_id}/{request.session_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=_KEY_TYPES)
         tokens = _tokens_of(page) if page.after else dict.fromkeys(self._services, '')
-        answers = await self._ask(request, tokens, page, context)
+        responses = await self._fetch_all(request, tokens, page, context)
         last = page.after[:3] if page.after else None
-        left = {name: [item for item in answer.adapters if _is_after(item, last)] for name, answer in answers.items()}
+        left = {
+            name: [item for item in response.adapters if _is_after(item, last)] for name, response in responses.items()
+        }
         adapters = sorted((item for items in left.values() for item in items), key=_key_of, reverse=True)[: page.size]
         response = wire.ListAdaptersResponse(adapters=adapters)
-        response.next_page_token = _next_token(adapters, left, {**tokens}, answers, query=query)
+        response.next_page_token = _next_token(adapters, left, {**tokens}, responses, query=query)
         return response.SerializeToString()
 
-    async def _ask(
+    async def _fetch_all(
         self, request: wire.ListAdaptersRequest, tokens: Mapping[str, str], page: Page, context: Context
     ) -> dict[str, wire.ListAdaptersResponse]:
-        async def ask(name: str) -> wire.ListAdaptersResponse | None:
+        async def fetch(name: str) -> wire.ListAdaptersResponse | None:
             own = wire.ListAdaptersRequest()
             own.CopyFrom(request)
             own.page_size, own.page_token = page.size, tokens[name]
@@ -77,18 +79,18 @@ class AdapterLists:
             return wire.ListAdaptersResponse.FromString(raw)
 
         names = [name for name in tokens if name in self._services]
-        answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
-        if unreachable := [name for name, answer in answers.items() if answer is None]:
+        responses = dict(zip(names, await asyncio.gather(*map(fetch, names)), strict=True))
+        if unreachable := [name for name, response in responses.items() if response is None]:
             base_models = {item for name in unreachable for item in self._base_models_of(name)}
             raise BaseModelsUnreachable('model', ', '.join(sorted(base_models)))
-        return {name: answer for name, answer in answers.items() if answer is not None}
+        return {name: response for name, response in responses.items() if response is not None}
 
 
 def _next_token(
     shown: list[adapter_pb2.Adapter],
     left: Mapping[str, list[adapter_pb2.Adapter]],
     tokens: dict[str, str],
-    answers: Mapping[str, wire.ListAdaptersResponse],
+    responses: Mapping[str, wire.ListAdaptersResponse],
     *,
     query: str,
 ) -> str:
@@ -96,11 +98,11 @@ def _next_token(
     if not shown:
         return ''
     last = _key_of(shown[-1])
-    for name, answer in answers.items():
+    for name, response in responses.items():
         if any(_is_after(item, last) for item in left[name]):
             continue
-        if answer.next_page_token:
-            tokens[name] = answer.next_page_token
+        if response.next_page_token:
+            tokens[name] = response.next_page_token
         else:
             del tokens[name]
     return page_token_after((*last, json.dumps(tokens)), query=query) if tokens else ''

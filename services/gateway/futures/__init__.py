@@ -1,3 +1,3 @@
-"""Requests that are accepted durably and answered by id; each is carried out once."""
+"""Futures: requests that are stored durably and run exactly once, and whose results are fetched by id."""
 
 __all__: list[str] = []

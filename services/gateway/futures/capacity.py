@@ -1,4 +1,4 @@
-"""Limits of futures: how many may wait and how large they may be, quotas of sampling futures, quotas of training."""
+"""Limits of futures: their number and size, and the quotas of sampling and training."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.kit.errors import BytesFull, QueueFull
 
 UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
 _MAX_UNSETTLED = 1 << 16
-"""Sampling futures whose usage is remembered: many more than may run at a time."""
+"""Maximum number of sampling futures whose usage is remembered; many more than may run at the same time."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Entry:
 class FutureCapacity:
     """Unfinished futures and the bytes of their requests; requests beyond the bounds are refused.
 
-    A future counts once, until it left as often as it entered.
+    A future counts once, until `leave` has been called as often as `enter`.
     """
 
     def __init__(self, bounds: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate | None = None) -> None:
@@ -53,8 +53,8 @@ class FutureCapacity:
 
         Raises:
             QueueFull: The tenant or all tenants together have too many futures.
-            BytesFull: The tenant's or all tenants' requests are too large together.
-            QuotaExceeded: It samples, and its tenant may not sample now.
+            BytesFull: The requests of the tenant, or of all tenants, are too large in total.
+            QuotaExceeded: The future samples, and its tenant may not sample now.
         """
         gate = self._gate_of(future)
         if gate is not None:
@@ -81,7 +81,7 @@ class FutureCapacity:
         self._bytes[future.tenant_id] = self._bytes.get(future.tenant_id, 0) + size_bytes
 
     def leave(self, future: Future) -> None:
-        """Undo one `enter`; an unknown future is no error."""
+        """Undo one `enter`; an unknown future is ignored."""
         gate = self._gate_of(future)
         if gate is not None:
             gate.leave(future.tenant_id, future.future_id)
@@ -131,14 +131,14 @@ class SampleTally:
     def settled(self, future: Future, stored: Future) -> None:
         """Count a future after an attempt to settle it, unless another gateway ran the stored one."""
         work = self._works.pop(future.future_id, None)
-        # A first attempt may have succeeded with its response lost, so the times of the two may differ.
+        # The first attempt may have succeeded although its response was lost, so the two times may differ.
         is_done_here = stored.state is FutureState.DONE and stored.owner == future.owner
         if work is not None and is_done_here:
             self._meter.count(future.tenant_id, *work)
 
 
 class LimitedTrainer:
-    """A `Trainer` that holds the operations of futures to quotas: they wait while tokens are owed, without refusal."""
+    """A `Trainer` that applies quotas to the operations of futures: they wait while the tenant owes tokens."""
 
     def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer
@@ -164,7 +164,7 @@ class LimitedTrainer:
         """Run an operation once the tenant owes no tokens, and return the response.
 
         Raises:
-            QuotaExceeded: The operation saves, and the tenant's storage is full.
+            QuotaExceeded: The operation saves a checkpoint, and the tenant's storage is full.
         """
         await self._limits.enter(tenant_id, patience_seconds=None)
         if self._limits.is_storage_limited(tenant_id) and is_save(request):

@@ -33,9 +33,9 @@ class ExecuteOperation:
     """Runs a training operation exactly once. The lane of its future is the adapter.
 
     An operation gets the next number of its adapter, which is stored before it is sent. After any failure it is sent
-    again under that number with the same content, and the model service answers from its record if the operation ran.
-    An operation gets another number only if the service says that it did *not* run under its number: another caller's
-    operation has the number (SEQUENCE_REUSED), or the operations before it are lost (SEQUENCE_GAP). A refused
+    again under that number with the same content, and the model service returns the recorded response if the operation
+    ran. An operation gets another number only if the service reports that it did *not* run under its number: another
+    caller's operation has the number (SEQUENCE_REUSED), or the operations before it are lost (SEQUENCE_GAP). A refused
     operation leaves its number unused, and the next one of the lane takes it.
     """
 
@@ -50,7 +50,7 @@ class ExecuteOperation:
         self._stopped: set[str] = set()
         """Unnumbered futures that were cancelled."""
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
-        """Position and number of the last success of each adapter here: the next number needs no query."""
+        """Position and number of the last success of each adapter, so that the next number needs no query."""
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
         """Return the serialized ExecuteResponse.
@@ -82,7 +82,7 @@ class ExecuteOperation:
         return False
 
     async def _send(self, future: Future, payload: bytes, number: int) -> bytes | None:
-        """Return the response; None where the operation did not run under this number."""
+        """Return the response; None if the operation did not run under this number."""
         trainer = self._trainer
         self._sent[future.future_id] = number
         try:
@@ -95,17 +95,17 @@ class ExecuteOperation:
             self._sent.pop(future.future_id, None)
 
     def _last_before(self, future: Future) -> int | None:
-        """Return the last number if it is of the previous position: no other gateway ran the lane in between."""
+        """Return the last number if it belongs to the previous position: no other gateway ran the lane in between."""
         position, number = self._last.pop((future.tenant_id, future.lane), (None, None))
         return number if position is not None and position + 1 == future.position else None
 
     async def _renumber(
         self, future: Future, *, last: int | None, instead_of: int | None, failures: int | None = None
     ) -> int:
-        """Assign a number to a future that did not run, after a pause where other numbers failed.
+        """Assign a number to a future that did not run, after a pause if other numbers failed.
 
         Raises:
-            Cancelled: It was stopped before it had a number.
+            Cancelled: The future was stopped before it had a number.
         """
         self._unnumbered.add(future.future_id)
         try:
@@ -148,7 +148,7 @@ class CreateAdapter:
 
 
 class DeleteAdapter:
-    """Deletes an adapter. A repeated deletion that finds no adapter has succeeded before."""
+    """Deletes an adapter. If a repeated deletion finds no adapter, an earlier attempt succeeded."""
 
     def __init__(self, trainer: Trainer, store: FutureStore, retry: Retry) -> None:
         self._trainer = trainer
@@ -207,9 +207,9 @@ class SampleTask:
     """Payload of a sampling future: one prompt to complete."""
 
     handle_id: str
-    """Handle of the weights; empty: the request names them."""
+    """Handle of the weights; empty if the request names them."""
     request: bytes
-    """Serialized SampleBatchRequest of one prompt; it names no weights where there is a handle."""
+    """Serialized SampleBatchRequest of one prompt; it names no weights if there is a handle."""
 
     def to_bytes(self) -> bytes:
         """Return the serialized payload: the length of the handle's id, the id and the request."""
@@ -226,8 +226,8 @@ class SampleTask:
 class SamplePrompt:
     """Completes one prompt on any sampler.
 
-    An interrupted attempt leaves nothing behind. Another attempt draws from the same distribution, or the same tokens
-    where the request has a seed, and no client has seen the first draw.
+    An interrupted attempt has no effect. Another attempt samples from the same distribution, or returns the same tokens
+    if the request has a seed, and no client has received the tokens of the first attempt.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class SamplePrompt:
         """Return the serialized SampleBatchResponse.
 
         Raises:
-            DomainError: The request was refused, or no sampler was there in time.
+            DomainError: The request was refused, or no sampler was available in time.
         """
         caller = Caller(tenant_id=future.tenant_id, scopes=frozenset({'sample'}))
         task = SampleTask.from_bytes(payload)
@@ -278,7 +278,7 @@ class SamplePrompt:
                 failures += 1
 
     async def stop(self, future: Future) -> bool:
-        """Return True: cancelling the call cancels the sampler's call at once."""
+        """Return True: cancelling the call cancels the sampler's call immediately."""
         del future
         return True
 

@@ -1,4 +1,4 @@
-"""The verbs of futures, for the current caller, and the notifications of other gateways."""
+"""Operations on the current caller's futures, and the handling of notifications from other gateways."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from services.kit.failpoints import reach
 _LARGE_BYTES = 1 << 18
 """Size from which a payload's digest is computed in a thread, so that the event loop is not blocked."""
 _RESULT_SECONDS = 60.0
-"""Longest wait of `wait_for_result`."""
+"""Maximum wait of `wait_for_result`."""
 
 
 class Futures:
@@ -33,13 +33,13 @@ class Futures:
         caller: Callable[[], Caller],
         grace: timedelta = timedelta(seconds=1),
     ) -> None:
-        """Create the verbs.
+        """Create the operations on futures.
 
         Args:
             runner: Runs the accepted futures.
-            peers: Other gateways on the same database; None where there can be none.
+            peers: Other gateways on the same database; None if the database cannot be shared.
             caller: Returns the current caller.
-            grace: Longest wait, when this is closed, for requests that are being accepted.
+            grace: Maximum wait of `close` for requests that are being accepted.
         """
         self._runner = runner
         self._records = runner.records
@@ -54,11 +54,11 @@ class Futures:
         self._accepting: set[asyncio.Task[Future]] = set()
         self._is_closed = False
         self.topics = Topics(runner.records, runner.waiters, caller=caller)
-        """Ends of the futures of a topic."""
+        """Finished futures by topic."""
 
     @property
     def is_disowned(self) -> asyncio.Event:
-        """Set when another gateway is found to own futures that run here."""
+        """Event that is set when another gateway is found to own futures that run here."""
         return self._runner.is_disowned
 
     def add_executor(self, kind: str, executor: Executor, *, on_settled: Callable[[Future, Future], None]) -> None:
@@ -78,8 +78,8 @@ class Futures:
 
     async def restart_as(self, owner: str) -> None:
         """Run only the futures of `owner` from now on; call `resume` to load them."""
-        former, self._runner, self._owner = self._runner, self._runner.successor(), owner
-        await former.close()
+        previous, self._runner, self._owner = self._runner, self._runner.successor(), owner
+        await previous.close()
 
     async def submit(self, request: FutureRequest) -> Future:
         """Accept a request durably; a repeated request with the same key returns the same future.
@@ -109,11 +109,11 @@ class Futures:
         return known
 
     async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return the caller's future when it is finished, or unfinished when the time is up.
+        """Return the caller's future when it is finished, or the unfinished future after `seconds`.
 
         Raises:
             FutureNotFound: The caller has no such future.
-            FutureExpired: It is expired.
+            FutureExpired: The future is expired.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + seconds
@@ -141,7 +141,7 @@ class Futures:
         """Return the request of an unfinished future.
 
         Raises:
-            FutureExpired: The future is finished; facts that are needed afterwards belong into its note.
+            FutureExpired: The future is finished; store facts that are needed afterwards in its note.
         """
         return await self._records.read(future, future.payload_name)
 
@@ -161,7 +161,7 @@ class Futures:
         return await self._records.payloads.size(future.result_name)
 
     async def cancel(self, future_id: str) -> None:
-        """Stop a future where that is possible; a finished one stays. A future of a lane is skipped at its turn.
+        """Stop a future if possible; a finished future does not change. A lane skips a stopped future.
 
         Raises:
             FutureNotFound, FutureExpired: See `wait`.
@@ -176,9 +176,9 @@ class Futures:
         )
 
     async def resume(self) -> int:
-        """Run all waiting futures of this gateway that are not known here; return the number that wait."""
+        """Run all waiting futures of this gateway that are not known here; return the number of waiting futures."""
         store, retry = self._records.store, self._records.retry
-        with self._runner.recording_ends() as ended:
+        with self._runner.recording_finished() as ended:
             waiting = await retry.call(partial(store.list_waiting, self._owner))
             waiting = [future for future in waiting if future.future_id not in ended]
         for future in waiting:
@@ -201,27 +201,27 @@ class Futures:
                 pass
 
     def begin_stop(self) -> None:
-        """Accept nothing more, and return from all waits."""
+        """Accept no more requests, and return from all waits."""
         self._is_closed = True
         self._waiters.close()
 
     async def close(self) -> None:
         """Stop, and leave unfinished futures to the next process."""
         self.begin_stop()
-        # The next process runs what is stored by now. The rest is refused: a database that is away would be waited
-        # for without end.
+        # The next process runs the futures that are stored by now. The others are refused, because the wait for an
+        # unreachable database could take forever.
         if self._accepting:
-            _, late = await asyncio.wait(self._accepting, timeout=self._grace_seconds)
-            for task in late:
+            _, unfinished = await asyncio.wait(self._accepting, timeout=self._grace_seconds)
+            for task in unfinished:
                 task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=self._grace_seconds)
+            if unfinished:
+                await asyncio.wait(unfinished, timeout=self._grace_seconds)
         await self._runner.close()
 
     async def _future_of(self, request: FutureRequest) -> Future:
         moment = self._records.clock.now()
-        make = partial(Future.accepted, request, tenant_id=self._caller().tenant_id, moment=moment)
-        future = await asyncio.to_thread(make) if len(request.payload) > _LARGE_BYTES else make()
+        create = partial(Future.accepted, request, tenant_id=self._caller().tenant_id, moment=moment)
+        future = await asyncio.to_thread(create) if len(request.payload) > _LARGE_BYTES else create()
         return replace(future, owner=self._owner)
 
     async def _accept(self, future: Future, payload: bytes) -> Future:
@@ -230,7 +230,7 @@ class Futures:
         try:
             await records.payloads.put(future.payload_name, payload)
             reach('future.payload')
-            with self._runner.recording_ends() as ended:
+            with self._runner.recording_finished() as ended:
                 stored = await records.store.add_if_absent(future)
             reach('future.row')
             if stored.future_id not in ended:
@@ -253,7 +253,7 @@ class Futures:
         if self._runner.find(future.future_id) is not None:
             return
         records = self._records
-        with self._runner.recording_ends() as ended:
+        with self._runner.recording_finished() as ended:
             size_bytes = await records.retry.call(partial(records.payloads.size, future.payload_name))
         if future.owner != self._owner or future.future_id in ended:
             return
@@ -262,8 +262,6 @@ class Futures:
             await self._runner.add(future)
         finally:
             self._capacity.leave(future)
-
-    # Futures of other gateways
 
     def _add_remote(self, future: Future, size_bytes: int) -> None:
         if future.is_finished or future.owner == self._owner or future.future_id in self._remote:
@@ -277,7 +275,7 @@ class Futures:
 
     async def _run_accepted(self, notification: Notification) -> None:
         """Run a future that another gateway accepted for this one."""
-        with self._runner.recording_ends() as ended:
+        with self._runner.recording_finished() as ended:
             future = await self._records.store.get(notification.tenant_id, notification.future_id)
             if future is None or future.is_finished or future.future_id in ended:
                 return
@@ -286,7 +284,7 @@ class Futures:
     async def _handle_finished(self, notification: Notification) -> None:
         """Notify waiters of a future that any gateway finished."""
         future_id = notification.future_id
-        self._runner.record_end(future_id)
+        self._runner.record_finished(future_id)
         self._remove_remote(future_id)
         if not (self._waiters.is_awaited(future_id) or self._waiters.is_awaited(notification.topic)):
             return

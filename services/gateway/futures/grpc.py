@@ -1,4 +1,4 @@
-"""Calls to the model services that futures make."""
+"""Client of the model services for futures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name
 _DELETED = adapters.DeleteAdapterRequest.ADAPTER_ID_FIELD_NUMBER
 _TRAINED = training.ExecuteRequest.OPERATION_FIELD_NUMBER, operation_pb2.Operation.ADAPTER_ID_FIELD_NUMBER
 """Field numbers of the adapter's id in the requests."""
-_PATIENCE_SECONDS = 30.0
+_CALL_SECONDS = 30.0
 """Timeout of calls that do not queue."""
-_TURN_SECONDS = 3600.0
-"""Timeout of calls that queue behind other operations. A call that takes longer is repeated and continues."""
+_QUEUED_CALL_SECONDS = 3600.0
+"""Timeout of calls that queue behind other operations. A call that takes longer is repeated, and its operation
+continues."""
 
 
 class GrpcTrainer:
@@ -41,12 +42,12 @@ class GrpcTrainer:
         raw = message.SerializeToString(deterministic=True)
         channel = await self._models.of_new_adapter(tenant_id, message.base_model, message.adapter_id)
         method = f'{_ADAPTERS}/CreateAdapter'
-        return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+        return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
         channel = await self._models.of_adapter(tenant_id, peek_text(request, _DELETED))
         method = f'{_ADAPTERS}/DeleteAdapter'
-        return await self._call(channel, method, request, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+        return await self._call(channel, method, request, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
 
     async def last_number(self, tenant_id: str, adapter_id: str) -> int:
         channel = await self._models.of_adapter(tenant_id, adapter_id)
@@ -61,7 +62,7 @@ class GrpcTrainer:
             operation=operation_pb2.Operation(sequence_number=number), is_waiting_allowed=True
         )
         raw = request + addition.SerializeToString(deterministic=True)
-        return await self._call(channel, f'{_TRAINING}/Execute', raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+        return await self._call(channel, f'{_TRAINING}/Execute', raw, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
         channel = await self._models.of_adapter(tenant_id, adapter_id)
@@ -75,7 +76,7 @@ class GrpcTrainer:
         request: bytes,
         *,
         tenant_id: str,
-        seconds: float = _PATIENCE_SECONDS,
+        seconds: float = _CALL_SECONDS,
     ) -> bytes:
         # The scope of the key was checked when the request was accepted.
         with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):

@@ -1,6 +1,7 @@
 """Lanes: futures that run one after the other, in the order of their positions.
 
-`Lane` is the rule for one lane; it decides, and never waits. `Lanes` keeps the lanes in use and gives up gaps in time.
+`Lane` contains the rules of one lane and does no I/O. `Lanes` stores the lanes in use, and gives up on missing
+positions after a time limit.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future
 
 _MAX_IDLE = 1000
-"""Lanes in memory before the idle ones are dropped."""
+"""Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Shortest time that a lane is idle before it is dropped; much longer than its last write takes to be readable."""
+"""Minimum idle time before a lane is dropped; much longer than its last write takes to be readable."""
 
 _Key = tuple[str, str]
 
@@ -27,15 +28,15 @@ class Admission(Enum):
     """Decision on a future that arrived in a lane."""
 
     QUEUED = auto()
-    """It waits for its turn."""
+    """The future waits for its turn."""
     KNOWN = auto()
-    """It arrived before."""
+    """The future arrived before."""
     PASSED = auto()
-    """Its position is taken or was given up."""
+    """The position of the future is taken or was given up."""
 
 
 class Lane:
-    """Futures of one lane. One future runs at a time and ends before the next starts.
+    """Futures of one lane. One future runs at a time and finishes before the next starts.
 
     Times are seconds on the caller's clock.
     """
@@ -50,7 +51,7 @@ class Lane:
 
     @property
     def is_running(self) -> bool:
-        """Whether a future started and did not end."""
+        """Whether a future is running."""
         return self._running is not None
 
     @property
@@ -59,7 +60,7 @@ class Lane:
         return len(self._waiting)
 
     def idle_since(self) -> float | None:
-        """Return the time since which nothing runs or waits; None where something does."""
+        """Return the time at which the lane became idle; None if a future runs or waits."""
         return None if self._running is not None or self._waiting else self._idle_since
 
     def add(self, future: Future, *, now: float) -> Admission:
@@ -75,7 +76,7 @@ class Lane:
         return Admission.QUEUED
 
     def start(self) -> Future | None:
-        """Return the future that runs from now on; None where one is running or the next position is missing."""
+        """Start the next future and return it; None if one is running or the next position is missing."""
         if self._running is not None or self.next_position not in self._waiting:
             return None
         future = self._take(self.next_position)
@@ -89,23 +90,24 @@ class Lane:
         self._idle_since = now
 
     def skip_to(self, position: int) -> list[Future]:
-        """Advance an idle lane to at least `position`; return the waiting futures that this passes."""
+        """Advance an idle lane to at least `position`; return the waiting futures that are skipped."""
         self.next_position = max(self.next_position, position)
         passed = [waiting for waiting in sorted(self._waiting) if waiting < self.next_position]
         return [self._take(waiting) for waiting in passed]
 
-    def gap_ends(self, patience: float) -> float | None:
-        """Return the time at which to give up a missing position; None where none is missing.
+    def gap_deadline(self, patience: float) -> float | None:
+        """Return the time at which to give up a missing position; None if no position is missing.
 
         Args:
-            patience: Seconds that the first waiting future waits, from its arrival or from when the lane fell idle.
+            patience: Seconds that the first waiting future waits, from its arrival or from the time at which the lane
+                became idle.
         """
         if self._running is not None or not self._waiting or self.next_position in self._waiting:
             return None
         return max(self._arrival_times[min(self._waiting)], self._idle_since) + patience
 
     def give_up(self) -> list[Future]:
-        """Return, in order, the futures that directly follow the gap, which must fail; `end` them together.
+        """Return, in order, the futures that directly follow the gap, which must fail; call `end` once for all of them.
 
         They were submitted to run after the missing one, and would have another effect without it.
         """
@@ -131,7 +133,7 @@ class LaneListener(Protocol):
         ...
 
     def fail_after_gap(self, futures: list[Future], missing: int) -> None:
-        """Fail futures because of the missing position; call `Lanes.end` for the last when all are settled."""
+        """Fail futures because of the missing position; call `Lanes.end` for the last one when all are settled."""
         ...
 
     def fail_passed(self, future: Future) -> None:
@@ -142,10 +144,10 @@ class LaneListener(Protocol):
 class Lanes:
     """Lanes by tenant and name.
 
-    A lane belongs to one gateway only while something waits or runs in it. Where several gateways share a database,
-    an idle lane is therefore dropped at once and its position is read again later, and before a gap is given up.
+    A lane belongs to one gateway only while futures wait or run in it. If several gateways share a database, an idle
+    lane is therefore dropped immediately. Its position is read again later, and before a gap is given up.
 
-    Concurrency: one event loop.
+    Concurrency: use it from one event loop.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Lanes:
         Args:
             store: Stores the positions that lanes reached.
             retry: Repeats reads of the store.
-            patience: Longest wait of a future for an earlier position, while nothing runs.
+            patience: Maximum wait of a future for an earlier position while the lane is idle.
             is_shared: Whether other gateways may run futures of the same lanes.
             listener: Acts on decisions.
         """
@@ -188,7 +190,7 @@ class Lanes:
         self._advance(key, lane)
 
     def check_gaps(self) -> None:
-        """Read the positions of the lanes that wait for one."""
+        """Read the positions of the lanes that wait for a missing position."""
         for key in list(self._timers):
             self._check_later(key)
 
@@ -212,7 +214,7 @@ class Lanes:
             self._listener.start(future)
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
-        if (end := lane.gap_ends(self._patience)) is not None:
+        if (end := lane.gap_deadline(self._patience)) is not None:
             self._timers[key] = asyncio.get_running_loop().call_at(end, self._check_later, key)
         elif self._is_shared and lane.idle_since() is not None:
             del self._lanes[key]
@@ -223,13 +225,13 @@ class Lanes:
         task.add_done_callback(self._checks.discard)
 
     async def _check(self, key: _Key, lane: Lane) -> None:
-        """Skip the positions that other gateways finished, and give up a gap whose time has come."""
+        """Skip the positions that other gateways finished, and give up a gap whose deadline has passed."""
         next_position = await self._retry.call(partial(self._store.next_position, *key))
         if self._lanes.get(key) is not lane or lane.is_running:
             return
         for passed in lane.skip_to(next_position):
             self._listener.fail_passed(passed)
-        end = lane.gap_ends(self._patience)
+        end = lane.gap_deadline(self._patience)
         if end is None or end > _now():
             self._advance(key, lane)
             return

@@ -1,4 +1,4 @@
-"""Opens the feature: futures with their stores and executors, and the sampling handles that depend on them."""
+"""Opens futures with their stores and executors, and the sampling handles that depend on them."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ from services.kit.rpc.context import acting_for, current_caller
 _HEARTBEATS = 10
 """Heartbeats per lease."""
 _SILENT_HEARTBEATS = 3
-"""Missed heartbeats after which a gateway without its connection is dead."""
+"""Missed heartbeats after which a gateway without its connection counts as dead."""
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 """Starts a background task that runs until it is cancelled."""
@@ -70,10 +70,10 @@ async def open_futures(
     Args:
         config: Configuration of the gateway.
         database: Stores the futures.
-        trainer: Calls the model service; None where the deployment has none.
+        trainer: Calls the model service; None if the deployment has no model service.
         sampling: Admits futures that sample.
         quotas: Weights of tenants, and the tokens that they owe.
-        clock: Tells the time.
+        clock: Source of the time.
 
     Raises:
         SystemExit: Another gateway on the database stores payloads elsewhere; the message names the setting.
@@ -121,7 +121,7 @@ def open_handles(
         sampling: Completes the prompts.
         weights: Looks up weights at other services.
         quotas: Its meter counts the tokens of settled futures.
-        clock: Tells the time.
+        clock: Source of the time.
     """
     store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
     handles = SamplingHandles(store, weights, futures.wait_for_result, caller=current_caller, clock=clock)

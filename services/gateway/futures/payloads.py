@@ -2,12 +2,12 @@
 
 A file is written under a temporary name and renamed, so that a killed process leaves a complete file or none. After
 a loss of power the content depends on the disk, so each file begins with a digest, and a file that does not match
-counts as missing. Syncing files and folders is optional: it is useful where the database syncs its commits
-(PostgreSQL), and useless where it does not (SQLite with a log that is synced from time to time, see
-`store.database`), since the future is then lost either way.
+counts as missing. Syncing files and folders is optional: it is useful if the database syncs its commits
+(PostgreSQL), and has no benefit otherwise (SQLite with a log that is synced from time to time, see `store.database`),
+because the row of the future is then lost as well.
 
-Small payloads are files too. In the row, one would save about 0.1 ms of an operation that takes several, and the table,
-which is stored for days, would grow by all results.
+Small payloads are files too. Storing one in its row would save about 0.1 ms of an operation that takes several
+milliseconds, but the table, whose rows are stored for days, would grow by the size of all results.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _TEMPORARY = '.half-'
 _STORE_ID = 'store-id'
 """Name of the file with the id of the folder."""
 _SHARD = slice(-2, None)
-"""Part of a name, without its ending, that names the subfolder: each has some hundreds of files at most."""
+"""Part of a name, without its suffix, that names the subfolder: each has some hundreds of files at most."""
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
@@ -42,7 +42,7 @@ _log = structlog.get_logger('payloads')
 class PayloadFiles:
     """Implements `ports.PayloadStore` in a folder, which several gateways may share.
 
-    Every method raises ServiceUnreachable where the disk fails.
+    Every method raises ServiceUnreachable if the disk fails.
     """
 
     def __init__(self, folder: Path, *, is_synced: bool, thread_count: int = 4) -> None:
@@ -77,9 +77,9 @@ class PayloadFiles:
     async def delete(self, name: str) -> None:
         await self._run(_drop, self._path(name))
 
-    async def list_old(self, *, kept_before: datetime) -> Sequence[str]:
+    async def list_old(self, *, stored_before: datetime) -> Sequence[str]:
         """Return the names of data that was stored before a time, and delete temporary files of that age."""
-        return await self._run(_list_old, self._folder, kept_before.timestamp())
+        return await self._run(_list_old, self._folder, stored_before.timestamp())
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -103,7 +103,7 @@ def _read_store_id(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text(new_id('ps'))
         with suppress(FileExistsError):
-            # Of several processes that start at once, one creates it.
+            # If several processes start at the same time, only one creates the file.
             path.hardlink_to(temporary)
         temporary.unlink()
     return path.read_text()
@@ -162,11 +162,11 @@ def _drop(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _list_old(folder: Path, kept_before: float) -> list[str]:
+def _list_old(folder: Path, stored_before: float) -> list[str]:
     found: list[str] = []
     for path in folder.glob('*/*'):
         try:
-            is_old = path.stat().st_mtime < kept_before
+            is_old = path.stat().st_mtime < stored_before
         except FileNotFoundError:
             continue
         if is_old and path.name.startswith(_TEMPORARY):

@@ -8,12 +8,12 @@ from services.gateway.futures.rules import Future
 
 
 class FutureStore(Protocol):
-    """Stores futures. Every method raises ServiceUnreachable where the store does not answer."""
+    """Stores futures. Every method raises ServiceUnreachable if the store does not respond."""
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Store the future unless one of that id is stored; return the stored one.
+        """Store the future unless a future with that id is stored; return the stored one.
 
-        A new future is returned as the same object, unless its lane has another owner, which then owns it too.
+        A new future is returned as the same object, unless its lane has another owner, which then owns the future too.
 
         Raises:
             ServiceUnreachable: The gateway that the future names as its owner lost its lease.
@@ -68,7 +68,7 @@ class FutureStore(Protocol):
 class PayloadStore(Protocol):
     """Stores requests and results outside the database, by name. Stored data survives a kill at any moment.
 
-    Every method raises ServiceUnreachable where the disk fails.
+    Every method raises ServiceUnreachable if the disk fails.
     """
 
     async def put(self, name: str, data: bytes) -> None:
@@ -80,31 +80,32 @@ class PayloadStore(Protocol):
         ...
 
     async def size(self, name: str) -> int:
-        """Return the number of bytes that `get` would return; 0 where it would return None."""
+        """Return the number of bytes that `get` would return; 0 if it would return None."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Delete the data; an absent name is no error."""
+        """Delete the data; an absent name is ignored."""
         ...
 
-    async def list_old(self, *, kept_before: datetime) -> Sequence[str]:
+    async def list_old(self, *, stored_before: datetime) -> Sequence[str]:
         """Return the names of data that was stored before a time."""
         ...
 
 
 class Executor(Protocol):
-    """Runs one kind of futures, each exactly once however often it is called with the same future."""
+    """Runs one kind of future. Repeated calls with the same future run it exactly once."""
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
         """Run a future on behalf of its tenant and return the result.
 
         Raises:
-            DomainError: It failed permanently. Executors wait for transient failures to pass, such as a restart.
+            DomainError: The future failed permanently. Executors wait for transient failures to pass, such as a
+                restart.
         """
         ...
 
     async def stop(self, future: Future) -> bool:
-        """Return whether the call may be cancelled; otherwise stop the work itself where that is possible."""
+        """Return whether the call may be cancelled; otherwise stop the work itself if possible."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Queue of the futures that may start: tenants share slots by weight, and each base model has separate slots.
 
-A base model that is busy or unavailable therefore leaves the others their slots. Pure: it decides, and never waits.
+A busy or unavailable base model therefore takes no slots from the others. The queue does no I/O and never_held waits.
 """
 
 from collections import OrderedDict
@@ -14,28 +14,28 @@ MAX_QUEUES = 64
 _SHARED = ''
 
 
-def never(tenant_id: str) -> bool:
-    """Hold no tenant."""
+def never_held(tenant_id: str) -> bool:
+    """Return False: no tenant is held."""
     del tenant_id
     return False
 
 
 class FutureQueue:
-    """Futures that wait for a slot or have one; each tenant's start in the order of arrival."""
+    """Futures that wait for a slot or have one. The futures of one tenant start in the order of arrival."""
 
     def __init__(
         self,
         bounds: Bounds,
         *,
         weight_of: Callable[[str], float] = equal_weight,
-        is_held: Callable[[str], bool] = never,
+        is_held: Callable[[str], bool] = never_held,
     ) -> None:
         """Create an empty queue.
 
         Args:
             bounds: Number of slots, for each base model.
             weight_of: Returns a tenant's current weight, above 0.
-            is_held: Returns whether a tenant may start nothing now. Its futures stay in the queue.
+            is_held: Returns whether a tenant's futures may not start now; they stay in the queue.
         """
         self._bounds = bounds
         self._weight_of = weight_of
@@ -43,7 +43,7 @@ class FutureQueue:
         self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
         """Slots of the base models in use, least recently served first."""
         self._names: dict[str, str] = {}
-        """Name of the slots that a future is in, by its id."""
+        """Name of the slots that each future uses, by its id."""
 
     def add(self, future: Future) -> None:
         """Append a future to its tenant's queue."""
@@ -56,7 +56,7 @@ class FutureQueue:
         self._slots[name].add(future.tenant_id, future)
 
     def take(self) -> Future | None:
-        """Return a future that starts now, which has a slot until `release`; None where none may start.
+        """Return a future to start now, which has a slot until `release`; None if no future may start.
 
         Base models take turns.
         """
@@ -84,7 +84,7 @@ class FutureQueue:
         self._drop_empty(name)
 
     def remove(self, future: Future) -> bool:
-        """Remove a waiting future; return False where it does not wait here."""
+        """Remove a waiting future; return False if it does not wait here."""
         name = self._names.get(future.future_id)
         if name is None or not self._slots[name].remove(future.tenant_id, future):
             return False

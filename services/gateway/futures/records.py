@@ -19,7 +19,7 @@ from services.kit.failpoints import reach
 
 _EXPIRED_AT_ONCE = 200
 _STRAY_AGE = timedelta(hours=1)
-"""Age after which a payload without a future was left by a process that was killed before it wrote the row."""
+"""Age after which a payload without a row is deleted: its process was killed before it wrote the row."""
 
 _log = structlog.get_logger('futures')
 
@@ -36,13 +36,13 @@ class FutureRecords:
         self.retry = retry
         self.clock = clock
         self.on_settled: Callable[[Future, Future], None] = lambda future, stored: None
-        """Called after each attempt to settle, with the future to store and the one that is stored."""
+        """Called after each attempt to settle, with the future to store and the stored one."""
 
     async def read_request(self, future: Future) -> bytes:
         """Return the request of a future that is about to run.
 
         Raises:
-            PayloadLost: It is missing or damaged.
+            PayloadLost: The request is missing or damaged.
         """
         payload = await self.retry.call(partial(self.payloads.get, future.payload_name))
         if payload is None:
@@ -53,7 +53,7 @@ class FutureRecords:
         """Return a payload of a future.
 
         Raises:
-            FutureExpired: It is deleted.
+            FutureExpired: The payload is deleted.
         """
         data = await self.payloads.get(name)
         if data is None:
@@ -61,7 +61,7 @@ class FutureRecords:
         return data
 
     async def settle(self, future: Future, outcome: Outcome) -> Future:
-        """Store an outcome and return the stored future. The result is stored before the row that says DONE.
+        """Store an outcome and return the stored future. The result is stored before the row with the state DONE.
 
         Raises:
             FutureTaken: Another gateway owns the future.
@@ -80,7 +80,7 @@ class FutureRecords:
         await self.retry.call(partial(self.payloads.delete, future.payload_name))
 
     async def _settle_row(self, future: Future, outcome: Outcome) -> Future:
-        # Each attempt has a new time: followers of a topic look back only a few seconds for missed ends.
+        # Each attempt has a new time: followers of a topic look back only a few seconds for missed futures.
         moment = self.clock.now()
         finished = future.done(moment=moment) if isinstance(outcome, bytes) else future.failed(outcome, moment=moment)
         stored = await self.store.settle(finished)
@@ -94,9 +94,9 @@ class Expiry:
 
     records: FutureRecords
     results_for: timedelta
-    """Time that results are stored after the future finished."""
+    """Time for which results are stored after the future finished."""
     records_for: timedelta
-    """Time that the record of a future is stored after it finished; at least `results_for`."""
+    """Time for which the record of a future is stored after it finished; at least `results_for`."""
 
     async def sweep(self) -> int:
         """Return the number of results deleted. An interrupted sweep is completed by the next one."""
@@ -122,7 +122,7 @@ class Expiry:
                 _log.warning('sweep failed', reason=error.reason)
 
     async def _delete_strays(self) -> None:
-        names = await self.records.payloads.list_old(kept_before=self.records.clock.now() - _STRAY_AGE)
+        names = await self.records.payloads.list_old(stored_before=self.records.clock.now() - _STRAY_AGE)
         known = await self.records.store.find_known({future_id_of_name(name) for name in names})
         for name in names:
             if future_id_of_name(name) not in known:

@@ -48,13 +48,13 @@ class GatewayLease:
 
         Raises:
             PayloadsNotShared: Another gateway stores payloads in another folder.
-            ServiceUnreachable: The database does not answer.
+            ServiceUnreachable: The database does not respond.
         """
         self._gateway_id = await self._peers.join()
         await self._futures.restart_as(self._gateway_id)
 
     async def leave(self) -> None:
-        """Release the lease, so that other gateways adopt the rest at once. Without a database it lapses."""
+        """Release the lease, so that other gateways adopt the remaining futures; it expires without a database."""
         with suppress(DomainError):
             await self._peers.leave(self._gateway_id)
 
@@ -84,7 +84,7 @@ class GatewayLease:
             await self._futures.resume()
 
     async def _rejoin(self) -> None:
-        """Join under a new id: other gateways run the former futures, or this one adopts them."""
+        """Join under a new id: other gateways run the previous futures, or this one adopts them."""
         _log.warning('gateway lease lost; rejoining', gateway=self._gateway_id)
         if self._listening is not None:
             self._listening.cancel()

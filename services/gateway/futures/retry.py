@@ -1,4 +1,4 @@
-"""Retries of calls whose failures pass, such as a service that restarts."""
+"""Retries of calls that fail temporarily, for example while a service restarts."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from services.kit.errors import DomainError
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
 
-Answer = TypeVar('Answer')
+Result = TypeVar('Result')
 
 _log = structlog.get_logger('futures')
 
@@ -24,7 +24,7 @@ class Retry:
         """Create a policy that waits between attempts with `pause`, which takes seconds."""
         self._pause = pause
 
-    async def call(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def call(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of `call`, repeated while it raises transient errors.
 
         Raises:
@@ -37,7 +37,7 @@ class Retry:
             except DomainError as error:
                 if not error.disposition.is_transient:
                     raise
-                # A long outage is one line at level info.
+                # A long outage writes one line at level info.
                 write = _log.debug if failures else _log.info
                 write('waiting for a service', reason=error.reason)
             await self.back_off(failures)

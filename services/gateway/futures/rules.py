@@ -12,7 +12,7 @@ from enum import StrEnum
 from services.kit.errors import DomainError, RequestIdReused
 
 NOTE_LENGTH = 4096
-"""Most characters of a note."""
+"""Maximum number of characters of a note."""
 SAMPLE_KIND = 'sample'
 """Kind of the futures that sample; their payload is an `executors.SampleTask`."""
 
@@ -26,7 +26,7 @@ class Bounds:
 
 
 class FutureTaken(Exception):
-    """Another gateway owns the future now, because this gateway's lease lapsed. Changes made here have no effect."""
+    """Another gateway owns the future now, because this gateway's lease expired. Changes made here have no effect."""
 
 
 class PayloadsNotShared(Exception):
@@ -51,7 +51,7 @@ class FutureRequest:
     kind: str
     """Name of the executor, such as 'execute'."""
     key: str
-    """Unique among the tenant's futures: a repeated request with the same key is the same future."""
+    """Unique among the tenant's futures: a repeated request with the same key returns the same future."""
     payload: bytes
     """Serialized request; opaque here, and stored outside the database until the future is finished. Equal requests
     must have equal bytes."""
@@ -60,15 +60,15 @@ class FutureRequest:
     lane: str = ''
     """Name of the queue in which the future keeps its position, such as an adapter's id; empty: no order."""
     position: int = 0
-    """Counts from 0 without gaps within the lane; without a lane it means nothing."""
+    """Counts from 0 without gaps within the lane; ignored without a lane."""
     note: str = ''
-    """Facts that the API needs to answer for the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
+    """Facts that the API needs to return the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
     is_note_free: bool = False
     """Whether a repeated request may have another note; the first note is stored."""
     topic: str = ''
-    """Name under which clients follow the ends of many futures at once; empty for none."""
+    """Name under which clients follow the completion of many futures; empty for none."""
     base_model: str = ''
-    """Base model that runs it, which has its own slots; empty for none or an unknown one."""
+    """Base model that runs the future, with separate slots; empty for none or an unknown one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Future:
     """See `FutureRequest`."""
 
     owner: str = ''
-    """Gateway that runs it, of several on one database; empty where there is only one."""
+    """Gateway that runs the future if several share one database; otherwise empty."""
 
     @classmethod
     def accepted(cls, request: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
@@ -124,17 +124,17 @@ class Future:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is done, failed or expired."""
+        """Whether the future is done, failed or expired."""
         return self.state is not FutureState.WAITING
 
     @property
     def payload_name(self) -> str:
-        """Name of the stored request. It depends on the content, so that another request overwrites nothing."""
+        """Name of the stored request. It depends on the content, so that a different request cannot overwrite it."""
         return f'{self.future_id}-{self.fingerprint[:16]}.request'
 
     @property
     def result_name(self) -> str:
-        """Name of the stored result. It depends on the owner, so that a former owner overwrites nothing."""
+        """Name of the stored result. It depends on the owner, so that a previous owner cannot overwrite it."""
         if not self.owner:
             return f'{self.future_id}.result'
         mark = hashlib.blake2s(f'{self.future_id}{self.owner}'.encode(), digest_size=8).hexdigest()
@@ -152,14 +152,14 @@ class Future:
         """Check that a repeated request is equal to the first one.
 
         Raises:
-            RequestIdReused: It differs.
+            RequestIdReused: The request differs.
         """
         if fingerprint != self.fingerprint:
             raise RequestIdReused(self.key)
 
 
 def future_id_of(tenant_id: str, key: str) -> str:
-    """Return the id of a tenant's future with that key, accepted or not."""
+    """Return the id of a tenant's future with that key, whether or not it was accepted."""
     return 'fu-' + hashlib.blake2s(f'{tenant_id}\0{key}'.encode(), digest_size=20).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Runs futures: those of a lane one after the other, all others as slots are free.
+"""Runs futures: those of a lane one after the other, all others as soon as slots are free.
 
 A waiting future has only its record in memory; its request is read when it starts.
 """
@@ -17,7 +17,7 @@ from services.gateway.errors import PositionMissing, PositionPassed
 from services.gateway.futures.capacity import FutureCapacity
 from services.gateway.futures.lanes import Admission, Lanes
 from services.gateway.futures.ports import Executor
-from services.gateway.futures.queue import FutureQueue, never
+from services.gateway.futures.queue import FutureQueue, never_held
 from services.gateway.futures.records import FutureRecords, Outcome
 from services.gateway.futures.rules import Bounds, Future, FutureTaken
 from services.gateway.futures.waiters import Waiters
@@ -40,13 +40,13 @@ class RunnerLimits:
     """Bounds the requests of running futures in lanes."""
     unordered_memory: ByteGate
     """Bounds the requests of running futures without a lane: some wait for a version that a lane will publish, and
-    must not keep that lane out."""
+    must not block that lane."""
     patience: timedelta
-    """Longest wait of a lane for a missing position."""
+    """Maximum wait of a lane for a missing position."""
     weight_of: Callable[[str], float] = equal_weight
     """Returns a tenant's weight, for both kinds of slots."""
-    is_held: Callable[[str], bool] = never
-    """Returns whether futures of a tenant's lanes wait; they use neither slots nor memory until then."""
+    is_held: Callable[[str], bool] = never_held
+    """Returns whether futures of a tenant's lanes wait; while they wait, they use neither slots nor memory."""
     poll: timedelta = timedelta(seconds=1)
     """Interval of checks whether tenants are still held."""
 
@@ -54,10 +54,10 @@ class RunnerLimits:
 class Runner:
     """Runs each added future once and settles it.
 
-    Futures that run when it is closed are not settled: the next process runs them again, and executors ensure that
-    nothing happens twice.
+    Futures that run when it is closed are not settled: the next process runs them again, and executors ensure that no
+    request takes effect twice.
 
-    Concurrency: one event loop.
+    Concurrency: use it from one event loop.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Runner:
         self._known: dict[str, Future] = {}
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._end_logs: dict[object, set[str]] = {}
         self._next_poll: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -127,25 +127,25 @@ class Runner:
         return self._known.get(future_id)
 
     @contextmanager
-    def recording_ends(self) -> Iterator[set[str]]:
-        """Collect the ids of futures that end during the block: rows read in it may be outdated."""
+    def recording_finished(self) -> Iterator[set[str]]:
+        """Collect the ids of futures that finish during the block: rows read in it may be outdated."""
         log = object()
         try:
             yield self._end_logs.setdefault(log, set())
         finally:
             del self._end_logs[log]
 
-    def record_end(self, future_id: str) -> None:
-        """Add a finished future to the open `recording_ends` blocks."""
+    def record_finished(self, future_id: str) -> None:
+        """Add a finished future to the open `recording_finished` blocks."""
         for ended in self._end_logs.values():
             ended.add(future_id)
 
     def check_gaps(self) -> None:
-        """Read the positions of the lanes that wait for one."""
+        """Read the positions of the lanes that wait for a missing position."""
         self._lanes.check_gaps()
 
     async def cancel(self, future_id: str) -> None:
-        """Stop a future where that is possible; an unknown future is no error."""
+        """Stop a future if possible; an unknown future is ignored."""
         future = self._known.get(future_id)
         if future is None:
             return
@@ -157,23 +157,21 @@ class Runner:
             task.cancel()
 
     async def close(self) -> None:
-        """Start nothing more, abandon running futures, and complete the settling ones."""
+        """Start no more futures, abandon the running ones, and complete those that are being settled."""
         self._is_closed = True
         self._lanes.close()
         if self._next_poll is not None:
             self._next_poll.cancel()
         for task in self._running.values():
             task.cancel()
-        # Without a database, the next process settles the rest.
-        if self._chores:
-            await asyncio.wait(self._chores, timeout=1)
-        for chore in self._chores:
-            chore.cancel()
+        # If the database is unreachable, the next process settles the rest.
+        if self._background_tasks:
+            await asyncio.wait(self._background_tasks, timeout=1)
+        for background_task in self._background_tasks:
+            background_task.cancel()
         for future in self._known.values():
             self.capacity.leave(future)
         self._known.clear()
-
-    # Implementation of `LaneListener`
 
     def start(self, future: Future) -> None:
         """Run a future as soon as a slot is free."""
@@ -188,8 +186,6 @@ class Runner:
         """Fail futures that waited for a position that did not arrive."""
         self._spawn(self._settle_after_gap(futures, missing))
 
-    # Start of futures
-
     def _start_more(self) -> None:
         while not self._is_closed:
             future = self._ordered.take() or self._unordered.take()
@@ -198,10 +194,10 @@ class Runner:
                 return
             task = asyncio.create_task(self._run(future), name=f'future-{future.future_id}')
             self._running[future.future_id] = task
-            task.add_done_callback(partial(self._ended, future))
+            task.add_done_callback(partial(self._on_task_done, future))
 
     def _schedule_poll(self) -> None:
-        """Check again later if held tenants have futures waiting: no event reports that a tenant is free."""
+        """Check again later if held tenants have futures waiting: no event reports that a tenant is no longer held."""
         if self._next_poll is None and self._ordered.has_held:
             self._next_poll = asyncio.get_running_loop().call_later(self.limits.poll.total_seconds(), self._poll)
 
@@ -226,9 +222,7 @@ class Runner:
         finally:
             memory.release()
 
-    # End of futures
-
-    def _ended(self, future: Future, task: asyncio.Task[bytes]) -> None:
+    def _on_task_done(self, future: Future, task: asyncio.Task[bytes]) -> None:
         if self._is_closed:
             # The next process runs it, even if it just finished: the service that ran it has its result on record.
             if not task.cancelled():
@@ -250,12 +244,13 @@ class Runner:
         await self.records.delete_request(future)
 
     async def _settle_unstarted(self, future: Future, outcome: Outcome) -> None:
-        """Settle a future that never had a slot."""
+        """Settle a future that never_held had a slot."""
         await self._settle(future, outcome)
         await self.records.delete_request(future)
 
     async def _settle_after_gap(self, futures: list[Future], missing: int) -> None:
-        # Last one first: after a kill in between, the earlier ones have been passed, and fail as well.
+        # Settle the last one first: if the process is killed in between, the lane has passed the earlier ones, and they
+        # fail too.
         for future in reversed(futures):
             await self._settle_unstarted(future, PositionMissing(future.lane, future.position, missing))
         self._lanes.end(futures[-1])
@@ -264,21 +259,21 @@ class Runner:
     async def _settle(self, future: Future, outcome: Outcome) -> None:
         """Store an outcome and notify waiters."""
         stored = await self.records.settle(future, outcome)
-        self.record_end(future.future_id)
+        self.record_finished(future.future_id)
         _log.debug('future finished', future=future.future_id, state=stored.state, kind=future.kind)
         if self._known.pop(future.future_id, None) is not None:
             self.capacity.leave(future)
         self._cancelled.discard(future.future_id)
         self.waiters.notify(stored)
 
-    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(chore)
-        self._chores.add(task)
-        task.add_done_callback(self._chore_done)
+    def _spawn(self, background_task: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(background_task)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._on_background_done)
 
-    def _chore_done(self, chore: asyncio.Task[None]) -> None:
-        self._chores.discard(chore)
-        error = None if chore.cancelled() else chore.exception()
+    def _on_background_done(self, background_task: asyncio.Task[None]) -> None:
+        self._background_tasks.discard(background_task)
+        error = None if background_task.cancelled() else background_task.exception()
         if isinstance(error, FutureTaken):
             self.is_disowned.set()
         elif error is not None:

@@ -104,39 +104,45 @@ class SqlFutureStore:
                 owned = replace(future, owner=owner)
                 await _announce(connection, NotificationKind.ACCEPTED, owned)
                 return owned
-            is_it = FutureRow.future_id == future.future_id
-            return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
+            is_future = FutureRow.future_id == future.future_id
+            return await fetch_one(connection, select_values(FutureRow, Future).where(is_future), Future) or future
 
     async def get(self, tenant_id: str, future_id: str) -> Future | None:
-        is_it = (FutureRow.tenant_id == tenant_id) & (FutureRow.future_id == future_id)
+        is_future = (FutureRow.tenant_id == tenant_id) & (FutureRow.future_id == future_id)
         async with self._database.read() as connection:
-            return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future)
+            return await fetch_one(connection, select_values(FutureRow, Future).where(is_future), Future)
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
-        is_it = FutureRow.future_id == future.future_id
-        is_mine = FutureRow.owner == future.owner
+        is_future = FutureRow.future_id == future.future_id
+        is_owned = FutureRow.owner == future.owner
         is_free = FutureRow.number.is_(None) if instead_of is None else FutureRow.number == instead_of
         async with self._database.write() as connection:
-            changed = await connection.execute(update(FutureRow).where(is_it & is_mine & is_free).values(number=number))
+            changed = await connection.execute(
+                update(FutureRow).where(is_future & is_owned & is_free).values(number=number)
+            )
             if changed.rowcount:
                 return number
-            stored = (await connection.execute(select(FutureRow.number, FutureRow.owner).where(is_it))).one_or_none()
+            stored = (
+                await connection.execute(select(FutureRow.number, FutureRow.owner).where(is_future))
+            ).one_or_none()
             if stored is not None and stored.owner != future.owner:
                 raise FutureTaken
             return number if stored is None or stored.number is None else stored.number
 
     async def settle(self, future: Future) -> Future:
-        is_it = FutureRow.future_id == future.future_id
-        is_mine = FutureRow.owner == future.owner
+        is_future = FutureRow.future_id == future.future_id
+        is_owned = FutureRow.owner == future.owner
         outcome = {'state': future.state, 'finish_time': future.finish_time, 'error': future.error}
         is_waiting = FutureRow.state == FutureState.WAITING
         async with self._database.write() as connection:
-            changed = await connection.execute(update(FutureRow).where(is_it & is_mine & is_waiting).values(outcome))
+            changed = await connection.execute(
+                update(FutureRow).where(is_future & is_owned & is_waiting).values(outcome)
+            )
             if changed.rowcount:
                 if future.owner:
                     await _announce(connection, NotificationKind.FINISHED, future)
                 return future
-            return await fetch_one(connection, select_values(FutureRow, Future).where(is_it), Future) or future
+            return await fetch_one(connection, select_values(FutureRow, Future).where(is_future), Future) or future
 
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
         query = select_values(FutureRow, Future).where(WAITING & (FutureRow.owner == owner))
@@ -193,7 +199,7 @@ class SqlFutureStore:
 
 
 async def _owner_of(connection: AsyncConnection, future: Future) -> str:
-    """Return the owner of a new future: the owner of its lane while something waits there, else the one that it names.
+    """Return the owner of a new future: the owner of its lane while futures wait there, else the owner that it names.
 
     Until the transaction ends, no other gateway accepts a future of the lane, and no gateway loses its lease.
     """

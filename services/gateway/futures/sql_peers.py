@@ -3,7 +3,7 @@
 A gateway is live while it renews its row, or while its listening connection holds its advisory lock, which the server
 releases when the process dies. So the futures of a killed process are adopted after a few heartbeats, and those of a
 lost machine after the lease. The adopting gateway deletes the row and takes the futures in one transaction, and
-`SqlFutureStore` rejects later writes of the former owner.
+`SqlFutureStore` rejects later writes of the previous owner.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from services.kit.ids import new_id
 
 
 class SqlPeers:
-    """The gateways on one database, seen from one of them.
+    """Leases of the gateways on one database, and notifications between them.
 
-    Every method raises ServiceUnreachable where the database does not answer. A gateway without its lease cannot
+    Every method raises ServiceUnreachable if the database does not respond. A gateway without its lease cannot
     change futures.
     """
 
@@ -39,8 +39,8 @@ class SqlPeers:
             database: A PostgreSQL database.
             url: URL of the same database, for the connection that listens.
             payload_store_id: Id of the folder of payloads, which all gateways must share.
-            silence: Time without a heartbeat after which a gateway without its connection is dead.
-            lease: Time without a heartbeat after which any gateway is dead.
+            silence: Time without a heartbeat after which a gateway without its connection counts as dead.
+            lease: Time without a heartbeat after which any gateway counts as dead.
         """
         self._database = database
         self._url = url
@@ -104,7 +104,7 @@ class SqlPeers:
             await announce(connection, notification)
 
     async def listen(self, gateway_id: str) -> AsyncGenerator[Notification, None]:
-        """Yield the notifications from now on, this gateway's included; the first is MISSED.
+        """Yield the notifications from now on, including those of this gateway; the first is MISSED.
 
         Raises:
             ServiceUnreachable: The connection is lost.

@@ -1,9 +1,9 @@
 """Callers that wait in this process for futures to finish. Waiting needs no database query.
 
 `Waiters` waits for one future or the next of a topic. `Topics` returns the finished futures of a topic after a cursor.
-A cursor is a time; its holder has seen all ends up to it. Every gateway on the database, and the next process, can
-therefore continue from it. An end shortly before the cursor is returned again unless this process returned it; none
-is lost.
+A cursor is a time; its client has received all futures that finished up to it. Every gateway on the database, and the
+next process, can therefore continue from it. A future that finished shortly before the cursor is returned again unless
+this process returned it, so that clients miss no future.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ from services.kit.caller import Caller
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""
 _OVERLAP = timedelta(seconds=2)
-"""Delay with which ends may appear out of order: gateways' clocks differ, and transactions may overtake each other."""
+"""Maximum delay with which finished futures may appear out of order: gateways' clocks differ, and transactions may
+overtake each other."""
 _PAGE_SIZE = 1000
-"""Ends per read, and per response besides those of the overlap; the rest follows after the next cursor."""
+"""Maximum number of futures per read, and per response besides those of the overlap; the next response continues."""
 _MAX_REMEMBERED = 4096
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -68,7 +69,7 @@ class Waiters:
         return name in self._waiting
 
     def close(self) -> None:
-        """Wake all waiters, and let no later one wait."""
+        """Wake all waiters, and refuse later ones."""
         self.is_closed = True
         self.wake_all()
 
@@ -81,16 +82,16 @@ class Waiters:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """Last ends of a topic that this process returned."""
+    """Last finished futures of a topic that this process returned."""
 
     cursor: int = 0
-    """Cursor of the last response with ends."""
+    """Cursor of the last response with futures."""
     known: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
-    """Ends that the holder of the cursor has seen and that the next read lists again."""
+    """Futures that the client has received and that the next read lists again."""
 
 
 class Topics:
-    """Returns the ends of a topic's futures, each at least once."""
+    """Returns the finished futures of a topic, each at least once."""
 
     def __init__(self, records: FutureRecords, waiters: Waiters, *, caller: Callable[[], Caller]) -> None:
         """Create topics over the stored futures; `caller` returns the current caller."""
@@ -102,12 +103,12 @@ class Topics:
     async def ended_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
         """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
 
-        One response has a page of the ends at most.
+        One response has at most one page of futures.
 
         Args:
             topic: Topic of the futures.
             cursor: Cursor of the previous response; 0 for the first.
-            seconds: Longest wait for an end.
+            seconds: Maximum wait for a finished future.
         """
         tenant_id = self._caller().tenant_id
         last = self._deliveries.get((tenant_id, topic))
@@ -127,7 +128,7 @@ class Topics:
         return ended, self._record(tenant_id, topic, cursor, {**known, **_times(ended)}) if ended else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
-        """Return the unknown ends since shortly before a cursor: all up to the cursor, and some after it."""
+        """Return the unknown futures since shortly before a cursor: all up to the cursor, and some after it."""
         reached = _time_of(cursor)
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}
@@ -155,5 +156,5 @@ def _times(futures: Sequence[Future]) -> dict[str, datetime]:
 
 
 def _time_of(cursor: int) -> datetime:
-    """Return the time up to which a cursor's holder has seen every end. Cursors are untrusted input."""
+    """Return the time up to which a client has received every finished future. Cursors are untrusted input."""
     return _START + min(cursor, _MAX_CURSOR) * _MICROSECOND

@@ -48,7 +48,7 @@ class QuotaTable:
         """
         self._quotas = {item.tenant_id: item.quota for item in await self._store.list_all()}
 
-    async def keep_on(self, *, interval: timedelta) -> Never:
+    async def run_forever(self, *, interval: timedelta) -> Never:
         """Reload every `interval`; if that fails, the previous quotas stay in effect."""
         while True:
             await self._pause(interval.total_seconds())

@@ -57,8 +57,8 @@ def quota_jobs(
 ) -> list[Job]:
     """Return the background jobs of quotas; `models` are internal channels to the model services by name."""
     return [
-        lambda: quotas.table.keep_on(interval=options.refresh),
-        lambda: quotas.meter.keep_on(interval=options.usage_interval),
+        lambda: quotas.table.run_forever(interval=options.refresh),
+        lambda: quotas.meter.run_forever(interval=options.usage_interval),
         *(
             FeedFollower(f'meters of {name}', feed=GrpcMeterFeed(channel), store=quotas.meter, clock=clock).run
             for name, channel in models.items()

@@ -91,7 +91,7 @@ class UsageMeter:
                 await self._store.record(batch)
                 self._batch = None
 
-    async def keep_on(self, *, interval: timedelta) -> Never:
+    async def run_forever(self, *, interval: timedelta) -> Never:
         """Flush every `interval` until cancelled."""
         while True:
             await self._pause(interval.total_seconds())

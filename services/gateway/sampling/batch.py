@@ -29,7 +29,7 @@ class BatchDivision:
         self.samplers = samplers
 
     async def resolve_version(self, request: BatchRequest, *, deadline: float | None) -> int | None:
-        """Return the version for all prompts; None where the request names it. The replica that resolves it keeps it.
+        """Return the version for all prompts; None if the request names it. The replica that resolves it keeps it.
 
         Raises:
             DomainError: The sampler's error, or no replica is there.

@@ -55,7 +55,7 @@ def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
     """Return the meaning of a sampler's error.
 
     Args:
-        error: Error of the sampler, or ServiceUnreachable where the connection failed.
+        error: Error of the sampler, or ServiceUnreachable if the connection failed.
         is_started: Whether part of the response was delivered.
     """
     if isinstance(error, ReplicaNotReached):
@@ -87,7 +87,7 @@ class Attempt:
     breakdowns: int = 0
     """Samplers in a row that broke with the request, without a token in between."""
     refusal: DomainError | None = None
-    """Refusal of the last replica; None where it failed otherwise."""
+    """Refusal of the last replica; None if it failed otherwise."""
     wait_count: int = 0
     """Number of waits for a replica since the request last made progress."""
     is_answering: bool = False

@@ -47,7 +47,7 @@ class SamplerClient:
     """Calls samplers on behalf of the current caller.
 
     Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, None for none. Every method
-    raises the sampler's error as a DomainError, or ServiceUnreachable where the connection was refused or lost.
+    raises the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
     Closing a generator cancels its call.
     """
 

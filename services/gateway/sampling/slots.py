@@ -105,7 +105,7 @@ class FairSlots(Generic[Item]):
         self._waiting.setdefault(tenant_id, deque()).append(item)
 
     def take(self, is_eligible: Callable[[str], bool]) -> Item | None:
-        """Give slots to the next item and return it; None where no eligible tenant has an item waiting.
+        """Give slots to the next item and return it; None if no eligible tenant has an item waiting.
 
         The next tenant is the eligible one with the least service for its weight; among equals the one with the
         fewest slots, then the one served longest ago. The slots stay in use until `release`.
@@ -130,7 +130,7 @@ class FairSlots(Generic[Item]):
             del self._running[tenant_id]
 
     def remove(self, tenant_id: str, item: Item) -> bool:
-        """Remove a waiting item; return False where it does not wait here."""
+        """Remove a waiting item; return False if it does not wait here."""
         waiting = self._waiting.get(tenant_id, deque())
         if item not in waiting:
             return False

@@ -189,8 +189,8 @@ async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
     await payloads.put(future.payload_name, b'asked')
     await payloads.put(future.result_name, b'answered')
     now = datetime.now(UTC)
-    assert list(await payloads.list_old(kept_before=now - DAY)) == []
-    names = await payloads.list_old(kept_before=now + DAY)
+    assert list(await payloads.list_old(stored_before=now - DAY)) == []
+    names = await payloads.list_old(stored_before=now + DAY)
     assert set(names) == {future.payload_name, future.result_name}
     assert {future_id_of_name(name) for name in names} == {future.future_id}
 
@@ -221,7 +221,7 @@ async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Pat
     half.write_bytes(b'x')
     foreign = path.parent / '.nfs000000000001'
     foreign.write_bytes(b'y')
-    assert await files.list_old(kept_before=datetime.now(UTC) + DAY) == [path.name]
+    assert await files.list_old(stored_before=datetime.now(UTC) + DAY) == [path.name]
     assert not half.exists()
     assert foreign.exists()
 

@@ -50,7 +50,7 @@ def test_every_future_ends_despite_missing_positions(present: set[int], start: i
         if (started := lane.start()) is not None:
             ran.append(started.position)
         else:
-            end = lane.gap_ends(PATIENCE)
+            end = lane.gap_deadline(PATIENCE)
             assert end is not None
             assert end >= now
             missing, now = lane.next_position, end
@@ -81,15 +81,15 @@ def test_lane_takes_one_future_at_each_position() -> None:
 def test_wait_for_a_gap_starts_when_the_lane_is_idle() -> None:
     """The wait for a missing position starts when nothing runs and the first waiting future has arrived."""
     lane = Lane(now=0.0)
-    assert lane.gap_ends(PATIENCE) is None
+    assert lane.gap_deadline(PATIENCE) is None
     assert lane.idle_since() == 0.0
     lane.add(future_at(0), now=1.0)
-    assert lane.gap_ends(PATIENCE) is None
+    assert lane.gap_deadline(PATIENCE) is None
     lane.start()
     lane.add(future_at(2), now=2.0)
-    assert lane.gap_ends(PATIENCE) is None
+    assert lane.gap_deadline(PATIENCE) is None
     lane.end(now=5.0)
-    assert lane.gap_ends(PATIENCE) == 15.0
+    assert lane.gap_deadline(PATIENCE) == 15.0
     lane.add(future_at(3), now=9.0)
-    assert lane.gap_ends(PATIENCE) == 15.0
+    assert lane.gap_deadline(PATIENCE) == 15.0
     assert lane.idle_since() is None
