@@ -13,17 +13,17 @@ from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, Message
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
 _DISCARDED_BYTES = 8 << 20
-"""Most bytes read and discarded of a body that found no memory; the connection of a longer one is closed."""
+"""Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
 
 Made = TypeVar('Made')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Minimum speed of a body, as a slow sender occupies memory that other calls wait for."""
+    """Minimum speed of a body; a slow sender would occupy memory that other calls wait for."""
 
     seconds: float = 60.0
-    """Most seconds for the body."""
+    """Maximum number of seconds for the body."""
     grace_seconds: float = 10.0
     slowest_bytes: int = 1 << 14
     """Bytes per second required after the grace period."""
@@ -106,7 +106,7 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
 
 
 async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
-    """Reserve memory for body bytes; return the error when it is not available."""
+    """Reserve memory for body bytes; return the error if it is not available."""
     try:
         await call.reserve_body(size_bytes)
     except BytesFull as error:
@@ -173,7 +173,7 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         if name in values:
             # An unpaired surrogate in the name could not be encoded in the error response.
-            raise InvalidField(name[:100].encode(errors='replace').decode(), 'is given twice')
+            raise InvalidField(name[:100].encode(errors='replace').decode(), 'occurs twice')
         values[name] = value
     return values
 

@@ -19,7 +19,8 @@ Send = Callable[[Any], Awaitable[None]]
 JSON_TYPE = 'application/json'
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
 _CHUNK_BYTES = 1 << 18
-"""Most bytes of a response handed to the transport at a time; the next chunk waits until the client has read."""
+"""Maximum number of bytes of a response handed to the transport at a time; the next chunk waits until the client has
+read."""
 _WAIT_SECONDS = 5.0
 _MODEL_BYTES = 1280
 """Upper bound of the memory of a validated model without its values, as measured with messages of a chat."""
@@ -30,7 +31,7 @@ class MemoryGates:
     """Memory budgets that calls reserve from."""
 
     bodies: ByteGate
-    """Bytes of bodies, from their announcement until the call is answered, and of large responses."""
+    """Bytes of bodies, from their announcement until the response is sent, and of large responses."""
     work: ByteGate
     """Estimated bytes of the values that bodies are parsed into."""
 
@@ -62,7 +63,7 @@ def json_work_bytes(data: bytes) -> int:
 
 
 def message_work_bytes(data: bytes) -> int:
-    """Estimate the most memory a parsed protobuf message takes: an element may be encoded in two bytes."""
+    """Estimate the maximum memory of a parsed protobuf message: an element may be encoded in two bytes."""
     return 40 * len(data)
 
 
@@ -126,7 +127,7 @@ class HttpCall:
     body_done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the request body will not be read any further."""
     ending: DomainError | None = None
-    """Why the server ended the call early."""
+    """Reason why the server terminated the call early."""
     outcome: str = 'OK'
     """Reason of the failure, or 'OK'."""
 
@@ -153,7 +154,7 @@ class HttpCall:
         await self.send({'type': 'http.response.body', 'body': data[rest:], 'more_body': not is_last})
 
     async def reserve_body(self, size_bytes: int) -> None:
-        """Reserve memory for the body, or for a large response, until the call ends.
+        """Reserve memory for the body, or for a large response, until the call finishes.
 
         Raises:
             BytesFull: The memory did not become free in time.
@@ -166,7 +167,7 @@ class HttpCall:
             self.memory.body.shrink_to(0)
 
     async def reserve_work(self, size_bytes: int) -> None:
-        """Reserve memory for parsed values, until the call ends or they are released.
+        """Reserve memory for parsed values, until the call finishes or they are released.
 
         Raises:
             BytesFull: The memory did not become free in time.

@@ -1,6 +1,7 @@
-"""Steps around every HTTP call: request id, span, log line, authentication, fair share, error response.
+"""Wraps every HTTP call: request id, span, log line, authentication, fair share, error response.
 
-The order is that of the RPC interceptors, so a refusal by an inner step is logged, counted, traced and answered.
+The order is that of the RPC interceptors, so a refusal by an inner step is logged, counted and traced, and receives a
+response.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ class Guard:
         self._active: dict[asyncio.Future[None], HttpCall] = {}
         self.is_draining = False
         self.grpc_ports: Callable[[], Sequence[int]] = tuple
-        """Ports on which this process serves gRPC, the public one first; empty when they are not advertised."""
+        """Ports on which this process serves gRPC, the public one first; empty if they are not advertised."""
 
     def wrap(self, route: Route) -> _GuardedRoute:
         """Return the ASGI app that serves one route."""
         return _GuardedRoute(self, route)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls, and end running calls that take longer than `seconds`."""
+        """Refuse new calls, and terminate running calls that take longer than `seconds`."""
         self.is_draining = True
         if self._active:
             await asyncio.wait(set(self._active), timeout=seconds)
@@ -188,7 +189,7 @@ def _observed(call: HttpCall) -> Iterator[None]:
 
 
 async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_client_gone: bool) -> None:
-    """Write the error that ended the call, if any, unless the client disconnected."""
+    """Write the error that terminated the call, if any, unless the client disconnected."""
     failure = None if work.cancelled() else work.exception()
     if failure is None and not work.cancelled():
         return

@@ -28,14 +28,14 @@ from services.kit.rpc.auth import Authenticator
 from services.kit.tls import CertificateConfig, TlsFiles
 
 HEAD_SECONDS = 10.0
-"""Most seconds for the head of a request to arrive."""
+"""Maximum number of seconds for the head of a request to arrive."""
 UNREAD_SECONDS = 120.0
-"""Most seconds a client may read nothing of a response that is waiting for it."""
+"""Maximum number of seconds in which a client reads nothing of a pending response."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
 _KEEP_ALIVE_SECONDS = 30
 _SETTLE_SECONDS = 2
-"""Seconds for ended calls to write their error before their connections are closed."""
+"""Seconds for terminated calls to write their error before their connections are closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class HttpOptions:
     drain: timedelta
     """Time for running calls to finish after a stop."""
     connections: int
-    """Most concurrent connections; further ones are closed."""
+    """Maximum number of concurrent connections; further ones are closed."""
     certificate: CertificateConfig | None = None
     """Server certificate; None serves plaintext."""
 
@@ -165,7 +165,7 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
         del request
         status = HTTPStatus.SERVICE_UNAVAILABLE if guard.is_draining else HTTPStatus.OK
         health: dict[str, Any] = {'status': 'draining' if guard.is_draining else 'serving'}
-        # gRPC clients that were given only the HTTP address discover the gRPC port here.
+        # gRPC clients that know only the HTTP address discover the gRPC port here.
         if ports := guard.grpc_ports():
             health['grpc_port'] = ports[0]
         return JSONResponse(health, status_code=status)
@@ -182,7 +182,7 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
 async def _refuse(request: Request, error: Any) -> Response:
     """Respond to unknown paths and methods in a shape that clients of both APIs can read."""
     # `request.url` is built from the Host header, which may contain anything.
-    problem = f'there is no {request.method} {request.scope["path"]} here'[:300]
+    problem = f'there is no route {request.method} {request.scope["path"]}'[:300]
     body = {'message': problem, 'type': 'invalid_request_error', 'param': None, 'code': 'unknown_url'}
     return JSONResponse({'error': body, 'detail': problem}, status_code=error.status_code, headers=error.headers)
 
@@ -265,7 +265,7 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     shown, latest = files.current(), _context(files)
 
     def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        # OpenSSL calls this for every connection, also without a server name.
+        # OpenSSL calls this for every connection, even without a server name.
         nonlocal shown, latest
         del name, context
         material = files.current()

@@ -21,7 +21,7 @@ from services.kit.errors import InvalidField
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_STOPS = 64
 _NAME_CHARACTERS = 100
-"""Most characters of a client's field name that an error repeats."""
+"""Maximum number of characters of a client's field name that an error repeats."""
 
 Model = TypeVar('Model', bound=BaseModel)
 Value = TypeVar('Value')
@@ -39,7 +39,7 @@ class JsonModel(BaseModel):
     @model_validator(mode='before')
     @classmethod
     def _select(cls, values: Any) -> Any:
-        """Drop nulls, and all unknown fields but the first, so that a hostile body causes few errors."""
+        """Drop nulls, and all unknown fields except the first, so that a hostile body causes few errors."""
         if not isinstance(values, dict):
             return values
         given, known = cast('dict[str, Any]', values), _names_of(cls)
@@ -75,7 +75,7 @@ def read_model(model: type[Model], body: Any, *, path: str = '') -> Model:
 
 
 def read_value(adapter: TypeAdapter[Value], value: Any, path: str) -> Value:
-    """Validate a JSON value that is at `path` in the request body.
+    """Validate a JSON value at `path` in the request body.
 
     Raises:
         InvalidField: The value is wrong; the error names the value or the first wrong element.
@@ -113,7 +113,7 @@ def _refusal(error: ValidationError, path: str) -> InvalidField:
 
 
 def not_served(problem: str) -> BeforeValidator:
-    """Make the validator of a parameter that the API defines and this server refuses."""
+    """Return a validator that refuses a parameter of the API."""
 
     def refuse(value: Any) -> NoReturn:
         raise ValueError(problem)
@@ -122,7 +122,7 @@ def not_served(problem: str) -> BeforeValidator:
 
 
 def fixed(allowed: object, problem: str) -> AfterValidator:
-    """Make the validator of a parameter for which only one value is accepted."""
+    """Return a validator that accepts only one value of a parameter."""
 
     def check(value: Value) -> Value:
         if value != allowed:

@@ -1,4 +1,4 @@
-"""Authenticates calls: a secret to its API key, and the key to a caller with the scope that the method needs.
+"""Authenticates calls: maps a secret to its API key, and the key to a caller with the scope that the method requires.
 
 This runs on every call, so verified keys are cached for a short time.
 """
@@ -67,7 +67,7 @@ class KeyVerifier:
             raise CredentialsInvalid()
         return cached.key
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the caches; lookups in progress are not cached either."""
         self._epoch += 1
         self._known.clear()
@@ -89,7 +89,7 @@ class KeyVerifier:
 
 
 class KeyAuthenticator:
-    """Authenticates clients by an API key as bearer token, and by nothing else that they send."""
+    """Authenticates clients by an API key as bearer token, and ignores all other credentials."""
 
     def __init__(self, verifier: KeyVerifier) -> None:
         self._verifier = verifier

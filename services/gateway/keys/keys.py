@@ -13,7 +13,8 @@ from services.kit.clock import Clock
 from services.kit.ids import new_id
 
 _BOOTSTRAP_ID_DIGITS = 16
-"""Hexadecimal digits of the digest that form the bootstrap key's id: the same secret always has the same id."""
+"""Number of hexadecimal digits of the digest that form the bootstrap key's id: the same secret always has the same
+id."""
 
 
 class Keys:
@@ -54,7 +55,7 @@ class Keys:
     async def install_bootstrap_key(self, secret: str) -> None:
         """Create the default tenant and, unless `secret` is empty, a key of it with all scopes.
 
-        Idempotency: the same secret again changes nothing, even if the key has been revoked.
+        Idempotency: repeating the call with the same secret changes nothing, even if the key has been revoked.
         """
         await self._tenants.create(DEFAULT_TENANT, display_name='Default tenant')
         if secret:
@@ -93,7 +94,7 @@ class Keys:
             lambda key: key.rotated(successor_id, moment=now, overlap=overlap),
             digest=self._verifier.digest(secret),
         )
-        self._verifier.forget()
+        self._verifier.clear()
         if rotation is None:
             raise KeyNotFound(key_id)
         return RotatedKey(new=IssuedKey(key=rotation.successor, secret=secret), old=rotation.retired)
@@ -105,7 +106,7 @@ class Keys:
             KeyNotFound: there is no such key.
         """
         key = await self._store.revoke(key_id, moment=self._clock.now())
-        self._verifier.forget()
+        self._verifier.clear()
         if key is None:
             raise KeyNotFound(key_id)
         return key

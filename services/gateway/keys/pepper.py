@@ -21,7 +21,7 @@ _NONCE_BYTES = 12
 
 
 class PepperedHasher:
-    """Turns secrets into digests that are useless without the pepper."""
+    """Computes digests of secrets that cannot be checked without the pepper."""
 
     def __init__(self, pepper: bytes) -> None:
         """Use `pepper`, at least 16 secret bytes.
@@ -45,7 +45,7 @@ class PepperedSealer:
         self._cipher = AESGCM(hmac.digest(pepper, b'key of sealed secrets', hashlib.sha256))
 
     def seal(self, secret: str, *, purpose: str) -> bytes:
-        """Return the encrypted secret, which opens for the same purpose only; empty for an empty secret."""
+        """Return the encrypted secret, which can be decrypted for the same purpose only; empty for an empty secret."""
         if not secret:
             return b''
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -68,7 +68,7 @@ class PepperedSealer:
 def load_pepper(path: Path) -> bytes:
     """Return the pepper stored at `path`; the first call creates it, readable by its owner only.
 
-    Concurrency: processes that call this together for the first time all get the same pepper.
+    Concurrency: processes that create the pepper at the same time all get the same one.
 
     Raises:
         OSError: the file cannot be read or created.

@@ -12,7 +12,7 @@ class TenantStore(Protocol):
     """Stores tenants."""
 
     async def add_if_absent(self, tenant: Tenant) -> Tenant:
-        """Add the tenant unless its id is in use; return the stored tenant of that id."""
+        """Add the tenant unless its id is in use; return the stored tenant with that id."""
         ...
 
     async def get(self, tenant_id: str) -> Tenant | None:
@@ -28,7 +28,7 @@ class ProjectStore(Protocol):
     """Stores projects."""
 
     async def add_if_absent(self, project: Project) -> Project:
-        """Add the project unless the tenant has one of that id; return the stored project of that id."""
+        """Add the project unless the tenant has one with that id; return the stored one."""
         ...
 
     async def get(self, tenant_id: str, project_id: str) -> Project | None:
@@ -60,7 +60,7 @@ class KeyStore(Protocol):
         ...
 
     async def revoke(self, key_id: str, *, moment: datetime) -> ApiKey | None:
-        """Revoke the key at `moment`, unless it is revoked already, and return it; None for an unknown key."""
+        """Revoke the key at `moment`, unless it is already revoked, and return it; None for an unknown key."""
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:

@@ -11,7 +11,7 @@ from services.gateway.errors import KeyEnded
 DEFAULT_TENANT = 'default'
 """Tenant that every deployment has, and that owns the bootstrap key."""
 DEFAULT_OVERLAP = timedelta(days=1)
-"""Time for which a replaced key stays valid when the request sets none."""
+"""Time for which a replaced key stays valid unless the request sets another time."""
 SECRET_RANDOM_BYTES = 32
 """Random bytes in a generated secret, enough that a plain keyed hash of it cannot be brute-forced."""
 
@@ -29,7 +29,7 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """Named group of a tenant's sessions and their runs; it isolates nothing."""
+    """Named group of a tenant's sessions and their runs; it provides no isolation."""
 
     tenant_id: str
     project_id: str
@@ -69,8 +69,8 @@ class ApiKey:
 
     def is_valid_at(self, moment: datetime) -> bool:
         """Return whether the key is neither revoked nor retired nor expired at `moment`."""
-        ends = [end for end in (self.expire_time, self.retire_time) if end is not None]
-        return self.revoke_time is None and all(moment < end for end in ends)
+        end_times = [end for end in (self.expire_time, self.retire_time) if end is not None]
+        return self.revoke_time is None and all(moment < end for end in end_times)
 
     def rotated(self, key_id: str, *, moment: datetime, overlap: timedelta) -> 'Rotation':
         """Return the key with a retire time, and a new key `key_id` with the same rights and lifetime.

@@ -12,7 +12,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.server_info import software_version
 
 MAX_LOGPROBS = 100_000
-"""Most log-probabilities in a response that is not streamed, over all choices; they take about 60 MB."""
+"""Maximum number of log-probabilities in a response that is not streamed, over all choices; they take about 60 MB."""
 _INLINE_LOGPROBS = 1_000
 """Responses with more log-probabilities are built in a worker thread."""
 
@@ -29,11 +29,11 @@ class ChoiceFormat(Protocol):
         ...
 
     def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        """Return a part of a choice; None when there is nothing to report."""
+        """Return a part of a choice; None if there is nothing to report."""
         ...
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return the fields beside the choices; `deltas` are the first parts of each choice."""
+        """Return the fields other than the choices; `deltas` are the first parts of each choice."""
         ...
 
 
@@ -178,7 +178,7 @@ class AnswerWriter:
         }
 
     def _attribution(self) -> dict[str, Any]:
-        """Return which weights produced which tokens."""
+        """Return the weights that produced each span of tokens."""
         adapter = self._model.adapter
         spans = {
             index: [

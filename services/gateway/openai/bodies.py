@@ -21,9 +21,10 @@ from services.kit.errors import InvalidField
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 _MAX_DEPTH = 24
-"""Most levels of client JSON: each takes three levels of a protobuf message, and parsers stop at one hundred."""
+"""Maximum number of levels of client JSON: each takes three levels of a protobuf message, and parsers stop at one
+hundred."""
 MAX_SCHEMA_BYTES = 1 << 16
-"""Most bytes of a schema, as every prompt of a request is sampled with its own copy."""
+"""Maximum number of bytes of a schema; every prompt of a request is sampled with a copy."""
 
 _Choices = Annotated[int, Field(ge=1, le=128)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -95,7 +96,7 @@ class SamplingBody(JsonModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
-    # Labels: OpenAI's API gives them no effect on the response either.
+    # Labels: they have no effect on the response in OpenAI's API either.
     user: str = ''
     safety_identifier: str = ''
     metadata: TextLabels = Field(default_factory=dict[str, str])
@@ -118,7 +119,7 @@ class CompletionBody(SamplingBody):
     """Body of `/v1/completions`."""
 
     prompt: Any
-    """String, strings, tokens, or lists of tokens; checked where it is converted."""
+    """String, strings, tokens, or lists of tokens; checked during its conversion."""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: _TopLogprobs | None = None
     echo: bool = False

@@ -51,7 +51,7 @@ class TokenTexts:
         self._known: OrderedDict[str, dict[int, TokenText]] = OrderedDict()
 
     async def get(self, caller: Caller, base_model: str, token_ids: Iterable[int]) -> dict[int, TokenText]:
-        """Return a mapping that has at least these tokens; callers must not change it.
+        """Return a mapping with at least these tokens; callers must not change it.
 
         Raises:
             DomainError: No sampler could describe the tokens.
@@ -138,7 +138,7 @@ class ChoiceReader:
             case 'delta':
                 return [await self._read_delta(first_index, response.delta)]
             case 'finished':
-                return [self._read_end(first_index, response.finished)]
+                return [self._read_finish(first_index, response.finished)]
             case _:
                 return []
 
@@ -157,7 +157,7 @@ class ChoiceReader:
             pieces = (texts[token_id].piece for token_id in token_ids if not texts[token_id].is_special)
             text = b''.join(pieces).decode(errors='replace')
         logprobs = _floats(prompt.logprobs) if self._is_scored else []
-        # All choices of a prompt share one list of scores, however many there are.
+        # All choices of a prompt share one list of scores.
         scored = await self._score(first_index, token_ids, logprobs, _rows(prompt.top_logprobs))
         for index in indices[1:]:
             self._offsets[index].add_all(score.token for score in scored)
@@ -172,7 +172,7 @@ class ChoiceReader:
             scored = await self._score(index, token_ids, _floats(delta.logprobs), _rows(delta.top_logprobs))
         return ChoiceDelta(index=index, text=delta.text, token_ids=token_ids, scored=scored)
 
-    def _read_end(self, first_index: int, end: sampling_pb2.SequenceFinished) -> ChoiceDelta:
+    def _read_finish(self, first_index: int, end: sampling_pb2.SequenceFinished) -> ChoiceDelta:
         if end.stop_reason not in _FINISH_REASONS:
             raise Cancelled()
         index = first_index + end.sequence_index

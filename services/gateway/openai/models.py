@@ -25,7 +25,7 @@ from twinkle.api.server.v1 import server_service_pb2
 CHECKPOINT_PREFIX = 'twinkle://'
 MAX_NAME = 512
 MAX_LISTED_RUNS = 1000
-"""Most runs in a list of models, the newest first; older runs can still be used by name."""
+"""Maximum number of runs in a list of models, the newest first; older runs can still be used by name."""
 _MAX_VERSION_DIGITS = 18
 _PAGE_SIZE = 200
 _SERVICE = 'sampler'
@@ -46,7 +46,7 @@ class FleetSamplers:
         """Sample with `sampling`.
 
         Args:
-            sampling: Chooses a replica, and continues on another one when it is lost.
+            sampling: Chooses a replica, and continues on another one if it is lost.
             membership: Replicas of the fleet.
             describe: Returns the base models and limits that the fleet reports.
         """
@@ -75,12 +75,12 @@ class FleetSamplers:
         return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, order))
 
     def base_model_names(self) -> Sequence[str]:
-        """Return the names of the base models that can be sampled, sorted; recently lost replicas count.
+        """Return the names of the base models that can be sampled, sorted; recently lost replicas are included.
 
         Raises:
             Unavailable: The fleet serves no base model.
         """
-        # A request for a model of a lost replica waits a moment for the replica to return.
+        # A request for a model of a lost replica waits a short time for the replica to return.
         reports = [replica.report for replica in self._membership.fleet.replicas()]
         shared = [report for report in reports if report.service == _SERVICE and not report.followed_run]
         names = sorted({name for report in shared for name in report.base_models})

@@ -27,7 +27,7 @@ from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 
 MAX_CHOICES = 256
-"""Most completions of one request, over all its prompts."""
+"""Maximum number of completions of one request, over all its prompts."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 _SAMPLING_FIELDS = {

@@ -59,7 +59,7 @@ _PARAMS = (
     (r'prompt\..*', 'prompt'),
     (r'(base_model|adapter)\b.*', 'model'),
 )
-"""Prefixes of sampler fields and the parameters they are converted from."""
+"""Prefixes of sampler fields, and the parameters from which the fields are converted."""
 
 
 class OpenAiErrors:

@@ -1,4 +1,4 @@
-"""Holds tenants to their quotas: the quotas in memory, token rates, and the limits of training."""
+"""Enforces the quotas of tenants: the quotas in memory, token rates, and the limits of training."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ TOKENS = 'tokens_per_second'
 STORAGE = 'stored_bytes'
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 1.0
-"""Longest wait between two checks of a rate, because the quota may change."""
+"""Maximum wait between two checks of a rate, because the quota may change."""
 
 _log = structlog.get_logger('quotas')
 
@@ -44,7 +44,7 @@ class QuotaTable:
         """Reload all quotas from the store.
 
         Raises:
-            ServiceUnreachable: the database does not answer.
+            ServiceUnreachable: the database does not respond.
         """
         self._quotas = {item.tenant_id: item.quota for item in await self._store.list_all()}
 
@@ -71,7 +71,7 @@ class QuotaTable:
         return self.of(tenant_id).weight or 1.0
 
     async def put(self, tenant_id: str, quota: Quota) -> None:
-        """Store a quota; this gateway applies it at once."""
+        """Store a quota; this gateway applies it immediately."""
         await self._store.put(TenantQuota(tenant_id=tenant_id, quota=quota))
         self._quotas[tenant_id] = quota
 
@@ -107,7 +107,7 @@ class TokenRates:
         """Refuse a tenant that owes tokens.
 
         Raises:
-            QuotaExceeded: the tenant owes tokens; carries the time until it does not.
+            QuotaExceeded: the tenant owes tokens; the error has the time until it owes none.
         """
         seconds = self.seconds_until_free(tenant_id)
         if seconds > 0:
@@ -119,10 +119,10 @@ class TokenRates:
 
         Args:
             tenant_id: the tenant.
-            patience_seconds: longest wait; None waits without a limit.
+            patience_seconds: maximum wait; None waits without a limit.
 
         Raises:
-            QuotaExceeded: the wait would be longer; raised as soon as that is known.
+            QuotaExceeded: the wait would be longer; raised as soon as this is certain.
         """
         give_up_at = None if patience_seconds is None else self._clock.monotonic() + patience_seconds
         while (seconds := self.seconds_until_free(tenant_id)) > 0:
@@ -190,8 +190,8 @@ class TrainingLimits:
     async def creating(self, tenant_id: str) -> AsyncIterator[int | None]:
         """Serialize the creation of a tenant's adapters while the block runs, if it has a limit.
 
-        A repeated creation is not a new adapter, and only the model service recognises it. It is therefore called in
-        any case, and refuses a new adapter if it is given the limit.
+        A repeated creation is not a new adapter, and only the model service recognises it. The service is therefore
+        always called, and refuses a new adapter if it receives the limit.
 
         Yields:
             The limit if it is reached, else None.

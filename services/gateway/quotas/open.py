@@ -48,7 +48,7 @@ async def open_quotas(
 
 
 def default_quota(options: QuotasConfig) -> Quota:
-    """Return the quota of tenants without one."""
+    """Return the default quota of tenants."""
     return Quota(**{field.name: getattr(options, field.name) for field in fields(Quota)})
 
 

@@ -1,4 +1,4 @@
-"""The verbs on quotas and usage."""
+"""Operations on quotas and usage."""
 
 from collections.abc import Sequence
 
@@ -59,7 +59,7 @@ class Quotas:
         return self.table.set_for(tenant_id), self.table.of(tenant_id)
 
     async def usage_of_caller(self, caller: Caller, period: TimeRange) -> Sequence[Usage]:
-        """Return the usage of the caller's tenant, by run. Everything that this gateway has counted is included."""
+        """Return the usage of the caller's tenant, by run. All usage that this gateway has counted is included."""
         await self.meter.flush()
         return await self._usage.list_of(caller.tenant_id, begin=period.begin, end=period.end)
 

@@ -1,7 +1,7 @@
 """Inspects serialized requests to the model service, and marks those that a quota refuses.
 
-A marked request is still sent: only the model service knows whether it is a repeat, which it answers as before.
-Requests may be large, so they are searched for single fields and not parsed.
+A marked request is still sent: only the model service knows whether it is a repeat, for which it returns the first
+response. Requests may be large, so they are searched for single fields and not parsed.
 """
 
 from services.kit.errors import InvalidField

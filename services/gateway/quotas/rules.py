@@ -1,4 +1,4 @@
-"""Quotas of tenants, their use, and token buckets. An unset limit has the value None."""
+"""Quotas and usage of tenants, and token buckets. An unset limit has the value None."""
 
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -14,13 +14,13 @@ class Quota:
     """Limits of one tenant, or the defaults of all tenants."""
 
     max_adapters: int | None = None
-    """Number of adapters that may exist at a time."""
+    """Number of adapters that may exist at the same time."""
     tokens_per_second: int | None = None
     """Long-term rate of trained, sampled and prompt tokens together."""
     burst_tokens: int | None = None
     """Tokens that may be used at once after a pause; None selects `BURST_SECONDS` of the rate."""
     concurrent_samples: int | None = None
-    """Sampling requests that may run at a time."""
+    """Number of sampling requests that may run at the same time."""
     stored_bytes: int | None = None
     """Total size of checkpoints."""
     weight: float | None = None
@@ -50,7 +50,7 @@ class TenantQuota:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Counts of finished work; they add up."""
+    """Counts of finished work, which can be added."""
 
     trained_token_count: int = 0
     sampled_token_count: int = 0
@@ -133,7 +133,7 @@ class TokenBucket:
 
     Args:
         rate: tokens added per second, above 0.
-        burst: most tokens that accumulate; the initial level.
+        burst: maximum number of tokens that accumulate; the initial level.
         now: the current time.
     """
 
@@ -149,7 +149,7 @@ class TokenBucket:
         self._level -= count
 
     def seconds_until_free(self, *, now: float) -> float:
-        """Return the time until no tokens are owed; 0.0 if none are."""
+        """Return the time until no tokens are owed; 0.0 if no tokens are owed."""
         self._fill(now)
         return max(0.0, -self._level / self._rate)
 

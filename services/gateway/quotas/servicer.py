@@ -1,4 +1,4 @@
-"""The QuotaService of the contract, for administrators only, and the usage report of the CatalogueService."""
+"""Serves the contract for quotas, for administrators only, and the usage report of the CatalogueService."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -23,7 +23,7 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_LEAST = {
+_MINIMUMS = {
     'max_adapters': 0,
     'tokens_per_second': 1,
     'burst_tokens': 1,
@@ -33,7 +33,7 @@ _LEAST = {
 
 
 class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
-    """Shows and sets quotas, and reports usage."""
+    """Implements `QuotaService`."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -56,7 +56,7 @@ class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
 
 
 class UsageServicer(CatalogueServicer):
-    """Implements `CatalogueService` with `GetUsage`, which quotas answer."""
+    """Implements `CatalogueService` with `GetUsage`."""
 
     def __init__(self, quotas: Quotas, runs: Runs, checkpoints: Checkpoints) -> None:
         super().__init__(runs, checkpoints)
@@ -77,9 +77,9 @@ def quota_from_proto(message: Any, field: str) -> Quota:
     """
     values: dict[str, Any] = {item.name: getattr(message, item.name) for item in fields(Quota)}
     values = {name: value for name, value in values.items() if message.HasField(name)}
-    for name, least in _LEAST.items():
-        if values.get(name, least) < least:
-            raise InvalidField(f'{field}.{name}', f'must be at least {least}, got {values[name]}')
+    for name, minimum in _MINIMUMS.items():
+        if values.get(name, minimum) < minimum:
+            raise InvalidField(f'{field}.{name}', f'must be at minimum {minimum}, got {values[name]}')
     weight = values.get('weight', MIN_WEIGHT)
     if not math.isfinite(weight) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise InvalidField(f'{field}.weight', f'must be from {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}')

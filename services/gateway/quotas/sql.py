@@ -1,4 +1,4 @@
-"""Quotas and usage in SQL. Any number of gateways may add work to the same row at once."""
+"""Quotas and usage in SQL. Any number of gateways may add work to the same row at the same time."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -134,8 +134,8 @@ async def _is_first(connection: AsyncConnection, batch: UsageBatch) -> bool:
     insert = insert.on_conflict_do_update(
         index_elements=['writer_id'], set_=row, where=UsageWriterRow.number < batch.number
     )
-    taken = await connection.execute(insert.returning(UsageWriterRow.number))
-    return taken.scalar_one_or_none() is not None
+    previous = await connection.execute(insert.returning(UsageWriterRow.number))
+    return previous.scalar_one_or_none() is not None
 
 
 async def _advance(connection: AsyncConnection, reading: Reading, works: Works) -> None:
@@ -143,15 +143,15 @@ async def _advance(connection: AsyncConnection, reading: Reading, works: Works) 
     key = {'tenant_id': reading.tenant_id, 'run_id': reading.run_id}
     insert = insert_into(connection, UsageMeterRow).values({**key, 'trained_token_count': 0, 'operation_count': 0})
     await connection.execute(insert.on_conflict_do_nothing(index_elements=list(key)))
-    is_it = (UsageMeterRow.tenant_id == reading.tenant_id) & (UsageMeterRow.run_id == reading.run_id)
+    is_meter = (UsageMeterRow.tenant_id == reading.tenant_id) & (UsageMeterRow.run_id == reading.run_id)
     columns = (UsageMeterRow.trained_token_count, UsageMeterRow.operation_count)
-    tokens, operations = (await connection.execute(select(*columns).where(is_it).with_for_update())).one()
-    trained, used_up = max(tokens, reading.trained_token_count), max(operations, reading.operation_count)
-    increase = Work(trained_token_count=trained - tokens, operation_count=used_up - operations)
+    tokens, operations = (await connection.execute(select(*columns).where(is_meter).with_for_update())).one()
+    trained, consumed = max(tokens, reading.trained_token_count), max(operations, reading.operation_count)
+    increase = Work(trained_token_count=trained - tokens, operation_count=consumed - operations)
     if increase == Work():
         return
-    further = {'trained_token_count': trained, 'operation_count': used_up}
-    await connection.execute(update(UsageMeterRow).where(is_it).values(further))
+    is_increased = {'trained_token_count': trained, 'operation_count': consumed}
+    await connection.execute(update(UsageMeterRow).where(is_meter).values(is_increased))
     works[reading.tenant_id, reading.run_id] = works.get((reading.tenant_id, reading.run_id), Work()) + increase
 
 

@@ -1,8 +1,8 @@
 """Counts the usage of tenants, and records it every second.
 
 Training usage is never lost: each run has a durable meter at the model service, and its readings are recorded here.
-Sampling usage of the last second is lost if this process is killed. Nothing is counted twice: a batch whose answer was
-lost is recorded again under the same number.
+Sampling usage of the last second is lost if this process is killed. Nothing is counted twice: a batch whose response
+was lost is recorded again under the same number.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from services.kit.errors import DomainError
 from services.kit.ids import new_id
 
 MAX_READINGS = 500
-"""Most readings in one batch, which keeps transactions short."""
+"""Maximum number of readings in one batch, which keeps transactions short."""
 _Key = tuple[str, str]
 """Tenant and run."""
 
@@ -81,10 +81,10 @@ class UsageMeter:
         del present, moment
 
     async def flush(self) -> None:
-        """Record everything that was counted.
+        """Record all counted work.
 
         Raises:
-            ServiceUnreachable: the database does not answer; the next flush records the same batch.
+            ServiceUnreachable: the database does not respond; the next flush records the same batch.
         """
         async with self._writing:
             while (batch := self._next_batch()) is not None:
@@ -98,7 +98,7 @@ class UsageMeter:
             await self._try_flush()
 
     async def close(self) -> None:
-        """Record what remains, if the database answers."""
+        """Record the remaining usage, if the database responds."""
         await self._try_flush()
         try:
             await self._store.forget_writer(self._writer_id)

@@ -1,4 +1,4 @@
-"""Batches of prompts, divided over the fleet: one adapter version for all prompts, and retries of unfinished ones."""
+"""Divides batches of prompts over the fleet: one adapter version for all prompts, and retries of unfinished prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ from services.kit.ids import new_id
 Scores = list[tuple[tuple[int, ...], bytes]]
 """ComputeLogprobsResponses, each with the indices of its sequences in the batch."""
 _KEYS_AT_ONCE = 64
-"""Prompts that are routed before the event loop runs other tasks."""
+"""Number of prompts that are routed before the event loop runs other tasks."""
 
 
 class BatchDivision:
@@ -29,10 +29,10 @@ class BatchDivision:
         self.samplers = samplers
 
     async def resolve_version(self, request: BatchRequest, *, deadline: float | None) -> int | None:
-        """Return the version for all prompts; None if the request names it. The replica that resolves it keeps it.
+        """Return the version for all prompts; None if the request names it. The resolving replica stores it.
 
         Raises:
-            DomainError: The sampler's error, or no replica is there.
+            DomainError: The sampler's error, or no replica is available.
         """
         if not request.is_version_open:
             return None
@@ -51,7 +51,7 @@ class BatchDivision:
             return version
 
     async def divide(self, part: BatchPart, attempt: Attempt) -> list[tuple[Replica, BatchPart]]:
-        """Return the replicas and the prompts of `part` that each gets.
+        """Return replicas, each with its prompts of `part`.
 
         Raises:
             DomainError: See `Dispatch.find`.
@@ -81,13 +81,13 @@ class BatchCompletion:
         self._running = running
         self._tasks = asyncio.TaskGroup()
         self._results: asyncio.Queue[PromptResult] = asyncio.Queue(maxsize=1)
-        """One result at a time: a slow reader holds the samplers back."""
+        """One result at a time, so that a slow reader slows the samplers down."""
 
     async def results(self) -> AsyncGenerator[PromptResult, None]:
         """Yield the results in the order in which they finish. Closing the generator cancels all calls.
 
         Raises:
-            DomainError: A sampler's error, or no replica is there.
+            DomainError: A sampler's error, or no replica is available.
         """
         work = asyncio.create_task(self._work())
         try:
@@ -106,7 +106,7 @@ class BatchCompletion:
             await self._start(_all_of(self._request, version), self._attempt)
 
     async def _start(self, part: BatchPart, attempt: Attempt) -> None:
-        """Distribute a part over the replicas; an aborted part ends without them."""
+        """Distribute a part over the replicas; an aborted part finishes without them."""
         shares = await self._running.unless_aborted(self._division.divide(part, attempt))
         if shares is None:
             for result in self._division.samplers.aborted_prompts(part):
@@ -130,13 +130,13 @@ class BatchCompletion:
             ):
                 if not slot.is_granted:
                     await self._running.unless_aborted(slot.wait())
-                # A request that was aborted before has no replica yet that could have been notified.
+                # A request that was aborted earlier had no replica yet that could be notified.
                 if not self._running.aborted.is_set():
                     await self._pass_on(replica, part, _Share(attempt, slot, unfinished))
         except DomainError as error:
             dispatch.record_failure(attempt, replica, error)
-            # A request that a sampler had started is worth a longer wait for another sampler.
-            if attempt.breakdowns:
+            # A request that a sampler has started waits longer for another sampler.
+            if attempt.consecutive_failures:
                 attempt.start()
             part = replace(part, positions=tuple(unfinished), is_retry=True)
         if unfinished:
@@ -146,7 +146,7 @@ class BatchCompletion:
         """Pass on the results of a replica.
 
         Raises:
-            DomainError: The replica failed, or its response ended early.
+            DomainError: The replica failed, or its response is incomplete.
         """
         dispatch = self._division.dispatch
         results = self._division.samplers.complete(replica.address, part, deadline=share.attempt.deadline)
@@ -182,7 +182,7 @@ class BatchScoring:
         """Return the responses; together they cover each sequence once.
 
         Raises:
-            DomainError: A sampler's error, or no replica is there.
+            DomainError: A sampler's error, or no replica is available.
         """
         version = await self._division.resolve_version(self._request, deadline=attempt.deadline)
         return await self._score(_all_of(self._request, version), attempt)
@@ -192,14 +192,14 @@ class BatchScoring:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._from(replica, share, replace(attempt, tried=set(attempt.tried))))
+                    group.create_task(self._score_at(replica, share, replace(attempt, tried=set(attempt.tried))))
                     for replica, share in shares
                 ]
         except BaseExceptionGroup as errors:
             raise _first_error(errors) from None
         return [score for task in tasks for score in task.result()]
 
-    async def _from(self, replica: Replica, part: BatchPart, attempt: Attempt) -> Scores:
+    async def _score_at(self, replica: Replica, part: BatchPart, attempt: Attempt) -> Scores:
         dispatch = self._division.dispatch
         try:
             with dispatch.reserve(replica, attempt, part.sequence_count) as slot:
@@ -216,13 +216,13 @@ def _all_of(request: BatchRequest, version: int | None) -> BatchPart:
 
 
 def _subset(part: BatchPart, positions: list[int]) -> BatchPart:
-    """Return a part of a part. It gets a new id, except for a complete batch at its first attempt."""
+    """Return a subset of a part. It gets a new id, except for a complete batch at its first attempt."""
     is_all = len(positions) == len(part.request.keys) and not part.is_retry
     return replace(part, positions=tuple(positions), request_id='' if is_all else new_id('rq'))
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended a task group."""
+    """Return the error that terminated a task group."""
     first = group.exceptions[0]
     if isinstance(first, BaseExceptionGroup):
         return _first_error(cast('BaseExceptionGroup[BaseException]', first))
@@ -233,13 +233,13 @@ async def _next_result(results: asyncio.Queue[PromptResult], work: asyncio.Task[
     """Return the next result.
 
     Raises:
-        BaseException: The error that ended `work`.
+        BaseException: The error of `work`.
     """
-    coming = asyncio.ensure_future(results.get())
+    pending = asyncio.ensure_future(results.get())
     try:
-        await asyncio.wait({coming, work}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({pending, work}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
-        return await coming
+        return await pending
     finally:
-        coming.cancel()
+        pending.cancel()

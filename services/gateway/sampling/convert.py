@@ -1,6 +1,6 @@
 """Requests and responses of the sampler contract. Requests are parsed once, for routing; samplers check the fields.
 
-Every `x_from_bytes` raises DecodeError for bytes that are no such message.
+Every `x_from_bytes` raises DecodeError for bytes that are not such a message.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
 _VERSION_WAIT = timedelta(seconds=30)
-"""Longest wait of a sampler for a version that was not announced to it yet."""
+"""Maximum wait of a sampler for a version that was not announced to it yet."""
 
 
 def sample_request_from_bytes(raw: bytes) -> SampleRequest:
@@ -188,7 +188,7 @@ def _adapter_to_proto(adapter: AdapterRequest) -> sampling_pb2.AdapterRef:
 
 
 def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterRequest | None) -> tuple[int, ...]:
-    """Return the keys of a prompt's prefixes. The keys of a chat stay valid when it grows by a turn."""
+    """Return the keys of a prompt's prefixes. The keys of a chat stay valid when a turn is added."""
     match prompt.WhichOneof('content'):
         case 'token_ids':
             data = prompt.token_ids.data

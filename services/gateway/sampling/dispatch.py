@@ -27,10 +27,11 @@ from services.kit.errors import (
     ServiceUnreachable,
 )
 
-MAX_BREAKDOWNS = 3
-"""Samplers in a row that a request may break without a new token: the request itself may be the cause."""
+MAX_CONSECUTIVE_FAILURES = 3
+"""Maximum number of samplers that may fail in a row without a new token: the request itself may be the cause."""
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
-"""Errors that pass when a started request moves: its former attempt ends soon, its version arrives soon."""
+"""Temporary errors of a started request on another replica: its previous attempt still runs, or its version has not
+arrived."""
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 1.0
 _MAX_DOUBLINGS = 10
@@ -42,13 +43,13 @@ class Verdict(Enum):
     """Meaning of a sampler's error for the request."""
 
     FINAL = 'final'
-    """The error goes to the caller."""
+    """The caller receives the error."""
     REFUSED = 'refused'
-    """Another sampler may accept the request; if none does, the refusal goes to the caller."""
+    """Another sampler may accept the request; if no sampler does, the caller receives the refusal."""
     BROKEN = 'broken'
-    """The sampler failed while it had the request."""
+    """The sampler failed while it ran the request."""
     UNREACHED = 'unreached'
-    """The sampler never had the request."""
+    """The sampler never received the request."""
 
 
 def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
@@ -71,7 +72,7 @@ def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """State of a request on its way through the fleet."""
+    """State of a request while the fleet runs it."""
 
     key: RouteKey
     tenant_id: str = ''
@@ -84,13 +85,13 @@ class Attempt:
     """Whether part of the response was delivered; a started request waits longer for a replica."""
     has_tokens: bool = False
     """Whether a token was delivered."""
-    breakdowns: int = 0
-    """Samplers in a row that broke with the request, without a token in between."""
+    consecutive_failures: int = 0
+    """Number of samplers that failed in a row with the request, without a token in between."""
     refusal: DomainError | None = None
-    """Refusal of the last replica; None if it failed otherwise."""
+    """Refusal of the last replica; None if it failed for another reason."""
     wait_count: int = 0
     """Number of waits for a replica since the request last made progress."""
-    is_answering: bool = False
+    is_delivering: bool = False
     """Whether the current replica delivered tokens."""
     give_up_at: float | None = None
     """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
@@ -104,17 +105,17 @@ class Attempt:
         return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
 
     def start(self) -> None:
-        """Record that part of the response exists: the longer wait for a replica begins now."""
+        """Record that part of the response exists: from now on, the request waits longer for a replica."""
         if not self.is_started:
             self.is_started, self.give_up_at = True, None
 
     def advance(self, *, has_tokens: bool) -> None:
-        """Record that a replica responds, with a token or with something else."""
+        """Record that a replica responds, with or without a token."""
         self.start()
         if has_tokens:
-            self.is_answering = self.has_tokens = True
+            self.is_delivering = self.has_tokens = True
             self.tried.clear()
-            self.breakdowns, self.wait_count, self.give_up_at = 0, 0, None
+            self.consecutive_failures, self.wait_count, self.give_up_at = 0, 0, None
 
 
 class Dispatch:
@@ -133,9 +134,9 @@ class Dispatch:
 
         Args:
             membership: Replicas to choose from.
-            replica_wait: Longest wait for a replica of a request whose response has started.
-            begin_wait: Longest wait for a replica of a new request.
-            waiting_per_tenant: Most requests of a tenant that may wait for a busy replica.
+            replica_wait: Maximum wait for a replica of a request whose response has started.
+            begin_wait: Maximum wait for a replica of a new request.
+            waiting_per_tenant: Maximum number of requests of a tenant that wait for a busy replica.
             weight_of: Returns a tenant's current weight, above 0, which sets its share of a replica's slots.
         """
         self.membership = membership
@@ -147,15 +148,15 @@ class Dispatch:
     async def find(self, attempt: Attempt) -> Replica:
         """Return the replica to try next.
 
-        Without one, a started request waits longer than a new one. A new request does not wait if all replicas
-        refused it, or if no replica was ever registered.
+        Without an available replica, a started request waits longer than a new one. A new request does not wait if all
+        replicas refused it, or if no replica was ever registered.
 
         Raises:
-            NoReplica: No replica is there, or none came in time.
+            NoReplica: No replica is available, and none became available in time.
             BaseModelNotFound: There are replicas, but none serves this base model.
             DeadlinePassed: The deadline passed while the request waited.
-            Draining: No replica is there, and this gateway is stopping.
-            DomainError: The last sampler's refusal, where all refused.
+            Draining: No replica is available, and this gateway is stopping.
+            DomainError: The last sampler's refusal, if all refused.
         """
         while True:
             if replica := self.membership.find_for(attempt.key, excluded=attempt.tried):
@@ -175,24 +176,24 @@ class Dispatch:
             yield slot
 
     def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
-        """Record that a replica failed a request; return where another replica may be tried.
+        """Record that a replica failed a request; return if another replica may be tried.
 
         Raises:
-            DomainError: `error`, where the caller must see it.
+            DomainError: `error`, if the caller must receive it.
         """
         verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
-        attempt.is_answering = False
+        attempt.is_delivering = False
         attempt.tried.add(replica.replica_id)
         attempt.refusal = error if verdict is Verdict.REFUSED else None
-        attempt.breakdowns += verdict is Verdict.BROKEN
+        attempt.consecutive_failures += verdict is Verdict.BROKEN
         if isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE':
             self.membership.fleet.note_failure(replica.replica_id)
         _log.info('sampler failed', replica=replica.replica_id, reason=error.reason, verdict=verdict.value)
         if attempt.is_bound:
             raise CheckpointStreamLost('sampler') from error
-        if attempt.breakdowns >= MAX_BREAKDOWNS:
+        if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise error
 
     def unavailable(self, key: RouteKey) -> DomainError:
@@ -215,7 +216,7 @@ class Dispatch:
         return attempt.refusal or self.unavailable(attempt.key)
 
     async def _wait(self, attempt: Attempt) -> None:
-        """Wait for a change of the fleet, or for a short time where replicas can be tried again.
+        """Wait for a change of the fleet, or for a short time if replicas can be tried again.
 
         Raises:
             DomainError: See `find`.

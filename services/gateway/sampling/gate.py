@@ -1,4 +1,4 @@
-"""Quotas of sampling: how many requests of a tenant may run, and whether its tokens are paid."""
+"""Quotas of sampling: the number of a tenant's running requests, and its token rate."""
 
 import asyncio
 from collections import Counter
@@ -14,13 +14,13 @@ from services.kit.ids import new_id
 
 NAME = 'concurrent_samples'
 RETRY_AFTER = timedelta(seconds=1)
-"""Suggested wait of a client that has too many requests running."""
+"""Suggested wait of a client with too many running requests."""
 
 
 class SamplingGate:
     """Admits sampling requests, and counts those in flight by tenant. Futures and direct calls count together.
 
-    Concurrency: one event loop.
+    Concurrency: use it from one event loop.
     """
 
     def __init__(self, table: QuotaTable, rates: TokenRates, *, patience: timedelta) -> None:
@@ -29,7 +29,7 @@ class SamplingGate:
         Args:
             table: Quotas of tenants.
             rates: Tokens that tenants owe.
-            patience: Longest wait of a request until its tenant owes no tokens.
+            patience: Maximum wait of a request until its tenant owes no tokens.
         """
         self._table = table
         self._rates = rates
@@ -41,11 +41,11 @@ class SamplingGate:
         return len(self._in_flight.get(tenant_id, ()))
 
     def enter(self, tenant_id: str, key: str) -> None:
-        """Count a request, once however often it enters; it is in flight until it left as often."""
+        """Count a request once; it is in flight until `leave` has been called as often as `enter`."""
         self._in_flight.setdefault(tenant_id, Counter())[key] += 1
 
     def leave(self, tenant_id: str, key: str) -> None:
-        """Undo one `enter`; an unknown request is no error."""
+        """Undo one `enter`; an unknown request is ignored."""
         requests = self._in_flight.get(tenant_id)
         if requests is None or key not in requests:
             return
@@ -56,7 +56,7 @@ class SamplingGate:
             del self._in_flight[tenant_id]
 
     def check(self, tenant_id: str, key: str) -> None:
-        """Check that a request may be accepted for later; a request in flight always may.
+        """Check that a request may be accepted to run later; a request in flight always passes.
 
         Raises:
             QuotaExceeded: Too many requests are in flight, or tokens are owed.
@@ -68,7 +68,7 @@ class SamplingGate:
 
     @asynccontextmanager
     async def admitted(self, tenant_id: str, *, deadline: float | None) -> AsyncIterator[None]:
-        """Count a request as in flight for the duration of the block, after a short wait where tokens are owed.
+        """Count a request as in flight for the duration of the block, after a short wait if tokens are owed.
 
         Args:
             tenant_id: Tenant of the request.

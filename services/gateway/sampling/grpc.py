@@ -1,4 +1,4 @@
-"""gRPC client of the samplers. Responses are parsed only as far as failover and accounting need."""
+"""gRPC client of the samplers. Only the fields that failover and accounting need are parsed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 class SamplerClient:
     """Calls samplers on behalf of the current caller.
 
-    Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, None for none. Every method
+    Addresses are 'host:port' of a replica; deadlines are times on the event loop's clock, or None. Every method
     raises the sampler's error as a DomainError, or ServiceUnreachable if the connection was refused or lost.
     Closing a generator cancels its call.
     """
@@ -90,7 +90,7 @@ class SamplerClient:
             return await self.call(address, 'ComputeLogprobs', score_message(part), deadline=deadline)
 
     async def resolve(self, address: str, request: BatchRequest, *, deadline: float | None) -> int:
-        """Load the adapter of a batch at the replica and return the version that the request means there."""
+        """Load the adapter of a batch at the replica and return the version that the replica chose."""
         adapter = adapter_of(request.message, is_scored=request.is_scored)
         message = wire.LoadAdapterRequest(adapter=adapter).SerializeToString()
         raw = await self.call(address, 'LoadAdapter', message, deadline=deadline)
@@ -144,7 +144,7 @@ class SamplerClient:
         ]
 
     def aborted_prompts(self, part: BatchPart) -> list[PromptResult]:
-        """Return the results of a part of a SampleBatch that was aborted before a replica had it."""
+        """Return the results of a part of a SampleBatch that was aborted before a replica received it."""
         return list(aborted_results(part))
 
     async def _stream(

@@ -1,4 +1,4 @@
-"""Sampling handles: created, found, shared by copies of a client, and resolved to a version."""
+"""Operations on sampling handles: create, find, share with copies of a client, and resolve to a version."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,8 @@ from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
 
 PublishedResult = Callable[[str], Awaitable[bytes | None]]
-"""Waits some time for a future of the current caller, by its id; returns its result, or None if it is not finished.
+"""Waits up to a minute for a future of the current caller, by its id; returns its result, or None if it is not
+finished.
 
 It raises the DomainError that the future failed with.
 """
@@ -22,7 +23,7 @@ _CACHE_SIZE = 4096
 _PINNED_SNAPSHOTS = 32
 """Newest handles of a session's adapter whose exact version stays pinned. An adapter has few pins."""
 _UNPINNED_AT_ONCE = 4
-"""Versions to unpin per new one: one is due, the others are left from failed attempts."""
+"""Versions to unpin per new one: one is due, the others remain from failed attempts."""
 
 _log = structlog.get_logger('sampling')
 
@@ -30,7 +31,7 @@ _log = structlog.get_logger('sampling')
 class SamplingHandles:
     """Sampling handles of the current caller. Resolved handles never change and are cached.
 
-    Concurrency: one event loop.
+    Concurrency: use it from one event loop.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class SamplingHandles:
         caller: Callable[[], Caller],
         clock: Clock,
     ) -> None:
-        """Create the verbs.
+        """Create the operations on handles.
 
         Args:
             store: Stores the handles.
             weights: Looks up base models and unpins versions.
             published: Returns the results of the futures that publish versions.
             caller: Returns the current caller.
-            clock: Tells the time.
+            clock: Source of the time.
         """
         self._store = store
         self._weights = weights
@@ -59,7 +60,7 @@ class SamplingHandles:
         self._cache: OrderedDict[tuple[str, str], SamplingHandle] = OrderedDict()
 
     async def open(self, request: HandleRequest) -> SamplingHandle:
-        """Create a handle, or return the one that an equal request created.
+        """Create a handle, or return the handle that an equal request created.
 
         Raises:
             RequestIdReused: Another handle has the id.
@@ -126,23 +127,23 @@ class SamplingHandles:
         return await self._settle(replace(handle, base_model=await self._weights.base_of_adapter(handle.adapter_id)))
 
     async def resolved(self, handle_id: str) -> SamplingHandle:
-        """Return a handle with its base model and version; wait some time for the version to be published.
+        """Return a handle with its base model and version; wait up to a minute for the version to be published.
 
         Raises:
             SessionNotFound: The caller has no such handle.
             FutureExpired: The version was published so long ago that its result is deleted.
             ServiceUnreachable: The version is not published yet; retry.
-            DomainError: The error that publishing failed with.
+            DomainError: The error of the publishing future.
         """
         handle = await self.get(handle_id)
         if handle.is_version_due:
             result = await self._published(handle.future_id)
             if result is None:
                 raise ServiceUnreachable('model')
-            handle = await self.note_published(handle_id, result)
+            handle = await self.record_published(handle_id, result)
         return handle if handle.base_model else await self.with_base(handle_id)
 
-    async def note_published(self, handle_id: str, result: bytes) -> SamplingHandle:
+    async def record_published(self, handle_id: str, result: bytes) -> SamplingHandle:
         """Store the version from the result of a handle's future, and return the handle.
 
         Raises:

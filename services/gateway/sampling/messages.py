@@ -29,7 +29,7 @@ def chunk_from_bytes(raw: bytes) -> SampleChunk:
     """Return the chunk in a serialized SampleResponse.
 
     Raises:
-        ServiceUnreachable: The bytes are no such message: the peer is no sampler.
+        ServiceUnreachable: The bytes are not such a message: the peer is not a sampler.
     """
     try:
         message = wire.SampleResponse.FromString(raw)
@@ -59,10 +59,10 @@ def token_count(tensor: tensor_pb2.Tensor) -> int:
 
 
 def continued_request(request: SampleRequest, progress: Progress) -> bytes:
-    """Return the message that continues a request after the delivered tokens, or restarts it without any.
+    """Return the message that continues a request after the delivered tokens, or restarts it if there are none yet.
 
     It names the version that the request started with, and a new id: an earlier attempt may still run under the
-    former id.
+    previous id.
     """
     message = wire.SampleRequest.FromString(request.message)
     message.request_id = request.request_id
@@ -162,7 +162,7 @@ def aborted_end(index: int, sequence: DeliveredSequence, *, version: int) -> byt
 
 
 def aborted_results(part: BatchPart) -> Iterator[PromptResult]:
-    """Yield the result of each prompt of a part that was aborted before a replica had it."""
+    """Yield the result of each prompt of a part that was aborted before a replica received it."""
     message = wire.SampleBatchRequest.FromString(part.request.message)
     no_tokens = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[0])
     for position in part.positions:

@@ -1,4 +1,4 @@
-"""Opens the feature: sampling over the fleet, within quotas."""
+"""Opens sampling over the fleet, within quotas."""
 
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels
@@ -13,7 +13,7 @@ from services.gateway.sampling.sampling import Sampling
 def open_sampling(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, quotas: Quotas
 ) -> Sampling:
-    """Return the verbs of sampling; their gate also admits futures that sample.
+    """Return the sampling operations; their gate also admits futures that sample.
 
     Args:
         config: Configuration of the gateway.

@@ -10,7 +10,7 @@ class HandleStore(Protocol):
     """Stores sampling handles. Their ids are unique within a tenant."""
 
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        """Store the handle unless the tenant has one of that id; return the stored one."""
+        """Store the handle unless the tenant has one with that id; return the stored one."""
         ...
 
     async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
@@ -18,9 +18,9 @@ class HandleStore(Protocol):
         ...
 
     async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
-        """Fill in the base model and the version where they are unknown; '' and None change nothing.
+        """Set the base model and the version if they are unknown; '' and None change nothing.
 
-        An absent handle is no error.
+        An absent handle is ignored.
         """
         ...
 
@@ -52,5 +52,5 @@ class WeightFacts(Protocol):
         ...
 
     async def unpin(self, adapter_id: str, version: int) -> None:
-        """Unpin a version, so that the checkpoint service may drop it when newer ones arrive."""
+        """Unpin a version, so that newer versions may replace it."""
         ...

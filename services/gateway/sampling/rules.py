@@ -1,6 +1,6 @@
 """Requests to samplers as the gateway routes them, the progress of a streamed response, and sampling handles.
 
-Requests and responses stay the serialized messages that arrived, beside the values that routing and failover need.
+Requests and responses contain the serialized messages unchanged, and the values that routing and failover need.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from services.gateway.fleet.routing import AdapterRequest, RouteKey
 
 MAX_SEQUENCES = 128
-"""Most sequences per prompt that the contract allows."""
+"""Maximum number of sequences per prompt in the contract."""
 
 
 class ChunkKind(Enum):
@@ -44,14 +44,14 @@ class SampleRequest:
     """Serialized SampleRequest."""
     key: RouteKey
     request_id: str = ''
-    """Empty: the sampler chooses an id."""
+    """Empty if the sampler chooses an id."""
     is_renamed: bool = False
     """Whether `request_id` differs from the message: an earlier attempt may still run under the message's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedRequest:
-    """Unary call that one replica answers."""
+    """Unary call to one replica."""
 
     method: str
     """Name of the method in the sampler's contract."""
@@ -67,7 +67,7 @@ class BatchRequest:
     keys: tuple[RouteKey, ...]
     """Key of each prompt; base model and adapter are equal in all."""
     is_scored: bool = False
-    """Whether it is a ComputeLogprobs."""
+    """Whether the request is a ComputeLogprobs."""
     is_version_open: bool = False
     """Whether the adapter version has to be resolved before the batch is divided."""
     request_id: str = ''
@@ -77,21 +77,21 @@ class BatchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPart:
-    """Part of a batch that one replica gets."""
+    """Part of a batch for one replica."""
 
     request: BatchRequest
     positions: tuple[int, ...]
     """Indices of its prompts in the batch."""
     version: int | None = None
-    """Resolved version; None: the one that the request names."""
+    """Resolved version; None if the request names the version."""
     request_id: str = ''
-    """Empty: the id of the batch."""
+    """Empty if the part has the id of the batch."""
     is_retry: bool = False
-    """Whether a replica had it before."""
+    """Whether a replica has received the part before."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all prompts of the batch."""
+        """Whether the part has all prompts of the batch."""
         return len(self.positions) == len(self.request.keys)
 
     @property
@@ -131,7 +131,7 @@ class Progress:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether tokens were delivered; without them the request may start over unnoticed."""
+        """Whether tokens were delivered; without tokens the request may start over unnoticed."""
         return self.version is not None
 
     @property
@@ -145,7 +145,7 @@ class Progress:
         return sum(not sequence.is_finished for sequence in self.sequences)
 
     def record(self, chunk: SampleChunk) -> bool:
-        """Record a chunk and return whether to pass it on: the prompt and each end are delivered only once."""
+        """Record a chunk and return whether to pass it on: the prompt and each finish are delivered only once."""
         if chunk.kind is ChunkKind.PROMPT:
             is_new, self._is_prompt_delivered = not self._is_prompt_delivered, True
             return is_new
@@ -164,12 +164,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class HandleRequest:
-    """Request for a sampling handle. Without a checkpoint and an adapter, it means the base model alone."""
+    """Request for a sampling handle. Without a checkpoint and an adapter, it refers to the base model alone."""
 
     handle_id: str
     session_id: str
     base_model: str = ''
-    """Empty: the base model of the weights."""
+    """Empty selects the base model of the weights."""
     checkpoint_path: str = ''
     adapter_id: str = ''
     future_id: str = ''
@@ -185,7 +185,7 @@ class SamplingHandle:
     session_id: str
     """Session in which the handle was created."""
     base_model: str
-    """Empty: the adapter's base model, which is not looked up yet."""
+    """Empty if the adapter's base model is not looked up yet."""
     checkpoint_path: str = ''
     """Native path of saved weights; empty for none."""
     adapter_id: str = ''
@@ -218,7 +218,7 @@ class SamplingHandle:
         return AdapterRequest(adapter_id=self.adapter_id, exact=self.version)
 
     def is_same_as(self, other: 'SamplingHandle') -> bool:
-        """Return whether both handles mean the same weights; an unknown base model equals any."""
+        """Return whether both handles refer to the same weights; an unknown base model matches every base model."""
         facts = (self.session_id, self.checkpoint_path, self.adapter_id, self.future_id, self.is_inflight)
         others = (other.session_id, other.checkpoint_path, other.adapter_id, other.future_id, other.is_inflight)
         is_same_base = not self.base_model or not other.base_model or self.base_model == other.base_model

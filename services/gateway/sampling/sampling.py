@@ -1,4 +1,4 @@
-"""Sampling over all samplers of the fleet, within quotas and with the caller first."""
+"""Sampling over all samplers of the fleet, within quotas."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -33,20 +33,20 @@ from services.kit.paging import Page
 AdapterKey = tuple[str, int]
 """Adapter id and version."""
 LOAD_SECONDS = 2.0
-"""Longest wait for a replica's load; slower replicas are left out."""
+"""Maximum wait for a replica's load; slower replicas are omitted."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Sampling:
-    """The verbs of the sampler contract, over the fleet.
+    """Implements the operations of the sampler contract over the fleet.
 
-    Every method but `complete` raises ScopeMissing for a caller without the scope, NoReplica where no sampler is
-    there, and the sampler's error as a DomainError. Deadlines are times on the event loop's clock; None for none.
+    Every method except `complete` raises ScopeMissing for a caller without the scope, NoReplica if no sampler is
+    available, and the sampler's error as a DomainError. Deadlines are times on the event loop's clock, or None.
     """
 
     def __init__(self, dispatch: Dispatch, samplers: SamplerClient, *, gate: SamplingGate, meter: UsageMeter) -> None:
-        """Create the verbs.
+        """Create the operations.
 
         Args:
             dispatch: Finds replicas.
@@ -65,7 +65,7 @@ class Sampling:
     async def sample(
         self, caller: Caller, request: SampleRequest, *, deadline: float | None = None
     ) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of the response; another sampler continues it where its sampler is lost.
+        """Yield the chunks of the response; another sampler continues it if its sampler is lost.
 
         Raises:
             QuotaExceeded: The tenant may not sample now.
@@ -127,12 +127,12 @@ class Sampling:
         return scores
 
     async def abort(self, caller: Caller, request_id: str, message: bytes) -> None:
-        """Abort a request on all replicas that run it; its sequences end with the stop reason 'abort'.
+        """Abort a request on all replicas that run it; its sequences finish with the stop reason 'abort'.
 
         Args:
             caller: Caller that owns the request.
             request_id: Id of the request.
-            message: Serialized AbortRequest, sent to all replicas where another gateway runs the request.
+            message: Serialized AbortRequest, sent to all replicas if another gateway runs the request.
 
         Raises:
             SamplingNotFound: No request of the caller with that id is running.
@@ -150,7 +150,7 @@ class Sampling:
         await asyncio.gather(*(self._abort_part(running, part, address) for part, address in parts))
 
     async def call_one(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
-        """Return the response of the right replica, or of another one where it fails."""
+        """Return the response of the chosen replica, or of another one if it fails."""
         require_scope(caller, 'sample')
         attempt = Attempt(key=request.key, deadline=deadline)
         while True:
@@ -166,10 +166,10 @@ class Sampling:
     async def call_all(
         self, caller: Caller, method: str, message: bytes, *, scope: str, deadline: float | None = None
     ) -> list[bytes]:
-        """Call a method, such as Pause, on all replicas at once and return the responses, at least one.
+        """Call a method, such as Pause, on all replicas concurrently and return the responses, at least one.
 
         Raises:
-            NotFound: All replicas raised it; those that do are left out otherwise.
+            NotFound: All replicas raised it; otherwise the replicas that raise it are omitted.
             DomainError: A replica's error; other replicas may have succeeded.
         """
         require_scope(caller, scope)
@@ -181,7 +181,7 @@ class Sampling:
         return _responses_among(await asyncio.gather(*map(call, self._members()), return_exceptions=True))
 
     async def load_adapter(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
-        """Load an adapter where its requests will go first, and return the response.
+        """Load an adapter at the replica that its requests will reach first, and return the response.
 
         The request does not name the base model, so each base model of the fleet is tried until one accepts it.
         """
@@ -219,7 +219,7 @@ class Sampling:
         return items, after
 
     async def load(self, caller: Caller) -> ReplicaLoad:
-        """Return the total load of the replicas that answer in time."""
+        """Return the total load of the replicas that respond in time."""
         require_scope(caller, 'sample')
         deadline = asyncio.get_running_loop().time() + LOAD_SECONDS
         results = await asyncio.gather(
@@ -242,7 +242,7 @@ class Sampling:
                     await is_closing.wait()
 
     def _members(self) -> list[Replica]:
-        """Return the replicas for a call to all; statically configured ones out of reach count only if all are."""
+        """Return the replicas for a call to all; unreachable static ones only if all are unreachable."""
         serving = self._membership.fleet.serving('sampler')
         members = [replica for replica in serving if replica.state is not ReplicaState.LOST] or serving
         if not members:
@@ -250,7 +250,7 @@ class Sampling:
         return members
 
     async def _abort_part(self, running: RunningRequest, part: str, address: str) -> None:
-        """Abort a part. A part whose call is on its way is unknown to its replica, so this retries."""
+        """Abort a part. The replica may not know a part whose call has just been sent, so this retries."""
         pause = _FIRST_PAUSE_SECONDS
         while running.parts.get(part) == address and not await self._samplers.abort(address, part):
             await asyncio.sleep(pause)
@@ -258,7 +258,7 @@ class Sampling:
 
 
 def total_load(loads: Sequence[ReplicaLoad]) -> ReplicaLoad:
-    """Return the load of several replicas as if they were one; fractions are averaged by what they are fractions of."""
+    """Return the combined load of several replicas; fractions are weighted averages."""
     capacity = sum(load.max_sequence_count for load in loads)
     speed = sum(load.tokens_per_second for load in loads)
     return ReplicaLoad(
@@ -283,12 +283,13 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     """Return the responses.
 
     Raises:
-        DomainError: An error about the request, before one about a connection; NotFound only without responses.
+        DomainError: An error about the request takes precedence over connection errors; NotFound only without
+            responses.
     """
     responses = [result for result in results if isinstance(result, bytes)]
     errors = [result for result in results if isinstance(result, BaseException)]
-    serious = [error for error in errors if not _is_not_found(error)]
-    for error in sorted(serious, key=lambda error: isinstance(error, ServiceUnreachable)):
+    relevant = [error for error in errors if not _is_not_found(error)]
+    for error in sorted(relevant, key=lambda error: isinstance(error, ServiceUnreachable)):
         raise error
     if not responses:
         raise errors[0]

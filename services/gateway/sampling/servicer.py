@@ -1,4 +1,4 @@
-"""The sampler service of the contract, served for the fleet. Requests are parsed once; responses stay bytes."""
+"""Serves the contract for samplers, for the fleet. Requests are parsed once; responses stay bytes."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -25,7 +25,7 @@ _DESCRIPTOR = wire.DESCRIPTOR.services_by_name['SamplerService']
 
 
 class SamplerServicer:
-    """Methods of the contract, over the verbs of sampling."""
+    """Methods of the contract, over the sampling operations."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -109,7 +109,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     'GetLoad': wire.GetLoadRequest.FromString,
     'WatchLoad': wire.WatchLoadRequest.FromString,
 }
-"""Decoders of the methods' requests; methods without one get the bytes."""
+"""Decoders of the methods' requests; methods without a decoder receive the bytes."""
 
 
 class SamplerHandlers(grpc.GenericRpcHandler):

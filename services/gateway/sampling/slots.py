@@ -1,6 +1,6 @@
-"""Slots that tenants share by weight: the rule of fair sharing, a queue for slots, and the slots of sampler replicas.
+"""Slots that tenants share by weight: fair shares, a queue for slots, and the slots of sampler replicas.
 
-`FairShares` and `FairSlots` are pure: they decide, and never wait. Futures use `FairSlots` too.
+`FairShares` and `FairSlots` do no I/O and never wait. Futures use `FairSlots` too.
 """
 
 import asyncio
@@ -16,19 +16,20 @@ from services.kit.errors import Draining, QueueFull
 Item = TypeVar('Item')
 
 SLACK = 1.25
-"""Sequences sent to a replica for each that it runs at once: it stays busy while the next request is on its way."""
+"""Sequences sent to a replica for each one that it can run: it stays busy until the next request arrives."""
 _REMEMBERED = 1024
-"""Idle tenants whose last service is remembered at least, so that a tenant that returns at once gains nothing."""
+"""Minimum number of idle tenants whose last service is remembered, so that a tenant that soon returns has no
+advantage."""
 
 
 def equal_weight(tenant_id: str) -> float:
-    """Return the weight of a tenant where all tenants are equal."""
+    """Return the same weight for every tenant."""
     del tenant_id
     return 1.0
 
 
 class FairShares:
-    """Service that each tenant received, relative to its weight. Idle tenants save up nothing.
+    """Service that each tenant received, relative to its weight. Idle tenants accumulate no claim to later service.
 
     The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
     """
@@ -38,7 +39,7 @@ class FairShares:
 
         Args:
             weight_of: Returns a tenant's current weight, above 0.
-            is_active: Returns whether a tenant has anything waiting or running; active tenants are never forgotten.
+            is_active: Returns whether a tenant has waiting or running items; active tenants are never forgotten.
         """
         self._weight_of = weight_of
         self._is_active = is_active
@@ -84,7 +85,7 @@ class FairSlots(Generic[Item]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether there are no waiting and no running items."""
         return not self._waiting and not self.running_count
 
     @property
@@ -105,7 +106,7 @@ class FairSlots(Generic[Item]):
         self._waiting.setdefault(tenant_id, deque()).append(item)
 
     def take(self, is_eligible: Callable[[str], bool]) -> Item | None:
-        """Give slots to the next item and return it; None if no eligible tenant has an item waiting.
+        """Assign slots to the next item and return it; None if no eligible tenant has a waiting item.
 
         The next tenant is the eligible one with the least service for its weight; among equals the one with the
         fewest slots, then the one served longest ago. The slots stay in use until `release`.
@@ -157,10 +158,10 @@ class Slot:
 
     tenant_id: str
     sequence_count: int
-    """Sequences that are not finished."""
+    """Number of unfinished sequences."""
     replica_id: str = ''
     is_granted: bool = False
-    _is_decided: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_resolved: asyncio.Event = field(default_factory=asyncio.Event)
     _error: Draining | None = None
 
     async def wait(self) -> None:
@@ -170,32 +171,32 @@ class Slot:
             Draining: the replica left the fleet first.
         """
         if not self.is_granted:
-            await self._is_decided.wait()
+            await self._is_resolved.wait()
         if self._error is not None:
             raise self._error
 
     def grant(self) -> None:
-        """Let the request run."""
+        """Allow the request to run."""
         self.is_granted = True
-        self._is_decided.set()
+        self._is_resolved.set()
 
     def fail(self) -> None:
-        """Let the request go to another replica."""
+        """Refuse the slot, so that the request tries another replica."""
         self._error = Draining()
-        self._is_decided.set()
+        self._is_resolved.set()
 
 
 class ReplicaQueue:
-    """Requests at one replica. Pure."""
+    """Queue of the requests at one replica; it does no I/O."""
 
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
-        """Sequences that the replica runs at once; None: it does not report a number, so that no request waits."""
+        """Maximum number of sequences that the replica runs; None if it reports no number, so that no request waits."""
         self._slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether there are no waiting and no running items."""
         return self._slots.is_empty
 
     def waiting_count(self, tenant_id: str) -> int:
@@ -209,9 +210,9 @@ class ReplicaQueue:
     def grant(self) -> list[Slot]:
         """Grant slots while there is capacity and return them.
 
-        A request that is larger than the remaining capacity is granted too: smaller ones would overtake it forever,
-        and the engine queues the excess. A tenant without slots never waits, so that responses that no client reads,
-        and that therefore never end, cannot lock it out.
+        A request that is larger than the remaining capacity is granted too: otherwise smaller ones would always
+        overtake it, and the engine queues the excess. A tenant without slots never waits, so that other tenants'
+        responses that no client reads, and that therefore never finish, cannot block it.
         """
         granted: list[Slot] = []
         while (slot := self._slots.take(self._is_eligible)) is not None:
@@ -238,17 +239,17 @@ class ReplicaQueue:
 
 
 class ReplicaSlots:
-    """Slots at all replicas, shared by tenants' weights. Excess requests wait here and not in the sampler's queue.
+    """Slots at all replicas, which tenants share by weight. Excess requests wait here and not in the sampler's queue.
 
-    Concurrency: one event loop. Each gateway grants its own slots: several gateways together may send a replica more
-    than one would, and each is fair to its callers.
+    Concurrency: use it from one event loop. Each gateway grants slots independently: several gateways together may send
+    a replica more requests than one gateway would, and each shares slots fairly among its callers.
     """
 
     def __init__(self, *, waiting_per_tenant: int, weight_of: Callable[[str], float] = equal_weight) -> None:
         """Create empty queues.
 
         Args:
-            waiting_per_tenant: Most requests of a tenant that may wait for one replica.
+            waiting_per_tenant: Maximum number of requests of a tenant that wait for one replica.
             weight_of: Returns a tenant's current weight, above 0.
         """
         self._waiting_per_tenant = waiting_per_tenant
@@ -286,7 +287,7 @@ class ReplicaSlots:
             del self._queues[slot.replica_id]
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
-        """Fail the requests that wait for other replicas than these."""
+        """Fail the requests that wait for any other replica."""
         for replica_id in self._queues.keys() - set(replica_ids):
             for slot in self._queues[replica_id].clear_waiting():
                 slot.fail()

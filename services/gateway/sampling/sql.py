@@ -36,14 +36,14 @@ class SqlHandleStore:
         self._database = database
 
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        query = select_values(SamplingHandleRow, SamplingHandle).where(_is(handle.tenant_id, handle.handle_id))
+        query = select_values(SamplingHandleRow, SamplingHandle).where(_is_handle(handle.tenant_id, handle.handle_id))
         async with self._database.write() as connection:
             insert = insert_into(connection, SamplingHandleRow).values(as_row(handle))
             await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'handle_id']))
             return await fetch_one(connection, query, SamplingHandle) or handle
 
     async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
-        query = select_values(SamplingHandleRow, SamplingHandle).where(_is(tenant_id, handle_id))
+        query = select_values(SamplingHandleRow, SamplingHandle).where(_is_handle(tenant_id, handle_id))
         async with self._database.read() as connection:
             return await fetch_one(connection, query, SamplingHandle)
 
@@ -54,11 +54,11 @@ class SqlHandleStore:
             'version': func.coalesce(row.version, version),
         }
         async with self._database.write() as connection:
-            await connection.execute(update(row).where(_is(tenant_id, handle_id)).values(facts))
+            await connection.execute(update(row).where(_is_handle(tenant_id, handle_id)).values(facts))
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
         counted = SamplingHandleRow.clone_count + 1
-        statement = update(SamplingHandleRow).where(_is(tenant_id, handle_id)).values(clone_count=counted)
+        statement = update(SamplingHandleRow).where(_is_handle(tenant_id, handle_id)).values(clone_count=counted)
         async with self._database.write() as connection:
             rows = await connection.execute(statement.returning(SamplingHandleRow.clone_count))
             return rows.scalar_one_or_none()
@@ -71,5 +71,5 @@ class SqlHandleStore:
             return await fetch_all(connection, query, SamplingHandle)
 
 
-def _is(tenant_id: str, handle_id: str) -> ColumnElement[bool]:
+def _is_handle(tenant_id: str, handle_id: str) -> ColumnElement[bool]:
     return (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.handle_id == handle_id)

@@ -22,7 +22,7 @@ class RunningRequest:
     """One request of a caller. Several replicas may run parts of it."""
 
     parts: dict[str, str] = field(default_factory=dict[str, str])
-    """Addresses of the replicas, by the ids that the parts have there."""
+    """Addresses of the replicas, by the ids of the parts."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the caller aborts the request."""
 
@@ -75,7 +75,7 @@ class RunningRequests:
             del self._named[key]
 
     def find(self, tenant_id: str, request_id: str) -> RunningRequest | None:
-        """Return the tenant's request of that id, or None."""
+        """Return the tenant's request with that id, or None."""
         return self._named.get((tenant_id, request_id))
 
 
@@ -111,23 +111,23 @@ class SampleStream:
                     yield chunk
 
     async def _next_part(self) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of the next replica, or the end of an aborted request."""
+        """Yield the chunks of the next replica, or the final chunks of an aborted request."""
         replica = await self._running.unless_aborted(self._dispatch.find(self._attempt))
         if replica is None:
             for chunk in self._samplers.aborted(self._progress):
                 self._progress.record(chunk)
                 yield chunk
             return
-        async with aclosing(self._from(replica)) as chunks:
+        async with aclosing(self._chunks_of(replica)) as chunks:
             async for chunk in chunks:
                 yield chunk
         self._request = replace(self._request, request_id=new_id('rq'), is_renamed=True)
 
-    async def _from(self, replica: Replica) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of one replica; return early where another replica may continue.
+    async def _chunks_of(self, replica: Replica) -> AsyncGenerator[SampleChunk, None]:
+        """Yield the chunks of one replica; return early if another replica may continue.
 
         Raises:
-            DomainError: The caller must see the error.
+            DomainError: The caller must receive the error.
         """
         progress, attempt = self._progress, self._attempt
         incoming = self._samplers.sample(replica.address, self._request, progress=progress, deadline=attempt.deadline)
@@ -143,8 +143,8 @@ class SampleStream:
                 async with aclosing(incoming):
                     async for chunk in incoming:
                         is_new = progress.record(chunk)
-                        if not attempt.is_answering:
-                            self._note_success(replica)
+                        if not attempt.is_delivering:
+                            self._record_success(replica)
                         if is_new:
                             yield chunk
             if not progress.is_complete:
@@ -152,7 +152,7 @@ class SampleStream:
         except DomainError as error:
             self._dispatch.record_failure(attempt, replica, error)
 
-    def _note_success(self, replica: Replica) -> None:
+    def _record_success(self, replica: Replica) -> None:
         """Record the first chunks of a replica, up to its first token."""
         fleet, progress, adapter = self._dispatch.membership.fleet, self._progress, self._request.key.adapter
         fleet.note_success(replica.replica_id)

@@ -1,3 +1,3 @@
-"""Sessions of clients: heartbeats, expiry, and the settlement of ended sessions."""
+"""Sessions of clients: heartbeats, expiry, and the settlement of expired and finished sessions."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Storage port for sessions, and what a sweep needs of other services."""
+"""Storage port for sessions, and the ports of a sweep to other services."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -58,10 +58,10 @@ class AdapterParker(Protocol):
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
         """Park an adapter, after saving its unsaved steps to a checkpoint named with `save_prefix` unless it is empty.
 
-        Idempotency: parking an adapter again is harmless.
+        Idempotency: parking an adapter again has no effect.
 
         Returns:
-            The result; None if the adapter does not exist any more.
+            The result; None if the adapter no longer exists.
         """
         ...
 

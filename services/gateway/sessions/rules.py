@@ -1,7 +1,7 @@
-"""Life of a client's session: active, expired after silence, finished at the client's request.
+"""States of a client's session: active, expired without heartbeats, or finished at the client's request.
 
-An active session counts as expired once its client has been silent for longer than the lifetime; the sweep only writes
-this down. A heartbeat makes an expired session active again, but never a finished one. Each time a session ends, its
+An active session counts as expired once its client has been silent for longer than the lifetime; the sweep only stores
+the state. A heartbeat makes an expired session active again, but never a finished one. Each time a session ends, its
 adapters and versions are settled once.
 """
 
@@ -96,9 +96,9 @@ class Session:
         return replace(self, state=SessionState.FINISHED, finish_reason=reason, is_settled=False)
 
     def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
-        """Return the session after the end `ended` of it has been settled.
+        """Return the session with the settlement of `ended`, an earlier state of it.
 
-        A session that was revived or ended differently since is returned unchanged; that ending is settled separately.
+        A session whose state has changed since is returned unchanged; its new state is settled separately.
         """
         if (self.state, self.heartbeat_time) != (ended.state, ended.heartbeat_time):
             return self
@@ -106,8 +106,8 @@ class Session:
 
     def is_same_request(self, other: 'Session') -> bool:
         """Return whether both sessions were requested with the same content."""
-        mine = (self.client, self.project_id, dict(self.user_metadata))
-        return mine == (other.client, other.project_id, dict(other.user_metadata))
+        own = (self.client, self.project_id, dict(self.user_metadata))
+        return own == (other.client, other.project_id, dict(other.user_metadata))
 
 
 @dataclass(frozen=True, kw_only=True)

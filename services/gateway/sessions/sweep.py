@@ -20,8 +20,8 @@ _log = structlog.get_logger('sessions')
 
 _PAGE_SIZE = 100
 _CONCURRENCY = 4
-"""Sessions that are settled at the same time, so that a slow service delays few others."""
-_MAX_PATHS = 1000
+"""Number of sessions that are settled at the same time, so that a slow service delays few others."""
+_MAX_RECORDED_PATHS = 1000
 """Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
 
@@ -30,7 +30,7 @@ class SessionSettler:
     """Saves and parks the adapters of ended sessions, and unpins the versions that they sample from.
 
     Failed work is repeated by the next sweep. Several gateways may settle the same session at the same time, because
-    every step is harmless when repeated.
+    every step can be repeated safely.
 
     Quotas do not apply to these saves, because unsaved steps could be lost. The checkpoints count as usual, so that a
     tenant above its quota must delete some before it can save again.
@@ -67,7 +67,7 @@ class SessionSettler:
             return False
         reach('session.parked')
         stored = await self._sessions.change(
-            session.tenant_id, session.session_id, lambda found: found.settled(session, paths[:_MAX_PATHS])
+            session.tenant_id, session.session_id, lambda found: found.settled(session, paths[:_MAX_RECORDED_PATHS])
         )
         reach('session.settled')
         is_settled = stored is not None and stored.is_settled
@@ -117,7 +117,7 @@ class SessionSweep:
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
         """Sweep every `interval` until cancelled; a failed sweep is repeated by the next one.
 
-        No session expires within one lifetime of the start, because clients may have had no gateway to reach.
+        No session expires within one lifetime of the start, because clients may have had no reachable gateway before.
         """
         begin = self._clock.now()
         while True:

@@ -34,7 +34,7 @@ Value = TypeVar('Value')
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Moment in UTC; a value read from SQLite, which drops time zones, gets its zone back."""
+    """Moment in UTC; a value read from SQLite, which drops time zones, gets the UTC zone again."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -144,7 +144,7 @@ def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.In
 def newest_first(
     query: Select[Any], page: Page, *, time: InstrumentedAttribute[Any], item_id: InstrumentedAttribute[str]
 ) -> Select[Any]:
-    """Return `query` for a page and one more item, which tells whether there is a next page, newest first."""
+    """Return `query` for a page and one more item, which shows whether there is a next page, newest first."""
     key: ColumnElement[Any] = tuple_(time, item_id)
     if page.after is not None:
         query = query.where(key < tuple_(page.after.create_time, page.after.item_id))

@@ -25,7 +25,7 @@ from services.kit.errors import InvalidField, ServiceUnreachable
 
 Result = TypeVar('Result')
 _BUSY_SECONDS = 30
-"""Longest time that a writer waits for another transaction."""
+"""Maximum time that a writer waits for another transaction."""
 _RETRY_SECONDS = 0.02
 """Pause before retrying an operation that SQLite refuses instead of waiting."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
@@ -45,7 +45,7 @@ _log = structlog.get_logger('database')
 
 
 class ShieldedConnection(AsyncConnection):
-    """Delays a cancellation until the current step, at most one statement, has finished."""
+    """Delays a cancellation until the current statement has finished."""
 
     async def start(self, is_ctxmanager: bool = False) -> 'ShieldedConnection':  # noqa: FBT001, FBT002 (overrides)
         try:
@@ -71,7 +71,7 @@ class ShieldedConnection(AsyncConnection):
 
 
 async def finish(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end and return its result; a cancellation is raised only after that."""
+    """Run `work` to completion and return its result; a cancellation is raised only after that."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -86,7 +86,7 @@ async def finish(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Database:
-    """Runs transactions. Committed transactions survive a kill of the process.
+    """Runs transactions. Committed transactions survive if the process is killed.
 
     Concurrency: safe for any number of tasks. On one SQLite file, writers of all processes run one at a time.
     """

@@ -152,7 +152,7 @@ def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
         handle = str(outcome.note.facts.get('sampling_session_id', ''))
         # An interrupted save has left no handle; the client will resend it.
         with suppress(SessionNotFound):
-            await handles.note_published(handle, outcome.result)
+            await handles.record_published(handle, outcome.result)
         return JsonResponse({'sampling_session_id': handle, 'type': Verb.SAVE_FOR_SAMPLER})
 
     return {Verb.SAMPLE: _sampled, Verb.PUBLISH: published}

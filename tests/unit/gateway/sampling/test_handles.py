@@ -75,7 +75,7 @@ async def test_old_snapshots_are_unpinned(*, is_inflight: bool) -> None:
     ]
     handles = await handles_of(*items, weights=weights)
     for index, item in enumerate(items):
-        await handles.note_published(item.handle_id, str(index + 1).encode())
+        await handles.record_published(item.handle_id, str(index + 1).encode())
     assert set(weights.unpinned) == (set() if is_inflight else set(range(1, 69)))
     assert all(weights.unpinned.count(version) > 1 for version in weights.unpinned if version % 3 == 0)
 
