@@ -244,7 +244,7 @@ class Runner:
         await self.records.delete_request(future)
 
     async def _settle_unstarted(self, future: Future, outcome: Outcome) -> None:
-        """Settle a future that never_held had a slot."""
+        """Settle a future that never had a slot."""
         await self._settle(future, outcome)
         await self.records.delete_request(future)
 

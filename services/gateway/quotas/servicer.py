@@ -79,7 +79,7 @@ def quota_from_proto(message: Any, field: str) -> Quota:
     values = {name: value for name, value in values.items() if message.HasField(name)}
     for name, minimum in _MINIMUMS.items():
         if values.get(name, minimum) < minimum:
-            raise InvalidField(f'{field}.{name}', f'must be at minimum {minimum}, got {values[name]}')
+            raise InvalidField(f'{field}.{name}', f'must be at least {minimum}, got {values[name]}')
     weight = values.get('weight', MIN_WEIGHT)
     if not math.isfinite(weight) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise InvalidField(f'{field}.weight', f'must be from {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}')

@@ -150,8 +150,8 @@ async def _advance(connection: AsyncConnection, reading: Reading, works: Works) 
     increase = Work(trained_token_count=trained - tokens, operation_count=consumed - operations)
     if increase == Work():
         return
-    is_increased = {'trained_token_count': trained, 'operation_count': consumed}
-    await connection.execute(update(UsageMeterRow).where(is_meter).values(is_increased))
+    columns_increased = {'trained_token_count': trained, 'operation_count': consumed}
+    await connection.execute(update(UsageMeterRow).where(is_meter).values(columns_increased))
     works[reading.tenant_id, reading.run_id] = works.get((reading.tenant_id, reading.run_id), Work()) + increase
 
 
