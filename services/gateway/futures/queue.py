@@ -1,6 +1,6 @@
 """Queue of the futures that may start: tenants share slots by weight, and each base model has separate slots.
 
-A busy or unavailable base model therefore takes no slots from the others. The queue does no I/O and never_held waits.
+A busy or unavailable base model therefore takes no slots from the others. The queue does no I/O and never waits.
 """
 
 from collections import OrderedDict

@@ -59,7 +59,7 @@ def token_count(tensor: tensor_pb2.Tensor) -> int:
 
 
 def continued_request(request: SampleRequest, progress: Progress) -> bytes:
-    """Return the message that continues a request after the delivered tokens, or restarts it if there are none yet.
+    """Return the message that continues a request after the delivered tokens, or restarts it before the first token.
 
     It names the version that the request started with, and a new id: an earlier attempt may still run under the
     previous id.
