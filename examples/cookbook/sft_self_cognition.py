@@ -147,7 +147,7 @@ def teach(recipe: Recipe[Setting], components: Components) -> None:
 
 
 def named_fraction(components: Components) -> float:
-    """Ask the held-out questions; return the fraction of answers that contain the name."""
+    """Answer the held-out questions; return the fraction of answers that contain the name."""
     chats = [{'messages': [{'role': 'user', 'content': question}]} for question in HELD_OUT]
     responses = components.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})
     answers = [response.sequences[0].decoded for response in responses]

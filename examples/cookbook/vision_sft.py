@@ -153,8 +153,8 @@ def evaluate(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, fl
 
 def accuracy(sampler: TorchSampler, chats: Sequence[dict[str, Any]]) -> float:
     """Return the fraction of questions whose greedy answer is correct."""
-    asked = [{**chat, 'messages': chat['messages'][:1]} for chat in chats]
-    responses = sampler.sample(asked, SamplingParams(max_tokens=8, temperature=0.0))
+    questions = [{**chat, 'messages': chat['messages'][:1]} for chat in chats]
+    responses = sampler.sample(questions, SamplingParams(max_tokens=8, temperature=0.0))
     answers = [chat['messages'][1]['content'] for chat in chats]
     right = sum(one.sequences[0].decoded.strip() == answer for one, answer in zip(responses, answers, strict=True))
     return right / len(answers)

@@ -100,7 +100,7 @@ class CheckpointLibrary:
 
         Raises:
             ValueError: The source is not a peft folder, or the server has several base models.
-            UsageError: The server refused the adapter; the message says why.
+            UsageError: The server refused the adapter; the message states the reason.
         """
         adapter = AdapterUpload(
             source=Path(source),
@@ -169,7 +169,7 @@ class CheckpointLibrary:
 
     @remote_method
     async def cancel_export(self, export_id: str) -> export_service_pb2.Export:
-        """Cancel an export, unless it has already ended, and return it.
+        """Cancel an export, unless it is already in a final state, and return it.
 
         Raises:
             NotFoundError: The export does not exist.

@@ -153,7 +153,7 @@ class ConflictError(UsageError):
 
 
 class StateError(UsageError):
-    """The call requires another state; the message says which step must come first."""
+    """The call requires another state; the message names the required earlier step."""
 
 
 class QuotaError(UsageError):

@@ -14,7 +14,7 @@ def byte_progress(description: str, *, is_shown: bool = True) -> Iterator[Report
     """Show a progress bar while the block runs, and provide the function that updates it.
 
     Args:
-        description: Text beside the bar.
+        description: Text next to the bar.
         is_shown: False disables the bar, for example when the program does not block on the transfer.
     """
     console = Console(stderr=True)

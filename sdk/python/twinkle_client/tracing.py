@@ -1,4 +1,4 @@
-"""Writes the client's spans beside those of the services, so that a trace can be displayed completely."""
+"""Writes the client's spans to the folder of the services' spans, so that a trace can be displayed completely."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -35,7 +35,7 @@ BASE_MODEL = 'org/tiny'
 
 @st.composite
 def tensors(draw: st.DrawFn, *, min_size: int = 0) -> dict[str, TensorData]:
-    """Draw a few small tensors of any dtype, including empty and scalar ones."""
+    """Return a few small random tensors of any dtype, including empty and scalar ones."""
 
     def tensor() -> TensorData:
         dtype = draw(st.sampled_from(DTYPE_NAMES))

@@ -31,10 +31,10 @@ def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
         dataset.encode()
     eager, lazy = datasets
     assert len(eager) == len(lazy) == 7
-    for mine, other in zip(eager, lazy, strict=True):
-        assert list(mine) == list(other)
-        np.testing.assert_array_equal(mine['input_ids'], other['input_ids'])
-        np.testing.assert_array_equal(mine['labels'], other['labels'])
+    for custom, other in zip(eager, lazy, strict=True):
+        assert list(custom) == list(other)
+        np.testing.assert_array_equal(custom['input_ids'], other['input_ids'])
+        np.testing.assert_array_equal(custom['labels'], other['labels'])
     np.testing.assert_array_equal(eager[-1]['input_ids'], lazy[-1]['input_ids'])
 
 

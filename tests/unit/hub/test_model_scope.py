@@ -111,7 +111,7 @@ def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
 
 
 def test_background_pushes_are_awaited_together(hub: FakeModelScope, folder: Path) -> None:
-    """`wait_for` returns results in order; it raises a failure after all pushes are done and then forgets them."""
+    """`wait_for` returns results in order; it raises a failure after all pushes are done and removes them."""
     pushes = [
         MSHub.async_push_to_hub('org/one', folder, token=TOKEN),
         HubOperation.async_push_to_hub('ms://other/two', folder, token=TOKEN),

@@ -68,7 +68,7 @@ def test_kernel_runs_in_every_layer_until_it_is_removed(model):
 
 
 def test_reference_is_bitwise_the_default(model):
-    """Selecting the reference, or the defaults on a CPU, changes no bit of the results."""
+    """Selecting the reference, or the defaults on a CPU, gives bitwise the same results."""
     plain = hidden(model)
     for mapping in (dict.fromkeys(('rms_norm', 'swiglu'), 'torch'), DEFAULT_KERNEL_CONFIG):
         kernelize(model, mapping)

@@ -86,7 +86,7 @@ def test_inseparable_loss_is_not_the_sum_of_its_parts(case):
 
 @every_case
 def test_labels_of_weight_0_have_no_effect(case):
-    """Labels of weight 0 do not change the loss, the divisor or the metrics in any bit."""
+    """Labels of weight 0 leave the loss, the divisor and the metrics bitwise unchanged."""
     arrays = case.arrays(seed=8)
     if case.name == 'InfonceLoss':
         return

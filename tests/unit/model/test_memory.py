@@ -13,7 +13,7 @@ ERRORS = [torch.OutOfMemoryError('CUDA out of memory.'), RuntimeError(CPU_MESSAG
 
 
 class LimitedModel(PackedCausalLM):
-    """Model without memory for packs of more than `max_rows` rows; it draws dropout before it fails."""
+    """Model without memory for packs of more than `max_rows` rows; it samples dropout before it fails."""
 
     max_rows = 10**9
     error = ERRORS[0]
@@ -72,7 +72,7 @@ def test_only_the_part_that_does_not_fit_is_halved(limited, draw_feature):
         BatchItem(adapter_id='a', features=large, is_training=True),
         BatchItem(adapter_id='b', features=[draw_feature(9)], is_training=True),
     ]
-    # Without dropout, because halves draw other masks than the whole batch.
+    # No dropout is used, because halves get other masks than the whole batch.
     unlimited, constrained = new_engine(limited, 'ab', dropout=0.0), new_engine(limited, 'ab', dropout=0.0)
     expected = unlimited.run_batch(items)
     limited.max_rows = 30

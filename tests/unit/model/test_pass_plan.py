@@ -66,7 +66,7 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
 
 @pytest.mark.parametrize('seed', range(20))
 def test_passes_are_full(seed):
-    """A part that is not in a pass would not have fit into it."""
+    """A part that is not in a pass does not fit into it."""
     draw = random.Random(seed)
     items = [[draw.randint(1, 10) for _ in range(draw.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)

@@ -163,7 +163,7 @@ def test_all_losses_share_passes_bitwise(model, draw_feature):
     [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
 )
 def test_failing_adapters_do_not_affect_others(model, draw_feature, loss, options):
-    """Adapters with invalid weights, overflowing gradients and refused batches do not affect others in any bit."""
+    """Adapters with invalid weights, overflowing gradients and refused batches do not change other results."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, own in ((shared, names), (alone, ('healthy', 'also-healthy'))):

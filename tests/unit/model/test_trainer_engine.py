@@ -76,7 +76,7 @@ def test_training_equals_transformers_and_peft(family, request, draw_feature):
 
 
 def test_other_adapters_change_no_bit(model, draw_feature):
-    """Training another adapter in between does not change an adapter's results in any bit."""
+    """Training another adapter in between leaves an adapter's results bitwise unchanged."""
     batches = [[draw_feature(9, step), draw_feature(17, step + 50)] for step in range(3)]
     alone, shared = TrainerEngine(model), TrainerEngine(model)
     for engine in (alone, shared):
@@ -183,7 +183,7 @@ def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
 
 
 def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, draw_feature):
-    """Evaluation adds no gradient and draws no dropout; with a disabled adapter it evaluates the base model."""
+    """Evaluation adds no gradient and applies no dropout; with a disabled adapter it evaluates the base model."""
     batch = [draw_feature(20)]
     fresh = engine.forward_only('a', batch)
     engine.set_optimizer('a', 'AdamW', lr=0.1)
@@ -315,7 +315,7 @@ def test_schedule_without_steps_left_is_refused(engine, draw_feature):
 
 
 def test_dropout_follows_the_seed(model, draw_feature):
-    """The same seed draws the same dropout, and another seed another one."""
+    """The same seed gives the same dropout masks, and another seed gives other masks."""
     losses = []
     for seed in (1, 1, 2):
         engine = TrainerEngine(model)

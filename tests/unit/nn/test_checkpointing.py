@@ -10,7 +10,7 @@ from twinkle.nn import PackedCausalLM
 
 @pytest.mark.parametrize('name', ['tiny_llama_dir', 'tiny_qwen3_dir'])
 def test_checkpointing_changes_no_bit(name, request):
-    """Checkpointing changes no log-probability and no gradient, because recomputation draws the same dropout."""
+    """Checkpointing changes no log-probability and no gradient, because recomputation uses the same dropout masks."""
     folder = request.getfixturevalue(name)
     plain, checkpointed = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
     for seed in range(3):

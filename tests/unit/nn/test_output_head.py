@@ -133,8 +133,8 @@ def test_sampler_and_trainer_agree_on_log_probabilities(folder):
     tokens = results['own'].tokens[0]
     whole = np.array(PROMPT + tokens)
     scored = trainer.forward_only('a', [{'input_ids': whole[:-1], 'labels': whole[1:]}]).logps[0]
-    drawn = [top[0][1] for top in results['own'].logprobs[0]]
-    np.testing.assert_allclose(scored[len(PROMPT) - 1 :], drawn, atol=1e-5)
+    initial = [top[0][1] for top in results['own'].logprobs[0]]
+    np.testing.assert_allclose(scored[len(PROMPT) - 1 :], initial, atol=1e-5)
     np.testing.assert_allclose(scored[: len(PROMPT) - 1], results['own'].prompt.logprobs[1:], atol=1e-5)
     assert results['base'].logprobs != results['own'].logprobs
 
@@ -206,7 +206,7 @@ def test_groups_mix_with_names_and_unknown_names_are_refused(tiny_llama_dir):
 
 
 def test_head_weights_are_initialized_last(tiny_llama_dir):
-    """The head's weights are drawn last, so a seed gives the other layers the same weights with and without a head."""
+    """The head's weights are initialized last, so a head does not change the initial weights of the other layers."""
     model = PackedCausalLM.load(tiny_llama_dir)
     plain = LoraWeights.create(model.targets, LoraConfig(), seed=5).peft_state()
     more = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-linear', 'output-head')), seed=5)

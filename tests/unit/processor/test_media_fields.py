@@ -31,7 +31,7 @@ def pack(*features):
 
 
 def test_each_image_is_known_by_its_rows():
-    """Each image has its rows and patches, and text beside images has the same position on every axis."""
+    """Each image has its rows and patches, and text next to images has the same position on every axis."""
     batch = pack(TEXT, image_feature())
     assert [(one.begin_row, one.end_row, one.grid) for one in batch.media] == [(4, 5, (1, 2, 2)), (6, 8, (1, 2, 4))]
     assert [one.patches_PC[0, 0] for one in batch.media] == [0, 48]
@@ -42,7 +42,7 @@ def test_each_image_is_known_by_its_rows():
 
 
 def test_padding_beside_images_is_not_computed():
-    """Masked tokens beside images are removed, and the images' rows are counted without them."""
+    """Masked tokens next to images are removed, and the images' rows are counted without them."""
     padded = image_feature()
     padded |= {name: [1, *padded[name]] for name in ('input_ids', 'labels')}
     padded['position_ids'] = [[0, *axis] for axis in padded['position_ids']]
@@ -59,7 +59,7 @@ def test_media_token_produced_by_the_model_is_text():
 
 
 def test_source_images_are_ignored():
-    """Images of a dataset row are ignored beside their pixels and refused without pixels."""
+    """Images of a dataset row are ignored if their pixels are given, and refused otherwise."""
     assert len(pack(image_feature(images=['cat.png', 'dog.png'], videos=[])).media) == 2
     with pytest.raises(InvalidFeatures):
         pack({**TEXT, 'images': ['cat.png']})

@@ -29,7 +29,7 @@ class Sums:
 
 
 class Puzzles(Sums):
-    """Tasks with many correct answers, which list none of them."""
+    """Tasks with many correct answers that do not list one."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), 'answer': None}

@@ -66,8 +66,8 @@ def test_greedy_equals_generate(family, request):
     params = SamplingParams(max_tokens=24, temperature=0)
     engine = make_engine(PackedCausalLM.load(folder))
     results = run_all(engine, {str(i): (prompt, params, None) for i, prompt in enumerate(PROMPTS)})
-    for place, prompt in enumerate(PROMPTS):
-        assert results[str(place)].tokens[0] == generate(oracle, prompt, 24)
+    for index, prompt in enumerate(PROMPTS):
+        assert results[str(index)].tokens[0] == generate(oracle, prompt, 24)
 
 
 def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
@@ -77,8 +77,8 @@ def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
     params = SamplingParams(max_tokens=24, temperature=0)
     requests = {f'{i}': (prompt, params, adapters[1]) for i, prompt in enumerate(PROMPTS)}
     results = run_all(engine, requests | {'base': (PROMPTS[0], params, None)})
-    for place, prompt in enumerate(PROMPTS):
-        assert results[str(place)].tokens[0] == generate(oracle, prompt, 24)
+    for index, prompt in enumerate(PROMPTS):
+        assert results[str(index)].tokens[0] == generate(oracle, prompt, 24)
     assert results['base'].tokens != results['0'].tokens
 
 
@@ -92,14 +92,14 @@ def test_repetition_penalty_equals_generate(engine, tiny_llama_dir):
 def test_other_requests_do_not_affect_a_sample(model, adapters):
     """Tokens and log-probabilities of a request in a batch are bitwise those of the request alone."""
     requests = {
-        f'{place}-{temperature}': (
+        f'{index}-{temperature}': (
             prompt,
             SamplingParams(
-                max_tokens=12, temperature=temperature, seed=place, top_p=0.9, logprobs=2, prompt_logprobs=1
+                max_tokens=12, temperature=temperature, seed=index, top_p=0.9, logprobs=2, prompt_logprobs=1
             ),
-            adapters[place % 3],
+            adapters[index % 3],
         )
-        for place, prompt in enumerate(PROMPTS)
+        for index, prompt in enumerate(PROMPTS)
         for temperature in (0.0, 1.0)
     }
     together = run_all(make_engine(model), requests)
@@ -140,7 +140,7 @@ def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
         assert own[1] == pytest.approx(float(row[tokens[step]]), abs=1e-5)
         assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
     assert result.prompt.logprobs[0] is result.prompt.top_logprobs[0] is None
-    expected = [float(oracle[place - 1, token]) for place, token in enumerate(prompt) if place]
+    expected = [float(oracle[index - 1, token]) for index, token in enumerate(prompt) if index]
     assert result.prompt.logprobs[1:] == pytest.approx(expected, abs=1e-5)
     assert [len(best) for best in result.prompt.top_logprobs[1:]] == [2] * (len(prompt) - 1)
 
@@ -178,8 +178,8 @@ def test_stop_string_ends_and_is_cut(engine, tokenizer):
     """The text ends before the stop string, and the tokens end with the one that completed it."""
     free = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     text = free.texts[0]
-    place = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
-    stop = text[place : place + 2]
+    index = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
+    stop = text[index : index + 2]
     result = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True, stop=stop)
     assert result.texts[0] == text[: text.index(stop)]
     assert result.reasons == [StopReason.STOP]
@@ -205,13 +205,13 @@ def test_joining_and_leaving_requests_do_not_affect_others(model, adapters, plan
     engine = make_engine(model, max_sequences=4)
     results: dict[str, Gathered] = {}
     requests = {}
-    for place, (prompt_index, max_tokens, count, leave_after) in enumerate(plan):
+    for index, (prompt_index, max_tokens, count, leave_after) in enumerate(plan):
         request = (
             PROMPTS[prompt_index],
-            SamplingParams(max_tokens=max_tokens, num_samples=count, seed=place),
-            adapters[place % 3],
+            SamplingParams(max_tokens=max_tokens, num_samples=count, seed=index),
+            adapters[index % 3],
         )
-        name = str(place)
+        name = str(index)
         engine.add_request(name, request[0], request[1], adapter=request[2])
         results[name] = Gathered(count)
         for event in [event for _ in range(leave_after or 1) for event in engine.step()]:

@@ -14,7 +14,7 @@ from twinkle.sampler.engine.stopping import StopRules
 from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
 from twinkle.sampler.vllm.patches import _add_lora_linear, adapter_rows
 from twinkle.sampler.vllm.penalties import _Row
-from twinkle.sampler.vllm.plans import LayerPlan, Place, Plan
+from twinkle.sampler.vllm.plans import LayerPlan, Plan, TensorLocation
 from twinkle.sampler.vllm.sampling import sequence_seed, vllm_params
 
 WATCHDOG = Path(twinkle.sampler.__file__).parent / 'vllm' / 'watchdog.py'
@@ -89,8 +89,8 @@ class Manager:
 
 def test_slot_contains_exactly_one_adapter():
     """A slot that is reused for other layouts contains only the factors of the last adapter."""
-    a = Place(torch.float32, (3, 6), 0)
-    b = Place(torch.float32, (5, 3), 72)
+    a = TensorLocation(torch.float32, (3, 6), 0)
+    b = TensorLocation(torch.float32, (5, 3), 72)
     values = torch.arange(1, 34, dtype=torch.float32)
     buffer = values.view(torch.uint8)
     manager = Manager()

@@ -214,7 +214,7 @@ PIECES = [*TAGS, *MARKS, '\n', 'Action: f\n', 'Action Input: ', 'é']
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map(''.join))
 def test_any_text_is_accepted(text: str) -> None:
-    """Parsers never raise; calls are ordered, lie within the text and are valid JSON."""
+    """Parsers never raise; calls are ordered, are within the text and are valid JSON."""
     for parser in (HERMES, JSON, REACT):
         end = 0
         for call in parser.find(text, (ADD,)):

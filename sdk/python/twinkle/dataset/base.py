@@ -72,7 +72,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Join the added datasets into one.
 
         Args:
-            interleave: True takes rows in turn from each dataset and skips datasets that have ended; False
+            interleave: True takes rows in turn from each dataset and skips exhausted datasets; False
                 concatenates the datasets. Default: True.
 
         Raises:

@@ -29,8 +29,8 @@ _MEDIA_FIELDS = (
 class PackingDataset(Dataset):
     """A dataset whose rows, after `pack_dataset`, are packs of several examples.
 
-    A pack is one feature. Its `position_ids` restart at 0 at the beginning of each sample, which tells the model that
-    samples do not attend to each other. The last label of each sample is ignored.
+    A pack is one feature. Its `position_ids` restart at 0 at the beginning of each sample, so the model does not attend
+    from one sample to another. The last label of each sample is ignored.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def chained(streams: Sequence[Stream]) -> Stream:
 
 
 def interleaved(streams: Sequence[Stream]) -> Stream:
-    """Return a stream that takes rows in turn from each stream; a stream that has ended is skipped."""
+    """Return a stream that takes rows in turn from each stream; an exhausted stream is skipped."""
     return Stream(lambda: _interleaved([iter(stream) for stream in streams]))
 
 

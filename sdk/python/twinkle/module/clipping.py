@@ -101,7 +101,8 @@ def _check_limit(name: str, limit: float) -> None:
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
     norm = float(torch.nn.utils.get_total_norm(gradients, norm_type=norm_type))
-    # In this range powers up to 2 neither overflow nor underflow relevantly, so one device-side result suffices.
+    # In this range powers up to 2 do not overflow, and underflow has no relevant effect, so one device-side result
+    # suffices.
     if math.isinf(norm_type) or (norm_type <= 2.0 and _SMALL < norm < _LARGE):
         return norm
     largest = float(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf))

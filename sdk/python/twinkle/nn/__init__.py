@@ -1,6 +1,6 @@
 """Forward path shared by the trainer and the sampler.
 
-All tokens of a batch lie on one flat row axis T; each sequence and each adapter owns a contiguous range of rows.
+All tokens of a batch are stored on one flat row axis T; each sequence and each adapter has a contiguous range of rows.
 The frozen base model runs once over all rows, attention runs within each sequence, and each adapter's low-rank
 update is applied to its own rows. Trainer and sampler use the same code, so the log-probabilities they report
 for the same tokens agree.

@@ -25,7 +25,7 @@ class LayerSpan:
 
 @dataclass(frozen=True)
 class Pass:
-    """Adapters of one pass with their dropout, drawn once so that any part of the pass can be recomputed."""
+    """Adapters of one pass with their dropout, sampled once so that any part of the pass can be recomputed."""
 
     spans: Sequence[AdapterSpan] = ()
     dropouts: Sequence[RowDropout | None] = ()
@@ -33,7 +33,7 @@ class Pass:
 
     @classmethod
     def begin(cls, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> 'Pass':
-        """Return a pass over the given spans; a training pass draws each adapter's dropout, in order."""
+        """Return a pass over the given spans; a training pass samples each adapter's dropout, in order."""
         used = [span for span in spans if span.adapter is not None]
         dropouts = [span.adapter.draw_dropout() if is_training else None for span in used]
         return cls(used, dropouts, row_count)

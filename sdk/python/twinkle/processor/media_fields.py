@@ -76,8 +76,8 @@ class MediaFields:
         if kind == 'video':
             self._check_seconds(len(grids))
         counts = [self.spec.token_count(grid) for grid in grids]
-        spare = rows[sum(counts) :]
-        if len(rows) < sum(counts) or not is_produced_K[spare].all():
+        extra = rows[sum(counts) :]
+        if len(rows) < sum(counts) or not is_produced_K[extra].all():
             raise self.error(
                 'input_ids', f'must contain {sum(counts)} tokens for the {kind}s of {grid_name}, got {len(rows)}'
             )

@@ -110,8 +110,8 @@ def cut_middle(text: str, max_chars: int) -> str:
     """Return the text, with its middle removed if it is longer than `max_chars`."""
     if len(text) <= max_chars:
         return text
-    room = max_chars - len(_LEFT_OUT)
-    return text[: room - room // 2] + _LEFT_OUT + text[len(text) - room // 2 :]
+    space = max_chars - len(_LEFT_OUT)
+    return text[: space - space // 2] + _LEFT_OUT + text[len(text) - space // 2 :]
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:

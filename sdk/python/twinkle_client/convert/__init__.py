@@ -1,6 +1,6 @@
 """Pure functions that convert between the library's values and the messages of the contract.
 
-Values that cannot be represented raise a ValueError that names the field. All other checks are left to the server.
+Values that cannot be represented raise a ValueError that names the field. The server performs all other checks.
 """
 
 from twinkle_client.convert.config import (

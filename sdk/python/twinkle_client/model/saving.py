@@ -143,7 +143,7 @@ class SavingVerbs(ModelHandle):
             The state of the adapter after the undo.
 
         Raises:
-            StateError: The server keeps fewer steps; the message says how many.
+            StateError: The server stores fewer steps; the message contains their number.
         """
         return step_output(await self._run(adapter_name, undo=operation_pb2.Undo(step_count=steps)))
 

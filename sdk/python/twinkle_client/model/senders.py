@@ -160,7 +160,7 @@ class StreamSender:
         try:
             return training_service_pb2.TrainRequest(operation=await self._uploads.fit(operation))
         except Error as error:
-            self._settle(entry, error)
+            self._complete(entry, error)
             return None
 
     def _empty_queue(self) -> bool:
@@ -175,7 +175,7 @@ class StreamSender:
         if entry is None:
             return
         if not result.HasField('error'):
-            self._settle(entry, result)
+            self._complete(entry, result)
             return
         error = error_from_status(result.error)
         if isinstance(error, RetryableError) or error.reason == _UPLOAD_LOST:
@@ -183,18 +183,18 @@ class StreamSender:
             self._retries.add(retry)
             retry.add_done_callback(self._retries.discard)
         else:
-            self._settle(entry, error)
+            self._complete(entry, error)
 
     async def _send_again(self, entry: _Unanswered, error: Error) -> None:
         entry.backoff = entry.backoff or self._connection.backoff()
         try:
             await entry.backoff.wait_or_raise(error, may_retry=True)
         except Error:
-            self._settle(entry, error)
+            self._complete(entry, error)
         else:
             self._outgoing.put_nowait(entry.operation)
 
-    def _settle(self, entry: _Unanswered, outcome: OperationResult | Error) -> None:
+    def _complete(self, entry: _Unanswered, outcome: OperationResult | Error) -> None:
         self._unanswered.pop(entry.operation.sequence_number, None)
         self._answer_count += 1
         if entry.future.done():
@@ -206,4 +206,4 @@ class StreamSender:
 
     def _fail_all(self, error: Error) -> None:
         for entry in list(self._unanswered.values()):
-            self._settle(entry, error)
+            self._complete(entry, error)

@@ -25,7 +25,7 @@ children: list[subprocess.Popen[bytes]] = []
 
 
 class StackError(Exception):
-    """An operation on a stack failed; the message says why."""
+    """An operation on a stack failed; the message states the reason."""
 
 
 class Report(Protocol):

@@ -1,4 +1,4 @@
-"""Arguments of forward methods besides the examples: options, and numbers for the labels."""
+"""Arguments of forward methods other than the examples: options, and numbers for the labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

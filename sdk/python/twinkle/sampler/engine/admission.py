@@ -29,11 +29,11 @@ class Admission:
         if params.structured_output is not None:
             raise NotSupportedByEngine('structured_output')
         self._check_prompt(prompt)
-        room = self.context_tokens - len(prompt)
+        available_tokens = self.context_tokens - len(prompt)
         needed = 1 if params.max_tokens is None else params.max_tokens
-        if needed > room:
+        if needed > available_tokens:
             raise ContextExceeded(prompt_tokens=len(prompt), max_tokens=needed, context_tokens=self.context_tokens)
-        max_new_tokens = room if params.max_tokens is None else needed
+        max_new_tokens = available_tokens if params.max_tokens is None else needed
         self._check_params(params, max_new_tokens)
         return max_new_tokens
 

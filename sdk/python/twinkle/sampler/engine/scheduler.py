@@ -93,7 +93,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Admit groups while there is room, and return the rows of the next step."""
-        while self.waiting and self._has_room(self.waiting[0]):
+        while self.waiting and self._has_capacity(self.waiting[0]):
             group = self.waiting.popleft()
             self.kv_tokens_reserved += group.sample_count * group.kv_tokens_per_sample
             self.prefilling.append(group)
@@ -122,7 +122,7 @@ class Scheduler:
         else:
             self.start(group, [])
 
-    def _has_room(self, group: SampleGroup) -> bool:
+    def _has_capacity(self, group: SampleGroup) -> bool:
         slots = len(self.running) + sum(other.sample_count for other in self.prefilling)
         kv_tokens = self.kv_tokens_reserved + group.sample_count * group.kv_tokens_per_sample
         return slots + group.sample_count <= self.limits.max_sequences and kv_tokens <= self.limits.kv_budget_tokens

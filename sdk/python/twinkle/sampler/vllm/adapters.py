@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 
-from twinkle.sampler.vllm.plans import LayerPlan, Place, Plan
+from twinkle.sampler.vllm.plans import LayerPlan, Plan, TensorLocation
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Slots:
         )
 
 
-def _corner(slot: int, place: Place) -> tuple[int | slice, ...]:
+def _corner(slot: int, location: TensorLocation) -> tuple[int | slice, ...]:
     """Return the index of a factor in a stack [slots, 1, rows, columns], whose slots may be larger than the factor."""
-    return (slot, 0, *map(slice, place.shape))
+    return (slot, 0, *map(slice, location.shape))
 
 
 def _layers_of(plan: Plan) -> list[LayerPlan]:
@@ -103,13 +103,13 @@ def _layers_of(plan: Plan) -> list[LayerPlan]:
     return [layer for parts in plan.modules.values() for layer in parts if layer is not None]
 
 
-def _views(locations: Sequence[Place], buffer: Tensor) -> list[Tensor]:
+def _views(locations: Sequence[TensorLocation], buffer: Tensor) -> list[Tensor]:
     """Return views of all tensors. The typed fast path matters for hundreds of small tensors."""
     dtype = locations[0].dtype
-    if not all(place.is_aligned and place.dtype == dtype for place in locations):
-        return [place.view(buffer) for place in locations]
+    if not all(location.is_aligned and location.dtype == dtype for location in locations):
+        return [location.view(buffer) for location in locations]
     elements = buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)
-    return [place.view_typed(elements) for place in locations]
+    return [location.view_typed(elements) for location in locations]
 
 
 def is_whole(manager: Any, plan: Plan) -> bool:

@@ -268,7 +268,7 @@ class VllmEngine:
         await self._core.wait_until_failed()
 
     async def close(self) -> None:
-        """Stop the engine and all requests; return when its processes have ended."""
+        """Stop the engine and all requests; return when its processes have exited."""
         await self._output_checker.close()
         await self._core.close()
 

@@ -46,7 +46,7 @@ class FormBudget:
         self._debt_seconds = max(0.0, self._debt_seconds + seconds - step_count * ALLOWANCE_SECONDS)
 
 
-def begun_tokens(params: SamplingParams | None, prompt: list[int] | None) -> list[int]:
+def started_tokens(params: SamplingParams | None, prompt: list[int] | None) -> list[int]:
     """Return the tokens at the end of a prompt that another engine sampled as the start of this output."""
     count = ((params and params.extra_args) or {}).get(BEGUN_KEY, 0)
     return (prompt or [])[-count:] if count else []

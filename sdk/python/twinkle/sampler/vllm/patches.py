@@ -22,7 +22,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
-from twinkle.sampler.vllm.forms import FormBudget, begun_tokens
+from twinkle.sampler.vllm.forms import FormBudget, started_tokens
 
 PATCHED_VERSIONS = ('0.32.',)
 """Prefixes of the vLLM versions that the patches were written for."""
@@ -118,8 +118,8 @@ def _fill_bitmask(self: Any, bitmask: Tensor, index: int) -> None:
 def _create_grammar(self: Any, request: Any) -> Any:
     """Create a request's form, advanced by the tokens that another engine sampled."""
     grammar = _stock_create_grammar(self, request)
-    begun = begun_tokens(request.sampling_params, request.prompt_token_ids)
-    if begun and not grammar.accept_tokens(request.request_id, begun):
+    started = started_tokens(request.sampling_params, request.prompt_token_ids)
+    if started and not grammar.accept_tokens(request.request_id, started):
         raise ValueError('the tokens sampled so far do not match the form')
     return grammar
 

@@ -29,7 +29,7 @@ _CACHED_PLANS = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """The location of a tensor in the file."""
 
     dtype: torch.dtype
@@ -55,8 +55,8 @@ class Place:
 class LayerPlan:
     """The two factors of one layer and its scaling factor."""
 
-    a: Place
-    b: Place
+    a: TensorLocation
+    b: TensorLocation
     scaling: float
 
 
@@ -113,20 +113,20 @@ def map_file(path: str, size_bytes: int) -> Tensor:
     return torch.frombuffer(area, dtype=torch.uint8)
 
 
-def read_layout(layout: bytes) -> tuple[dict[str, Place], LoraConfig | None, int]:
+def read_layout(layout: bytes) -> tuple[dict[str, TensorLocation], LoraConfig | None, int]:
     """Parse a layout; return the location of each tensor, the adapter's configuration and the size of the file.
 
     Raises:
         Misfit: a tensor has an unsupported dtype.
     """
     value = json.loads(layout)
-    places: dict[str, Place] = {}
+    locations: dict[str, TensorLocation] = {}
     for name, dtype, shape, offset in value['tensors']:
         if dtype not in _DTYPES:
             raise Misfit(f'{name} is {dtype}; weights must be one of {sorted(_DTYPES)}')
-        places[name] = Place(_DTYPES[dtype], tuple(shape), offset)
+        locations[name] = TensorLocation(_DTYPES[dtype], tuple(shape), offset)
     config = value['config']
-    return places, None if config is None else LoraConfig.of(config), value['size_bytes']
+    return locations, None if config is None else LoraConfig.of(config), value['size_bytes']
 
 
 def make_plan(manager: Any, layout: bytes) -> Plan:
@@ -135,10 +135,10 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     Raises:
         Misfit: a tensor belongs to no layer that supports LoRA, or has the wrong shape.
     """
-    places, config, size_bytes = read_layout(layout)
+    locations, config, size_bytes = read_layout(layout)
     if config is None:
         raise Misfit('the weights have no LoRA configuration')
-    layers = _layer_plans(manager, places, config)
+    layers = _layer_plans(manager, locations, config)
     modules: dict[str, tuple[LayerPlan | None, ...]] = {}
     for name, module in manager.modules.items():
         parts = manager.packed_modules.get(name, [name])
@@ -155,12 +155,12 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
     return Plan(size_bytes, rank, modules)
 
 
-def _layer_plans(manager: Any, places: Mapping[str, Place], config: LoraConfig) -> dict[str, LayerPlan]:
+def _layer_plans(manager: Any, locations: Mapping[str, TensorLocation], config: LoraConfig) -> dict[str, LayerPlan]:
     mapper = getattr(manager.model, 'hf_to_vllm_mapper', None)
     mapper = None if mapper is None else mapper.get_rename_mapper()
-    pairs: dict[str, dict[bool, Place]] = {}
+    pairs: dict[str, dict[bool, TensorLocation]] = {}
     paths: dict[str, str] = {}
-    for name, place in places.items():
+    for name, location in locations.items():
         try:
             module, is_a = parse_fine_tuned_lora_name(name, mapper)
             path, _ = parse_fine_tuned_lora_name(name)
@@ -169,7 +169,7 @@ def _layer_plans(manager: Any, places: Mapping[str, Place], config: LoraConfig) 
         pair = pairs.setdefault(module, {})
         if is_a in pair:
             raise Misfit(f'{name} duplicates a matrix of {module}')
-        pair[is_a] = place
+        pair[is_a] = location
         paths[module] = path
     for module, pair in pairs.items():
         if len(pair) != 2:

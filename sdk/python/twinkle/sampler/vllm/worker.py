@@ -72,9 +72,9 @@ class TwinkleWorker:
             The problem, after which the weights are undefined; '' on success.
         """
         try:
-            places, _, size_bytes = read_layout(layout)
+            locations, _, size_bytes = read_layout(layout)
             buffer = map_file(path, size_bytes)
-            self._twinkle_reload(weights_iterator=_tensors(places, buffer))
+            self._twinkle_reload(weights_iterator=_tensors(locations, buffer))
         except _RELOAD_ERRORS as error:
             return f'{type(error).__name__}: {error}'
         return ''
@@ -119,6 +119,6 @@ class TwinkleWorker:
         return plan_cache
 
 
-def _tensors(places: Any, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for name, place in places.items():
-        yield name, place.view(buffer)
+def _tensors(locations: Any, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name, location in locations.items():
+        yield name, location.view(buffer)

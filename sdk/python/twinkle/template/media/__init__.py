@@ -1,4 +1,4 @@
-"""Convert images, videos and audio in chats to model inputs. Does not import torch by itself.
+"""Convert images, videos and audio in chats to model inputs. This package does not import torch.
 
 `placeholders` finds media in a chat, `loading` and `sound` decode them within limits, `vision` and `audio` run the
 model's own processor, `positions` computes position ids, and `chat_media` combines these steps for the template.
