@@ -42,6 +42,8 @@ MAX_CONCURRENT_CALLS = 4096
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
 _calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
+_UNKNOWN_ROUTE = '_OTHER'
+"""Stands for all paths and methods without a route, because callers without credentials choose them."""
 
 
 class Guard:
@@ -151,6 +153,11 @@ class _GuardedRoute:
         headers = dict(Request(scope).headers)
         request_id = _printable(headers.get(REQUEST_ID_KEY, '')) or new_id('rq')
         await self._guard.serve(HttpCall(self.route, scope, receive, send, headers, request_id))
+
+
+def count_unknown_route() -> None:
+    """Count a call that no route serves."""
+    _calls.labels(_UNKNOWN_ROUTE, 'UNKNOWN_URL').inc()
 
 
 def _printable(text: str) -> str:

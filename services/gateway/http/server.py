@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.gateway.config import GatewayConfig
 from services.gateway.http.call import MemoryGates, Route
-from services.gateway.http.guard import Guard
+from services.gateway.http.guard import Guard, count_unknown_route
 from services.kit.byte_gate import ByteGate
 from services.kit.rpc.auth import Authenticator
 from services.kit.tls import CertificateConfig, TlsFiles
@@ -181,6 +181,7 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
 
 async def _refuse(request: Request, error: Any) -> Response:
     """Respond to unknown paths and methods in a shape that clients of both APIs can read."""
+    count_unknown_route()
     # `request.url` is built from the Host header, which may contain anything.
     problem = f'there is no route {request.method} {request.scope["path"]}'[:300]
     body = {'message': problem, 'type': 'invalid_request_error', 'param': None, 'code': 'unknown_url'}

@@ -13,6 +13,8 @@ from services.kit.byte_gate import Hold
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
 
+UNKNOWN_METHOD = '_OTHER'
+"""Stands for every method that the server does not have, because callers without credentials choose such names."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
 
@@ -24,6 +26,8 @@ class Call:
     method: str
     """Full name, such as `/twinkle.api.model.v1.TrainingService/Execute`."""
     context: grpc.aio.ServicerContext[Any, Any]
+    is_known: bool = True
+    """Whether the server has the method."""
     decode: Decoder | None = None
     """Parser of requests; None if the handler takes bytes."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -38,11 +42,23 @@ class Call:
     """Maximum size of one received message; 0 for no limit."""
 
     @classmethod
-    def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any], *, decode: Decoder | None) -> Call:
+    def begin(
+        cls,
+        method: str,
+        context: grpc.aio.ServicerContext[Any, Any],
+        *,
+        decode: Decoder | None,
+        is_known: bool = True,
+    ) -> Call:
         """Return a new call with the text metadata of `context`."""
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
-        return cls(method, context, decode=decode, metadata=metadata)
+        return cls(method, context, is_known, decode, metadata)
+
+    @property
+    def label(self) -> str:
+        """Name of the method in metrics, spans and logs: `method`, or `_OTHER` for an unknown one."""
+        return self.method if self.is_known else UNKNOWN_METHOD
 
     def peer_names(self) -> frozenset[str]:
         """Return the DNS names and URIs of the caller's certificate; empty without one."""

@@ -7,14 +7,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_status import rpc_status
 
-from services.kit.errors import NotBuiltYet
+from services.kit.errors import NotBuiltYet, QueueFull
 from services.kit.rpc.call import Call, Decoder
 from services.kit.rpc.layers import Layer
+from services.kit.rpc.status import status_from_error
 from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
 
 _OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
 """Prefixes of health and reflection, which reveal nothing about tenants and are called without credentials."""
+MAX_OPEN_STREAMS = 256
+"""Largest number of concurrent streams without credentials, so that they leave most concurrent calls to tenants."""
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
@@ -22,6 +26,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = tuple(layers)
+        self._open_streams = 0
 
     async def intercept_service(
         self,
@@ -32,10 +37,30 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         handler: Any = await continuation(handler_call_details)
         if method.startswith(_OPEN_TO_ALL):
-            return handler
+            return self._limited(handler)
         if handler is None:
-            return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse, None))
+            return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse, None, is_known=False))
         return self._wrap(method, handler)
+
+    def _limited(self, handler: Any) -> Any:
+        """Limit the streams of a method that needs no credentials; other calls end at once and are not limited."""
+        if handler is None or not handler.response_streaming:
+            return handler
+        behaviour = handler.stream_stream or handler.unary_stream
+
+        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            if self._open_streams >= MAX_OPEN_STREAMS:
+                refusal = QueueFull(queue_length=self._open_streams, queue_limit=MAX_OPEN_STREAMS)
+                status = rpc_status.to_status(status_from_error(refusal))
+                await context.abort(status.code, status.details, status.trailing_metadata)
+            self._open_streams += 1
+            try:
+                await _write_all(behaviour(request, context), context)
+            finally:
+                self._open_streams -= 1
+
+        shape = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.unary_stream_rpc_method_handler
+        return shape(serve, handler.request_deserializer, handler.response_serializer)
 
     def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         # Requests are parsed inside the layers, so that parse errors are mapped and logged, too.
@@ -60,11 +85,13 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _streaming(self, method: str, behaviour: Callable[..., Any], decode: Decoder | None) -> Any:
+    def _streaming(
+        self, method: str, behaviour: Callable[..., Any], decode: Decoder | None, *, is_known: bool = True
+    ) -> Any:
         # Responses are written here instead of yielded, so that a cancelled call is interrupted inside these scopes and
         # the generator is closed at once.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            call = Call.begin(method, context, decode=decode)
+            call = Call.begin(method, context, decode=decode, is_known=is_known)
             async with (
                 self._around(call, request),
                 reading_rest_if_refused(request),
@@ -82,6 +109,16 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
                 await stack.enter_async_context(layer(call))
             await call.take(request)
             yield
+
+
+async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Write the responses of a generator, or await a coroutine that writes them itself."""
+    if not hasattr(responses, '__aiter__'):
+        await responses
+        return
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
 
 
 class _NoResponses:

@@ -82,7 +82,7 @@ async def trace_call(call: Call) -> AsyncIterator[None]:
     """Record a server span as a child of the caller's span."""
     parent = propagate.extract(call.metadata)
     with _tracer.start_as_current_span(
-        call.method[1:],
+        call.label.removeprefix('/'),
         context=parent,
         kind=trace.SpanKind.SERVER,
         record_exception=False,
@@ -115,8 +115,8 @@ async def count_call(call: Call) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        _calls.labels(call.method, call.status_name).inc()
-        _seconds.labels(call.method).observe(time.perf_counter() - begin)
+        _calls.labels(call.label, call.status_name).inc()
+        _seconds.labels(call.label).observe(time.perf_counter() - begin)
 
 
 @asynccontextmanager
@@ -129,7 +129,7 @@ async def log_call(call: Call) -> AsyncIterator[None]:
         write = _log.debug if call.status_name == 'OK' else _log.info
         write(
             'call',
-            method=call.method,
+            method=call.label,
             status=call.status_name,
             milliseconds=round(1000 * (time.perf_counter() - begin), 2),
             request_id=call.request_id,
@@ -162,7 +162,7 @@ def _domain_error(error: BaseException, call: Call) -> DomainError:
         return Internal(call.request_id)
     if isinstance(error, DomainError):
         return error
-    _log.error('unexpected error', method=call.method, request_id=call.request_id, exc_info=error)
+    _log.error('unexpected error', method=call.label, request_id=call.request_id, exc_info=error)
     return Internal(call.request_id)
 
 
@@ -180,7 +180,7 @@ def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
     @asynccontextmanager
     async def trust(call: Call) -> AsyncIterator[None]:
         if not trusts(call):
-            _log.warning('untrusted peer refused', method=call.method, names=sorted(call.peer_names()))
+            _log.warning('untrusted peer refused', method=call.label, names=sorted(call.peer_names()))
             raise PeerNotTrusted()
         yield
 

@@ -21,6 +21,7 @@ from services.kit.errors import InvalidField, QueueFull, UnknownComponent
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for, current_caller
+from services.kit.rpc.interceptor import MAX_OPEN_STREAMS
 from services.kit.rpc.layers import server_layers
 from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve_until_stopped
 from services.kit.rpc.status import error_from_call
@@ -253,6 +254,26 @@ async def test_health_needs_no_credentials() -> None:
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_streams_without_credentials_are_limited() -> None:
+    """Streams of the health service cannot take the concurrent calls of tenants; a stream that ends makes room."""
+    async with _serving() as (_, server, channel), grpc.aio.insecure_channel(server.address) as unknown:
+
+        def watch() -> Any:
+            return health_pb2_grpc.HealthStub(unknown).Watch(health_pb2.HealthCheckRequest(service='x'))
+
+        streams = [watch() for _ in range(MAX_OPEN_STREAMS)]
+        for stream in streams:
+            await stream.read()
+        refused = watch()
+        assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await _get(channel, 'x')) is not None
+        for stream in streams:
+            stream.cancel()
+        while await (stream := watch()).read() is grpc.aio.EOF:
+            assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream.cancel()
 
 
 def test_layers_have_the_documented_order() -> None:

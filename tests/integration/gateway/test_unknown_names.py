@@ -1,0 +1,136 @@
+"""Callers without valid credentials choose names, and nothing at the gateway grows with them."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fixtures.gateway_process import gateway_process
+from fixtures.gateway_upstream import Upstream
+from fixtures.growth import growth, measure
+from fixtures.running_gateway import RunningGateway, bearer, running_gateway
+from services.kit.telemetry import TelemetryConfig
+
+MARK = 'madeup'
+"""Part of all names that the callers make up."""
+WARM_UP = 150
+"""Calls after which the bounded caches of the process are full."""
+CALLS = 800
+LEAST_GROWTH = CALLS // 4
+CONCURRENT = 20
+_REFUSALS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+KNOWN = '/twinkle.api.model.v1.AdapterService/GetAdapter'
+
+
+def _method(number: int) -> str:
+    """Return an unknown method, of an unknown service or of a known one."""
+    if number % 2:
+        return f'/twinkle.api.model.v1.AdapterService/{MARK}{number}{"x" * 200}'
+    return f'/{MARK}.v{number}.Service/Method'
+
+
+async def _call_rpc(channel: grpc.aio.Channel, number: int, *, secret: str = '') -> None:
+    """Call an unknown method, and a known one, with made-up metadata."""
+    name = f'{MARK}{number}'
+    metadata = [(name, name), ('x-request-id', name), ('traceparent', f'00-{number + 1:032x}-{number + 1:016x}-01')]
+    metadata += bearer(secret) if secret else (('x-twinkle-tenant', name), ('baggage', f'{name}=1'))
+    for method in (_method(number), KNOWN):
+        call = channel.unary_unary(method)(b'', metadata=tuple(metadata))
+        assert await call.code() in _REFUSALS or secret
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=name))
+    await watch.read()
+    watch.cancel()
+
+
+async def _call_http(client: httpx.AsyncClient, number: int, *, secret: str = '') -> None:
+    """Call unknown paths and HTTP methods, and known paths, with made-up headers and models."""
+    name = f'{MARK}{number}'
+    headers = {'user-agent': f'{name}/1.0', name: name, 'cookie': f'{name}=1', 'x-request-id': name}
+    if secret:
+        headers['authorization'] = f'Bearer {secret}'
+    body = {'model': name, 'messages': [{'role': 'user', 'content': 'x'}]}
+    answers = [
+        await client.get(f'/{name}/{name}', headers=headers),
+        await client.request(name.upper(), '/v1/models', headers=headers),
+        await client.get(f'/api/v1/training_runs/{name}?{name}=1', headers=headers),
+        await client.get(f'/api/v1/files/{name}.{name}/{name}.tar', headers=headers),
+        await client.post('/v1/chat/completions', headers=headers, json=body),
+    ]
+    assert secret or {answer.status_code for answer in answers} <= {401, 404, 405}
+
+
+async def _call_all(channel: grpc.aio.Channel, client: httpx.AsyncClient, numbers: range, *, secret: str = '') -> None:
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def call(number: int) -> None:
+        async with slots:
+            await _call_rpc(channel, number, secret=secret)
+            await _call_http(client, number, secret=secret)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in numbers:
+            tasks.create_task(call(number))
+
+
+@pytest.fixture
+async def running(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway with both listeners."""
+    async with running_gateway(tmp_path, upstream=upstream.address, http_listen='127.0.0.1:0') as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize('has_key', [False, True])
+async def test_no_object_of_the_gateway_grows_with_made_up_names(running: RunningGateway, *, has_key: bool) -> None:
+    """Methods, paths, models and user agents that callers make up leave no object behind, with or without a key."""
+    secret = (await running.make_key('alice')).secret if has_key else ''
+    async with httpx.AsyncClient(base_url=f'http://{running.http_address}', timeout=60) as client:
+        await _call_all(running.channel, client, range(WARM_UP), secret=secret)
+        before = measure()
+        await _call_all(running.channel, client, range(WARM_UP, WARM_UP + CALLS), secret=secret)
+        assert growth(before, measure(), least=LEAST_GROWTH) == []
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+def _series(page: str) -> set[str]:
+    return {line.rpartition(' ')[0] for line in page.splitlines() if line and not line.startswith('#')}
+
+
+async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
+    """Made-up names add no metric series, and are in no name of a span and in no field of a log line but the id."""
+    port, log = _free_port(), tmp_path / 'log'
+    telemetry = TelemetryConfig(metrics_port=port, trace_dir=tmp_path / 'traces', is_log_json=True, log_level='DEBUG')
+    settings = {f'telemetry__{name}': value for name, value in telemetry.model_dump(exclude_defaults=True).items()}
+    async with gateway_process(tmp_path, log=log, **settings) as gateway, httpx.AsyncClient(timeout=60) as client:
+        client.base_url = httpx.URL(f'http://{gateway.http_address}')
+        secret = await gateway.make_key('alice')
+        metrics = f'http://127.0.0.1:{port}/metrics'
+        for key in ('', secret):
+            await _call_all(gateway.channel, client, range(10), secret=key)
+        before = _series((await client.get(metrics)).text)
+        for key in ('', secret):
+            await _call_all(gateway.channel, client, range(10, 110), secret=key)
+        assert _series((await client.get(metrics)).text) == before
+        assert any('method="_OTHER"' in series for series in before)
+        assert any('route="_OTHER"' in series for series in before)
+        gateway.process.terminate()
+        gateway.process.wait()
+    spans = [json.loads(line) for file in (tmp_path / 'traces').iterdir() for line in file.read_text().splitlines()]
+    assert any(span['name'] == '_OTHER' for span in spans)
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{')]
+    assert any(line.get('method') == '_OTHER' for line in lines)
+    for fields in (*lines, *spans):
+        fields.pop('request_id', None)
+        fields.get('attributes', {}).pop('twinkle.request_id', None)
+        assert not re.search(MARK, json.dumps(fields), re.IGNORECASE), fields
