@@ -102,7 +102,7 @@ class Route:
     errors: ErrorFormat
     credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     """Maps a call's headers to those that the authenticator reads."""
-    identify: Callable[[HttpCall], Caller] | None = None
+    identify: Callable[[HttpCall], Awaitable[Caller]] | None = None
     """Derives the caller from the URL alone, or raises; None authenticates by the headers."""
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -31,11 +32,13 @@ from services.gateway.http.call import (
     default_gates,
     event_bytes,
 )
+from services.kit.caller import Caller
 from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull
 from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.layers import REQUEST_ID_KEY
+from services.kit.rpc.recheck import rechecked
 
 MAX_CONCURRENT_CALLS = 4096
 
@@ -108,16 +111,20 @@ class Guard:
     async def _respond(self, call: HttpCall) -> None:
         if self.is_draining:
             raise Draining()
-        if call.route.identify is not None:
-            call.caller = call.route.identify(call)
-        else:
-            credentials = call.route.credentials(call.headers)
-            call.caller = await self._authenticator.authenticate(call.route.method, credentials)
+        call.caller = await self._authenticated(call)
         set_caller(call.caller)
-        with self._fair_share(call.caller.tenant_id), self._reserved_memory(call, call.caller.tenant_id):
-            response = await call.route.serve(call)
-            call.body_done.set()
-            await response.write(call)
+        check = partial(self._authenticated, call)
+        async with rechecked(check, interval=self._authenticator.recheck_interval):
+            with self._fair_share(call.caller.tenant_id), self._reserved_memory(call, call.caller.tenant_id):
+                response = await call.route.serve(call)
+                call.body_done.set()
+                await response.write(call)
+
+    async def _authenticated(self, call: HttpCall) -> Caller:
+        if call.route.identify is not None:
+            return await call.route.identify(call)
+        credentials = call.route.credentials(call.headers)
+        return await self._authenticator.authenticate(call.route.method, credentials)
 
     @contextmanager
     def _reserved_memory(self, call: HttpCall, tenant_id: str) -> Iterator[None]:

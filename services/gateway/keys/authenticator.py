@@ -43,7 +43,8 @@ class KeyVerifier:
         self._keys = keys
         self._hasher = hasher
         self._clock = clock
-        self._memory_seconds = memory.total_seconds()
+        self.memory = memory
+        """Time for which results are cached."""
         self._known: OrderedDict[bytes, _CachedKey] = OrderedDict()
         self._unknown: OrderedDict[bytes, _CachedKey] = OrderedDict()
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
@@ -77,7 +78,7 @@ class KeyVerifier:
         async with self._lookups:
             epoch = self._epoch
             key = await self._keys.find(digest)
-        found = _CachedKey(key, self._clock.monotonic() + self._memory_seconds)
+        found = _CachedKey(key, self._clock.monotonic() + self.memory.total_seconds())
         if epoch == self._epoch:
             cache = self._unknown if key is None else self._known
             self._unknown.pop(digest, None)
@@ -93,6 +94,11 @@ class KeyAuthenticator:
 
     def __init__(self, verifier: KeyVerifier) -> None:
         self._verifier = verifier
+
+    @property
+    def recheck_interval(self) -> timedelta | None:
+        """Interval at which the key of an open stream is verified again."""
+        return self._verifier.memory
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
         """Return the caller that the key belongs to.
@@ -137,6 +143,11 @@ class GatewayAuthenticator:
         self._services = services
         self._internal_token = internal_token
         self._is_open = is_open
+
+    @property
+    def recheck_interval(self) -> timedelta | None:
+        """Interval at which the key of an open stream is verified again."""
+        return self._keys.recheck_interval
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
         """Return the caller.

@@ -79,6 +79,10 @@ class Keys:
         found = await self._store.list_newest(tenant_id, page)
         return list_page(found, page, cursor_of=lambda key: Cursor(key.create_time, key.key_id))
 
+    async def has_valid_key(self, tenant_id: str) -> bool:
+        """Return whether a tenant has a key that is valid now."""
+        return await self._store.has_valid(tenant_id, moment=self._clock.now())
+
     async def rotate(self, key_id: str, *, overlap: timedelta) -> RotatedKey:
         """Create a key with the same rights; the old key stays valid for `overlap`, so that all its users can switch.
 

@@ -51,6 +51,10 @@ class KeyStore(Protocol):
         """Return the key with this digest, valid or not, or None."""
         ...
 
+    async def has_valid(self, tenant_id: str, *, moment: datetime) -> bool:
+        """Return whether a key of the tenant is valid at `moment`, as `ApiKey.is_valid_at` defines it."""
+        ...
+
     async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
         """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; None for an unknown key.
 

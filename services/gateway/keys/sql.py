@@ -148,6 +148,13 @@ class SqlKeyStore:
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)
             return await fetch_one(connection, query, ApiKey)
 
+    async def has_valid(self, tenant_id: str, *, moment: datetime) -> bool:
+        ends = (ApiKeyRow.expire_time, ApiKeyRow.retire_time)
+        is_valid = (ApiKeyRow.revoke_time.is_(None), *(end.is_(None) | (end > moment) for end in ends))
+        query = select(ApiKeyRow.key_id).where(ApiKeyRow.tenant_id == tenant_id, *is_valid).limit(1)
+        async with self._database.read() as connection:
+            return (await connection.execute(query)).first() is not None
+
     async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
         is_key = ApiKeyRow.key_id == key_id
         query = select_values(ApiKeyRow, ApiKey).where(is_key).with_for_update()

@@ -10,7 +10,7 @@ import hmac
 import json
 import re
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -69,7 +69,7 @@ class Links:
     """Creates and reads links that need no API key; gateways with the same signing key share them."""
 
     def __init__(self, key: bytes, *, clock: Clock, lifetime: timedelta = LINK_LIFETIME) -> None:
-        """Sign with `key`; links stay valid for `lifetime`, even if the API key of their creator is revoked."""
+        """Sign with `key`; links stay valid for `lifetime`, or until their tenant has no valid API key."""
         self._key = key
         self._clock = clock
         self._lifetime = lifetime
@@ -226,9 +226,13 @@ class FileResponse:
 class ArchiveRoutes:
     """Routes that link to archives and serve them."""
 
-    def __init__(self, checkpoints: GrpcCheckpoints, links: Links) -> None:
+    def __init__(
+        self, checkpoints: GrpcCheckpoints, links: Links, *, has_valid_key: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        """Create the routes; `has_valid_key` returns whether a tenant has a valid API key."""
         self._checkpoints = checkpoints
         self._links = links
+        self._has_valid_key = has_valid_key
 
     def routes(self) -> list[Route]:
         return [
@@ -275,9 +279,16 @@ class ArchiveRoutes:
         name = link.file or f'{path_of_native(link.path).name}.tar'
         return FileResponse(self._checkpoints, link.path, found, name.replace('"', ''), contents.digest)
 
-    def _identify(self, call: HttpCall) -> Caller:
-        """Return the caller of a link: the tenant that created it, without any scope."""
-        return Caller(tenant_id=self._links.read(call.path_values['token']).tenant_id)
+    async def _identify(self, call: HttpCall) -> Caller:
+        """Return the caller of a link: the tenant that created it, without any scope.
+
+        Raises:
+            CredentialsInvalid: The link is invalid, or its tenant has no valid API key.
+        """
+        tenant_id = self._links.read(call.path_values['token']).tenant_id
+        if not await self._has_valid_key(tenant_id):
+            raise CredentialsInvalid()
+        return Caller(tenant_id=tenant_id)
 
 
 def _server_url(call: HttpCall) -> str:

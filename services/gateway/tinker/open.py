@@ -103,7 +103,7 @@ def open_tinker_catalogue(
         RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=lookups),
         CheckpointRoutes(catalogue.checkpoints, sessions),
         SessionListRoutes(browser, sessions, search, sampler_ids=sampler_ids),
-        ArchiveRoutes(catalogue.client, links),
+        ArchiveRoutes(catalogue.client, links, has_valid_key=accounts.keys.has_valid_key),
         UploadRoutes(catalogue.client),
         AccountRoutes(browser, revoke=accounts.keys.revoke),
     )

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Protocol
 
 from services.kit.caller import Caller
@@ -19,6 +20,11 @@ ALL_SCOPES = frozenset({'train', 'sample', 'data', 'operator', 'admin'})
 class Authenticator(Protocol):
     """Determines the caller of a call."""
 
+    @property
+    def recheck_interval(self) -> timedelta | None:
+        """Interval at which the caller of an open stream is authenticated again; None if callers stay valid."""
+        ...
+
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
         """Return the caller.
 
@@ -35,6 +41,8 @@ class Authenticator(Protocol):
 
 class InternalAuthenticator:
     """Trusts callers with the deployment's internal token and takes the tenant from the metadata."""
+
+    recheck_interval = None
 
     def __init__(self, token: str) -> None:
         """Expect `token`. An empty token trusts all callers, which servers allow on loopback only."""

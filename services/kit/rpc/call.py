@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,16 @@ class Call:
     context: grpc.aio.ServicerContext[Any, Any]
     is_known: bool = True
     """Whether the server has the method."""
+    is_stream: bool = False
+    """Whether the call has a stream of requests or responses."""
     decode: Decoder | None = None
     """Parser of requests; None if the handler takes bytes."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Text values of the caller's metadata."""
     request_id: str = ''
     caller: Caller | None = None
+    recheck: Callable[[], Awaitable[object]] | None = None
+    """Authenticates the caller again, for each message of a request stream; None if callers stay valid."""
     status_name: str = 'OK'
     """Name of the call's final status."""
     hold: Hold | None = None
@@ -49,11 +53,12 @@ class Call:
         *,
         decode: Decoder | None,
         is_known: bool = True,
+        is_stream: bool = False,
     ) -> Call:
         """Return a new call with the text metadata of `context`."""
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
-        return cls(method, context, is_known, decode, metadata)
+        return cls(method, context, is_known, is_stream, decode, metadata)
 
     @property
     def label(self) -> str:
@@ -98,6 +103,8 @@ class Call:
 
     async def _received_stream(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
+            if self.recheck is not None:
+                await self.recheck()
             await self.take(message)
             yield self.received(message)
             if self.hold is not None:

@@ -79,7 +79,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
     def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]], decode: Decoder | None) -> Any:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            call = Call.begin(method, context, decode=decode)
+            call = Call.begin(method, context, decode=decode, is_stream=hasattr(request, '__aiter__'))
             async with self._around(call, request), reading_rest(request):
                 return await behaviour(call.received(request), context)
 
@@ -91,7 +91,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         # Responses are written here instead of yielded, so that a cancelled call is interrupted inside these scopes and
         # the generator is closed at once.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            call = Call.begin(method, context, decode=decode, is_known=is_known)
+            call = Call.begin(method, context, decode=decode, is_known=is_known, is_stream=True)
             async with (
                 self._around(call, request),
                 reading_rest_if_refused(request),

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -27,6 +28,7 @@ from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
 from services.kit.rpc.context import set_caller, set_request_id
+from services.kit.rpc.recheck import rechecked
 from services.kit.rpc.status import status_from_error
 
 Layer = Callable[[Call], AbstractAsyncContextManager[None]]
@@ -188,13 +190,18 @@ def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
 
 
 def authenticate_with(authenticator: Authenticator) -> Layer:
-    """Create the layer that determines the caller."""
+    """Create the layer that determines the caller, and ends a stream once its caller is refused."""
 
     @asynccontextmanager
     async def authenticate(call: Call) -> AsyncIterator[None]:
-        call.caller = await authenticator.authenticate(call.method, call.metadata)
+        check = partial(authenticator.authenticate, call.method, call.metadata)
+        call.caller = await check()
         set_caller(call.caller)
-        yield
+        interval = authenticator.recheck_interval if call.is_stream else None
+        if interval is not None:
+            call.recheck = check
+        async with rechecked(check, interval=interval):
+            yield
 
     return authenticate
 

@@ -120,6 +120,21 @@ async def test_key_is_found_by_its_exact_digest(owned: Any) -> None:
     assert await owned.keys.find(b'2' * 32) is None
 
 
+async def test_tenant_has_a_valid_key_until_each_has_ended(owned: Any) -> None:
+    """Expired, retired and revoked keys, and keys of other tenants, do not count as valid keys of a tenant."""
+    end = START + timedelta(hours=1)
+    assert not await owned.keys.has_valid('alice', moment=START)
+    lasting = replace(KEY, expire_time=None)
+    for number, key in enumerate((replace(KEY, expire_time=end), replace(lasting, retire_time=end), lasting)):
+        await owned.keys.add(replace(key, key_id=f'key-{number}'), digest=bytes([number]) * 32)
+        assert await owned.keys.has_valid('alice', moment=START)
+        assert not await owned.keys.has_valid('bob', moment=START)
+        assert await owned.keys.has_valid('alice', moment=end) == (key is lasting)
+    await owned.keys.revoke('key-2', moment=START)
+    assert await owned.keys.has_valid('alice', moment=START)
+    assert not await owned.keys.has_valid('alice', moment=end)
+
+
 async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
     """Adding a key with an existing digest keeps the existing key, even if it is revoked."""
     await owned.keys.add(KEY, digest=b'1' * 32)
