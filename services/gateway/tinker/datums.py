@@ -4,7 +4,7 @@ Every check that does not need the trainer is made here, before the request is q
 with the path of the first wrong field.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -39,8 +39,6 @@ class LossRule:
     optional: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     """Numbers in loss_fn_config."""
-    either: frozenset[str] = frozenset()
-    """Names that must be given as an input or as an option."""
 
 
 _POLICY = frozenset({'logprobs', 'advantages'})
@@ -52,7 +50,7 @@ _RULES: Mapping[str, LossRule] = {
     'ppo': LossRule(_POLICY, BOUNDS, BOUNDS),
     'cispo': LossRule(_POLICY, BOUNDS, BOUNDS),
     'dro': LossRule(_POLICY, options=frozenset({'beta'})),
-    'gspo': LossRule(_POLICY | {'sequence_ratio_mask'}, BOUNDS, BOUNDS, BOUNDS),
+    'gspo': LossRule(_POLICY | {'sequence_ratio_mask'}, BOUNDS, BOUNDS),
     'stable_reinforce': LossRule(frozenset({'advantages'}), frozenset({'logprobs'}), frozenset({'kl_coeff'})),
 }
 _HIGHEST = 1e6
@@ -191,19 +189,16 @@ def _check_spans(message: wire.Datum, field: str) -> None:
 class FeatureReader:
     """Converts examples to features for one loss and one base model."""
 
-    def __init__(
-        self, rule: LossRule, *, options: Collection[str] = (), vocabulary_size: int, context_tokens: int
-    ) -> None:
+    def __init__(self, rule: LossRule, *, vocabulary_size: int, context_tokens: int) -> None:
         """Configure the checks.
 
         Args:
             rule: Inputs of the loss.
-            options: Names of the options that the request sets.
             vocabulary_size: Number of tokens of the base model; 0 if unknown.
             context_tokens: Most tokens of an example; 0 if unknown.
         """
         self._rule = rule
-        self._required = {'target_tokens', *rule.required, *(rule.either - set(options))}
+        self._required = {'target_tokens', *rule.required}
         self._vocabulary_size = vocabulary_size or 1 << 31
         self._context_tokens = context_tokens or 1 << 31
 

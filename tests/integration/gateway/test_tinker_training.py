@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.model_service import serving_model
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from services.gateway.tinker.datums import BOUNDS, LOSSES, rule_of
 from services.gateway.tinker.wire import tinker_pb2 as wire
 
 TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
@@ -127,6 +128,20 @@ async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
     _, metrics = await client.train('ppo', logprobs=q, advantages=advantages)
     least = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
     assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-3)
+
+
+async def test_bounds_of_every_policy_loss_have_defaults(client: Client) -> None:
+    """Every loss with bounds runs without them; gspo then clips the mean ratio to 0.9997 and 1.0004."""
+    await client.make_model(rank=4, seed=1)
+    logps, _ = await client.train(forward_only=True)
+    advantages, inputs = np.array([1, -1, 2, 0, 1, -2, 1], '<f4'), {'logprobs': logps - ONES / 4}
+    for name in (name for name in LOSSES if rule_of(name).options >= BOUNDS):
+        mask = {'sequence_ratio_mask': ONES} if 'sequence_ratio_mask' in rule_of(name).required else {}
+        _, metrics = await client.train(name, advantages=advantages, **inputs, **mask)
+        assert math.isfinite(metrics['loss:sum'])
+    _, metrics = await client.train('gspo', advantages=advantages, **inputs, sequence_ratio_mask=ONES)
+    least = np.minimum(math.exp(1 / 4) * advantages, 1.0004 * advantages)
+    assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-4)
 
 
 async def test_training_continues_from_saved_weights(client: Client) -> None:

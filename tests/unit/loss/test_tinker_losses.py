@@ -1,5 +1,7 @@
 """Tests specific to the losses under Tinker's names; `test_formulas` tests their formulas."""
 
+import math
+
 import pytest
 import torch
 
@@ -37,12 +39,17 @@ def test_options_are_tinkers_and_no_others(name):
         build_loss(name, epsilon=0.2)
 
 
-@pytest.mark.parametrize('options', [{}, {'clip_low_threshold': 0.8}])
-def test_gspo_requires_bounds(options):
-    """A bound of gspo that is neither an option nor a stream is refused."""
-    batch = batch_of([-1.0, -2.0], advantages=[1.0, 1.0], old_logps=[-1.5, -1.5], sequence_ratio_mask=[1.0, 1.0])
-    with pytest.raises(MissingStream):
-        build_loss('gspo', **options)(batch)
+@pytest.mark.parametrize('options', [{}, {'clip_low_threshold': 0.8}, {'clip_high_threshold': 3.0}])
+@pytest.mark.parametrize('advantage', [1.0, -1.0])
+def test_gspo_clips_to_its_default_bounds(options, advantage):
+    """A bound of gspo that is neither an option nor a stream is that of `GSPOLoss`."""
+    high, low = options.get('clip_high_threshold', 1 + 4e-4), options.get('clip_low_threshold', 1 - 3e-4)
+    # The ratio of both labels is e for a positive advantage and 1/e for a negative one, which is beyond all bounds
+    # but a high one of 3.
+    old = [-1.0 - advantage, -2.0 - advantage]
+    batch = batch_of([-1.0, -2.0], advantages=[advantage] * 2, old_logps=old, sequence_ratio_mask=[1.0, 1.0])
+    ratio = min(math.e, high) if advantage > 0 else max(1 / math.e, low)
+    assert math.isclose(build_loss('gspo', **options)(batch)['loss'].item(), -2 * advantage * ratio, rel_tol=1e-6)
 
 
 def test_importance_weight_is_limited():

@@ -18,7 +18,6 @@ TARGETS = ('all-linear', ('q_proj', 'v_proj'), ('down_proj',), ('o_proj', 'gate_
 
 
 LOSS_OPTIONS = {
-    'gspo': {'clip_low_threshold': 0.8, 'clip_high_threshold': 1.2},
     'GRPOLoss': {'beta': 0.1, 'entropy_coef': 0.01},
     'SoftCrossEntropyLoss': {'reduction': 'sum'},
 }

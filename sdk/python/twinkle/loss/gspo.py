@@ -9,6 +9,9 @@ from twinkle.loss.base import LossBatch
 from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.policy import ClippedPolicyLoss, log_ratio
 
+EPSILON_LOW, EPSILON_HIGH = 3e-4, 4e-4
+"""Default distances of the bounds from 1: arXiv 2507.18071, section 5.1."""
+
 
 class GSPOLoss(ClippedPolicyLoss):
     """Clipped objective with one ratio per sequence.
@@ -42,7 +45,7 @@ class GSPOLoss(ClippedPolicyLoss):
         **correction: Unpack[CorrectionOptions],
     ) -> None:
         if epsilon is None:
-            epsilon, epsilon_high = 3e-4, 4e-4 if epsilon_high is None else epsilon_high
+            epsilon, epsilon_high = EPSILON_LOW, EPSILON_HIGH if epsilon_high is None else epsilon_high
         super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index, **correction)
 
     def log_ratio(self, batch: LossBatch) -> Tensor:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from twinkle.data_format import LossOutput
 from twinkle.loss.base import Loss, LossBatch
-from twinkle.loss.errors import MissingStream
 from twinkle.loss.options import check_number
 from twinkle.loss.reporting import as_numbers
 
@@ -44,8 +43,8 @@ class TinkerClippedLoss(TinkerPolicyLoss):
     """Policy loss with bounds on the ratio, from options or per label from streams of the same names.
 
     Args:
-        clip_low_threshold: lower bound, at least 0. None requires the stream.
-        clip_high_threshold: upper bound, at least the lower one. None requires the stream.
+        clip_low_threshold: lower bound, at least 0.
+        clip_high_threshold: upper bound, at least the lower one.
 
     Raises:
         ValueError: a bound is out of range.
@@ -53,17 +52,12 @@ class TinkerClippedLoss(TinkerPolicyLoss):
 
     optional_streams = ('clip_low_threshold', 'clip_high_threshold')
 
-    def __init__(self, clip_low_threshold: float | None, clip_high_threshold: float | None) -> None:
-        self.clip_low_threshold = _checked('clip_low_threshold', clip_low_threshold, low=0.0)
-        lowest = 0.0 if clip_low_threshold is None else clip_low_threshold
-        self.clip_high_threshold = _checked('clip_high_threshold', clip_high_threshold, low=lowest)
+    def __init__(self, clip_low_threshold: float, clip_high_threshold: float) -> None:
+        self.clip_low_threshold = check_number('clip_low_threshold', clip_low_threshold, low=0.0)
+        self.clip_high_threshold = check_number('clip_high_threshold', clip_high_threshold, low=clip_low_threshold)
 
     def clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R], the ratio clipped to its bounds.
-
-        Raises:
-            MissingStream: a bound is neither an option nor a stream.
-        """
+        """Return [R], the ratio clipped to its bounds."""
         low, high = (self._bound(name, ratio_R, batch) for name in ('clip_low_threshold', 'clip_high_threshold'))
         return torch.minimum(torch.maximum(ratio_R, low), high)
 
@@ -73,13 +67,4 @@ class TinkerClippedLoss(TinkerPolicyLoss):
         return -torch.minimum(ratio_R * advantages_R, self.clipped(ratio_R, batch) * advantages_R)
 
     def _bound(self, name: str, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        own = getattr(self, name)
-        if name in batch.streams:
-            return batch.stream(name)
-        if own is None:
-            raise MissingStream(type(self).__name__, name)
-        return ratio_R.new_tensor(own)
-
-
-def _checked(name: str, value: float | None, *, low: float) -> float | None:
-    return None if value is None else check_number(name, value, low=low)
+        return batch.stream(name) if name in batch.streams else ratio_R.new_tensor(getattr(self, name))

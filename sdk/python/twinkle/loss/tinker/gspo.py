@@ -5,6 +5,7 @@ from torch import Tensor
 
 from twinkle.loss.base import LossBatch
 from twinkle.loss.errors import InvalidLossInput
+from twinkle.loss.gspo import EPSILON_HIGH, EPSILON_LOW
 from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
@@ -14,7 +15,7 @@ class TinkerGSPO(TinkerClippedLoss):
     The mean of log r is taken over the labels where the stream `sequence_ratio_mask` is not 0.
 
     Args:
-        clip_low_threshold: see `TinkerClippedLoss`; Tinker publishes no default, so None requires the stream.
+        clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no defaults; ours are the bounds of `GSPOLoss`.
         clip_high_threshold: see `clip_low_threshold`.
 
     Raises:
@@ -23,7 +24,9 @@ class TinkerGSPO(TinkerClippedLoss):
 
     required_streams = ('advantages', 'old_logps', 'sequence_ratio_mask')
 
-    def __init__(self, clip_low_threshold: float | None = None, clip_high_threshold: float | None = None) -> None:
+    def __init__(
+        self, clip_low_threshold: float = 1 - EPSILON_LOW, clip_high_threshold: float = 1 + EPSILON_HIGH
+    ) -> None:
         super().__init__(clip_low_threshold, clip_high_threshold)
 
     def per_label(self, batch: LossBatch) -> Tensor:
