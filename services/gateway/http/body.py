@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -12,6 +12,8 @@ from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, Message
 
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
+HEAD_BYTES = (1 << 17) + (1 << 8)
+"""First bytes of a body that are kept when it is too long, enough for a zstd block of 128 KiB."""
 _DISCARDED_BYTES = 8 << 20
 """Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
 
@@ -70,7 +72,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read.
+        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read. `call.body_head` has
+            its first bytes, unless it is announced as longer than that, so that nothing was read.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
         ClientGone: The client closed the connection.
@@ -90,19 +93,27 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
             raise refusal
         size += len(chunk)
         if size > 2 * limit_bytes:
+            keep_head(call, [*chunks, chunk])
             raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
         if refusal is None and declared < size <= limit_bytes:
             refusal = await _reserve(call, len(chunk))
-        if refusal is not None or size > limit_bytes:
+        chunks.append(chunk)
+        if max(size, declared) > limit_bytes:
+            keep_head(call, chunks)
+        if refusal is not None or max(size, declared) > limit_bytes:
             chunks.clear()
-        else:
-            chunks.append(chunk)
     call.body_done.set()
     if size > limit_bytes:
         raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
     if refusal is not None:
         raise refusal
     return b''.join(chunks)
+
+
+def keep_head(call: HttpCall, chunks: Iterable[bytes]) -> None:
+    """Append chunks of the body to `call.body_head`, up to `HEAD_BYTES`."""
+    for chunk in chunks:
+        call.body_head.extend(memoryview(chunk)[: HEAD_BYTES - len(call.body_head)])
 
 
 async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:

@@ -120,6 +120,8 @@ class HttpCall:
     caller: Caller | None = None
     memory: CallMemory | None = None
     """Reserved memory; None until the caller is known."""
+    body_head: bytearray = field(default_factory=bytearray)
+    """First bytes of a body that was refused because it is too long; empty if none was read."""
     status: int = 0
     """HTTP status sent to the client; 0 before the head is written."""
     is_streaming: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 import zstandard
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
-from services.gateway.http.body import INLINE_BYTES, parse_object, read_bytes
+from services.gateway.http.body import HEAD_BYTES, INLINE_BYTES, arriving, keep_head, parse_object, read_bytes
 from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
 from services.gateway.http.validation import JsonModel, read_model
 from services.gateway.tinker.paths import WeightsPath, parse_path
@@ -130,10 +130,31 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Made], *, limit_b
     if encoding not in {'identity', 'zstd'}:
         raise InvalidField('content-encoding', 'must be zstd, or absent')
     data = await read_bytes(call, limit_bytes=limit_bytes)
+    keep_head(call, [data])
     if encoding == 'zstd':
         data = await _decompressed_body(call, data, limit_bytes)
     await call.reserve_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
     return await asyncio.to_thread(make, data) if len(data) > INLINE_BYTES else make(data)
+
+
+async def head_of(call: HttpCall) -> bytes:
+    """Return the first bytes of a refused body, decompressed as far as they are complete.
+
+    Raises:
+        DeadlinePassed, ClientGone: See `read_body`.
+    """
+    if not call.body_head and not call.body_done.is_set():
+        async for chunk in arriving(call):
+            keep_head(call, [chunk])
+            if len(call.body_head) == HEAD_BYTES:
+                break
+    if call.headers.get('content-encoding', 'identity').strip().lower() != 'zstd':
+        return bytes(call.body_head)
+    try:
+        frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+        return next((piece for piece in _slices(frame, bytes(call.body_head)) if piece), b'')
+    except zstandard.ZstdError:
+        return b''
 
 
 def is_protobuf(call: HttpCall) -> bool:
