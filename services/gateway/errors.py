@@ -48,7 +48,8 @@ class KeyEnded(FailedPrecondition):
 
 
 @domain_error(
-    'PROJECT_NOT_FOUND', 'no project {project_id!r}; an administrator creates projects with `twinkle projects create`'
+    'PROJECT_NOT_FOUND',
+    'no project {project_id!r}; an administrator creates projects with `twinkle projects create TENANT PROJECT`',
 )
 class ProjectNotFound(NotFound):
     """The tenant has no such project."""

@@ -52,6 +52,7 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
         is_public=checkpoint.is_public,
         user_metadata=checkpoint.user_metadata,
         lora_rank=checkpoint.lora_rank,
+        target_modules=checkpoint.target_modules,
     )
 
 

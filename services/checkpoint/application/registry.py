@@ -168,6 +168,8 @@ def _version(adapter: AdapterKey, header: Header, target: VersionTarget, now: da
 def _checkpoint(
     adapter: AdapterKey, header: Header, target: CheckpointTarget, now: datetime, *, folder: str
 ) -> Checkpoint:
+    config = header.manifest.lora_config
+    targets = () if config is None else config.target_modules
     return Checkpoint(
         key=CheckpointKey(adapter, target.name),
         base_model=header.manifest.base_model,
@@ -180,5 +182,6 @@ def _checkpoint(
         expire_time=None if target.ttl is None else now + target.ttl,
         request_id=target.request_id,
         user_metadata=target.user_metadata,
-        lora_rank=0 if header.manifest.lora_config is None else header.manifest.lora_config.r,
+        lora_rank=0 if config is None else config.r,
+        target_modules=(targets,) if isinstance(targets, str) else targets,
     )

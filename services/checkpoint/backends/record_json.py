@@ -136,6 +136,7 @@ def _checkpoint_fields(record: Checkpoint) -> dict[str, Any]:
         'is_public': record.is_public,
         'user_metadata': dict(record.user_metadata),
         'lora_rank': record.lora_rank,
+        'target_modules': list(record.target_modules),
     }
 
 
@@ -155,4 +156,5 @@ def _checkpoint(value: dict[str, Any], adapter: AdapterKey, create_time: datetim
         is_public=value.get('is_public', False),
         user_metadata=value.get('user_metadata', {}),
         lora_rank=value.get('lora_rank', 0),
+        target_modules=tuple(value.get('target_modules', ())),
     )

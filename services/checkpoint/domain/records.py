@@ -53,6 +53,8 @@ class Checkpoint:
     """Labels of the owner."""
     lora_rank: int = 0
     """LoRA rank; 0 for full-parameter weights, and for checkpoints saved before the rank was recorded."""
+    target_modules: tuple[str, ...] = ()
+    """Adapted layers, as in `LoraConfig`; empty for full-parameter weights, and if they were not recorded."""
 
     def is_expired(self, now: datetime) -> bool:
         """Return whether the checkpoint has expired at `now`."""

@@ -35,13 +35,16 @@ from services.gateway.tinker.routes import (
     tinker_route,
 )
 from services.gateway.tinker.submission import Lookups, model_id_of
-from services.kit.errors import DomainError
+from services.kit.errors import DomainError, InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import text_from_proto
 from twinkle.api.model.v1 import adapter_pb2
 
 _ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256
+_ACCESS_TOKEN = 'x-tinker-weights-access-token'
+"""Header in which the SDK sends the token; old versions may send it in the body."""
+_NO_TOKENS = 'is not supported; weights of another account can be copied once they are published'
 _TYPES = {WeightsKind.TRAINING: 'training', WeightsKind.SAMPLER: 'sampler', WeightsKind.EXTERNAL: 'external'}
 
 
@@ -179,9 +182,7 @@ class TtlBody(TinkerModel):
 class CopyBody(TtlBody):
     """Body of `copy_weights`."""
 
-    weights_access_token: Annotated[
-        None, not_served('is not supported; weights of another account can be copied once they are published')
-    ] = None
+    weights_access_token: Annotated[None, not_served(_NO_TOKENS)] = None
     destination_project_id: str = ''
     """Ignored: projects contain no copies, so each copy has its own run."""
     session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -237,6 +238,8 @@ class CheckpointRoutes:
 
     async def _copy(self, call: HttpCall) -> Response:
         given = await read_body(call, CopyBody)
+        if _ACCESS_TOKEN in call.headers:
+            raise InvalidField(_ACCESS_TOKEN, _NO_TOKENS)
         run_id = ''
         if given.session_id is not None and given.model_seq_id is not None:
             await self._sessions.get(current_caller(), given.session_id)

@@ -3,7 +3,7 @@
 Functions raise InvalidField with the path of the first wrong field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -48,6 +48,7 @@ LORA_ALPHA = 32.0
 """Alpha of every adapter, which Tinker's clients do not send and external files state."""
 _GROUPS = {'train_attn': 'all-attention', 'train_mlp': 'all-mlp', 'train_unembed': 'output-head'}
 """Switches and the groups of layers that they train."""
+_GROUP_NAMES = frozenset({*_GROUPS.values(), 'all-linear'})
 _ADAMW = {'type': 'adamw'}
 
 
@@ -168,6 +169,14 @@ def native_lora_config(given: LoraConfig, *, is_unembed_trained: bool) -> traini
     return training_config_pb2.LoraConfig(
         lora_rank=given.rank, lora_alpha=LORA_ALPHA, target_modules=targets, seed=given.seed
     )
+
+
+def trained_groups(targets: Collection[str]) -> dict[str, bool | None]:
+    """Return the switches of a model with these target modules; None if they are unknown or are not only groups."""
+    if not targets or not _GROUP_NAMES.issuperset(targets):
+        return dict.fromkeys(_GROUPS)
+    is_all = 'all-linear' in targets
+    return {name: group in targets or (is_all and group != 'output-head') for name, group in _GROUPS.items()}
 
 
 class TinkerModelRoutes:
@@ -298,4 +307,4 @@ class InfoRoutes:
         # A run that trains all parameters has the rank 0.
         rank = run.lora_rank if run else saved.lora_rank or None
         facts = {'base_model': saved.base_model, 'is_lora': rank != 0, 'lora_rank': rank or None}
-        return JsonResponse({**facts, 'optimizer_config': _ADAMW})
+        return JsonResponse({**facts, **trained_groups(saved.target_modules), 'optimizer_config': _ADAMW})

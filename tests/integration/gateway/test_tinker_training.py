@@ -213,4 +213,11 @@ async def test_groups_of_layers_are_trained_separately(client: Client) -> None:
         await client.make_model(rank=4, seed=1, **switches)
         await client.train(weights=ONES)
         sizes.append((await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'])
+        path = (await client.run('save_weights', path='saved'))['path']
+        info = (await client.post('weights_info', {'tinker_path': path})).json()
+        # SDKs before 0.24 create the model from these facts, and then load the weights into it.
+        chosen = {name: info[name] for name in ('train_attn', 'train_mlp', 'train_unembed')}
+        assert chosen == {'train_attn': True, 'train_mlp': True, 'train_unembed': False, **switches}
+        await client.make_model(rank=info['lora_rank'], **chosen)
+        assert 'error' not in await client.run('load_weights', path=path, optimizer=True)
     assert len(set(sizes)) == 3

@@ -161,6 +161,18 @@ async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
     assert len(others | keyed) == 4
 
 
+@pytest.mark.parametrize('place', ['headers', 'json'])
+async def test_copy_with_an_access_token_is_refused(api: TinkerCatalogue, place: str) -> None:
+    """A copy with an access token is refused with 400, whether the token is in the header or in the body."""
+    await api.save('best')
+    body: dict[str, str] = {'source_path': f'tinker://{RUN}/weights/best'}
+    fields: dict[str, dict[str, str]] = {'headers': {}, 'json': body}
+    fields[place][{'headers': 'X-Tinker-Weights-Access-Token', 'json': 'weights_access_token'}[place]] = 'secret'
+    answer = await api.call('POST', 'copy_weights', **fields)
+    assert (answer.status_code, answer.json()['reason']) == (400, 'INVALID_FIELD')
+    assert 'secret' not in answer.text
+
+
 async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
     """A client that resumes a replaced archive gets the complete new one."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/checkpoint/v1/checkpoint.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdb\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x12\n\nadapter_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nbase_model\x18\x05 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x06 \x01(\x08\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12\x12\n\nstep_count\x18\x08 \x01(\x03\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x0e\n\x06\x66older\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_public\x18\r \x01(\x08\x12N\n\ruser_metadata\x18\x0e \x03(\x0b\x32\x37.twinkle.api.checkpoint.v1.Checkpoint.UserMetadataEntry\x12\x11\n\tlora_rank\x18\x0f \x01(\x05\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/checkpoint/v1/checkpoint.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x12\n\nadapter_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nbase_model\x18\x05 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x06 \x01(\x08\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12\x12\n\nstep_count\x18\x08 \x01(\x03\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x0e\n\x06\x66older\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_public\x18\r \x01(\x08\x12N\n\ruser_metadata\x18\x0e \x03(\x0b\x32\x37.twinkle.api.checkpoint.v1.Checkpoint.UserMetadataEntry\x12\x11\n\tlora_rank\x18\x0f \x01(\x05\x12\x16\n\x0etarget_modules\x18\x10 \x03(\t\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_USERMETADATAENTRY']._loaded_options = None
   _globals['_CHECKPOINT_USERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_CHECKPOINT']._serialized_start=107
-  _globals['_CHECKPOINT']._serialized_end=582
-  _globals['_CHECKPOINT_USERMETADATAENTRY']._serialized_start=531
-  _globals['_CHECKPOINT_USERMETADATAENTRY']._serialized_end=582
+  _globals['_CHECKPOINT']._serialized_end=606
+  _globals['_CHECKPOINT_USERMETADATAENTRY']._serialized_start=555
+  _globals['_CHECKPOINT_USERMETADATAENTRY']._serialized_end=606
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,7 @@ class Checkpoint(_message.Message):
     IS_PUBLIC_FIELD_NUMBER: _builtins.int
     USER_METADATA_FIELD_NUMBER: _builtins.int
     LORA_RANK_FIELD_NUMBER: _builtins.int
+    TARGET_MODULES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Id of the checkpoint, "<run>/weights/<name>"."""
     adapter_id: _builtins.str
@@ -98,6 +99,12 @@ class Checkpoint(_message.Message):
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels set by the owner. Empty if the caller is another tenant."""
 
+    @_builtins.property
+    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Layers that the adapter changes: names or groups, as in LoraConfig.target_modules. Empty if lora_rank is 0, and for a
+        checkpoint that was saved before this field existed.
+        """
+
     def __init__(
         self,
         *,
@@ -116,10 +123,11 @@ class Checkpoint(_message.Message):
         is_public: _builtins.bool = ...,
         user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         lora_rank: _builtins.int = ...,
+        target_modules: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "digest", b"digest", "expire_time", b"expire_time", "folder", b"folder", "is_optimizer_included", b"is_optimizer_included", "is_public", b"is_public", "lora_rank", b"lora_rank", "name", b"name", "path", b"path", "size_bytes", b"size_bytes", "step_count", b"step_count", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "digest", b"digest", "expire_time", b"expire_time", "folder", b"folder", "is_optimizer_included", b"is_optimizer_included", "is_public", b"is_public", "lora_rank", b"lora_rank", "name", b"name", "path", b"path", "size_bytes", b"size_bytes", "step_count", b"step_count", "target_modules", b"target_modules", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
