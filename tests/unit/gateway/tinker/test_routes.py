@@ -1,7 +1,6 @@
 """Routes of the Tinker API over a recording trainer: the native requests, and the responses."""
 
 import math
-import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from fixtures.tinker_api import BODY_BYTES, CONTEXT, VOCABULARY, TinkerApi, tinker_api
+from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import dict_from_struct
@@ -377,58 +376,6 @@ async def test_refused_operation_uses_its_position(api: TinkerApi) -> None:
     posted = await api.post('forward_backward', content=good, headers=PROTOBUF)
     assert (await api.outcome(posted, headers=WANTED)).headers['content-type'] == 'application/x-protobuf'
     assert len(api.trainer.operations) == 1
-
-
-def _unreadable_bodies(whole: bytes) -> dict[str, tuple[bytes, str, int]]:
-    """Return bodies that begin as `whole` and cannot be read, with their encoding and the status of the response."""
-    blank, packed = bytes(BODY_BYTES), zstandard.compress(whole + random.Random(1).randbytes(BODY_BYTES // 2))
-    return {
-        'too long': (whole + blank, 'identity', 413),
-        'much too long': (whole + 4 * blank, 'identity', 413),
-        'too long when decompressed': (zstandard.compress(whole + 64 * blank), 'zstd', 413),
-        'too long and compressed': (
-            zstandard.compress(whole + random.Random(1).randbytes(3 * BODY_BYTES)),
-            'zstd',
-            413,
-        ),
-        'cut off': (whole[:-1], 'identity', 400),
-        'cut off while compressed': (packed[:-9], 'zstd', 400),
-        'no protobuf': (whole + b'\xff' * 9, 'identity', 400),
-        'no protobuf when decompressed': (zstandard.compress(whole + b'\xff' * 9), 'zstd', 400),
-        'unknown encoding': (whole, 'gzip', 400),
-    }
-
-
-@pytest.mark.parametrize('is_chunked', [False, True])
-@pytest.mark.parametrize('kind', _unreadable_bodies(b''))
-async def test_unreadable_operation_uses_its_position(api: TinkerApi, kind: str, *, is_chunked: bool) -> None:
-    """An operation whose body cannot be read uses its position, so the next operation runs at once."""
-    model_id = await api.model()
-    body, encoding, status = _unreadable_bodies(batch(model_id, datum([1], [1]), seq_id=1))[kind]
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for begin in range(0, len(body), 1000):
-            yield body[begin : begin + 1000]
-
-    headers = {**PROTOBUF, 'content-encoding': encoding}
-    answer = await api.post('forward_backward', content=pieces() if is_chunked else body, headers=headers)
-    assert answer.status_code == status
-    posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 2})
-    assert (await api.outcome(posted)).status_code == 200
-    # The clock stands still, so the lane did not give up waiting for the first position.
-    assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == ['clip_grad_and_step']
-
-
-@pytest.mark.parametrize(
-    'head', [b'', b'\n', b'\n\x05ab', b'\n\xff\xff\xff', b'\x10\x01\n\x01a', b'\n\x01\xff\x10\x01']
-)
-async def test_body_without_a_position_uses_none(api: TinkerApi, head: bytes) -> None:
-    """A body that is too long and does not begin with a model and a position is refused and uses no position."""
-    await api.model()
-    before = set(api.store.futures)
-    body = head + b'\xff' * (BODY_BYTES + 1)
-    assert (await api.post('forward_backward', content=body, headers=PROTOBUF)).status_code == 413
-    assert set(api.store.futures) == before
 
 
 async def test_refusal_without_a_lane_uses_no_position(api: TinkerApi) -> None:
