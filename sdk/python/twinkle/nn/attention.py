@@ -64,7 +64,8 @@ def packed_attention(
         for index, output_1QLH in zip(group, attended.split(1), strict=True):
             outputs[index] = output_1QLH.transpose(1, 2)
     if padding:
-        outputs.append(torch.zeros_like(queries[-1].transpose(1, 2)))
+        # The head sizes of queries and values differ in multi-head latent attention.
+        outputs.append(query_1QTH.new_zeros(1, padding, query_1QTH.shape[1], value_1KTH.shape[-1]))
     return torch.cat(outputs, dim=1), None
 
 

@@ -17,7 +17,7 @@ from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import PackError, UnsupportedModel
-from twinkle.nn.fused_layers import fuse_layers, replace_module
+from twinkle.nn.fused_layers import fuse_layers, pack_recurrent_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_seam import KernelSeam
@@ -48,6 +48,7 @@ class PackedCausalLM:
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
+        pack_recurrent_layers(text)
         self.layers = _wrap_linears(model, self._active, within=text)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
         self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)

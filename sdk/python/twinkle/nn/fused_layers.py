@@ -1,7 +1,8 @@
-"""Replacement of a model's norms and gated layers by forms with one autograd node."""
+"""Replacement of layers by our own: norms and gated layers with one autograd node, and recurrent layers for packs."""
 
 from torch import nn
 
+from twinkle.nn.delta_net import PackedDeltaNet, is_delta_net
 from twinkle.nn.gated_mlp import fused_mlp
 from twinkle.nn.rms_norm import fused_norm
 
@@ -12,6 +13,13 @@ def fuse_layers(model: nn.Module) -> None:
         fused = fused_norm(module) or fused_mlp(module)
         if fused is not None:
             replace_module(model, path, fused)
+
+
+def pack_recurrent_layers(model: nn.Module) -> None:
+    """Replace every Gated DeltaNet layer by one that keeps the sequences of a pack apart. Weights are shared."""
+    for path, module in list(model.named_modules()):
+        if is_delta_net(module):
+            replace_module(model, path, PackedDeltaNet(module))
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

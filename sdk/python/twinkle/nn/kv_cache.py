@@ -1,9 +1,14 @@
-"""Keys and values of one sequence's past tokens."""
+"""State of one sequence's past tokens: keys and values of attention, and the state of recurrent layers."""
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from twinkle.nn.errors import PackError
+
+if TYPE_CHECKING:
+    from twinkle.nn.delta_net import RecurrentState
 
 _FIRST_CAPACITY = 64
 
@@ -19,29 +24,32 @@ class KVCache:
 
     def __init__(self, max_length: int | None = None) -> None:
         self._max_length = max_length
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._lengths: list[int] = []
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._lengths: dict[int, int] = {}
+        self.recurrent: dict[int, RecurrentState] = {}
+        """State of each recurrent layer. A layer replaces its state, and never changes it in place."""
 
     @property
     def length(self) -> int:
-        """Number of stored tokens; it is the same for every layer between forward passes."""
-        return self._lengths[-1] if self._lengths else 0
+        """Number of stored tokens; it is the same for every attention layer between forward passes."""
+        return next(reversed(self._lengths.values()), 0)
 
     @property
     def size_bytes(self) -> int:
         """Allocated memory, in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._keys, *self._values))
+        states = [x for state in self.recurrent.values() for x in (state.inputs_CW, state.memory_VKH)]
+        return sum(tensor.nbytes for tensor in (*self._keys.values(), *self._values.values(), *states))
 
     def layer_length(self, layer: int) -> int:
-        """Return the number of tokens stored for one layer."""
-        return self._lengths[layer] if layer < len(self._lengths) else 0
+        """Return the number of tokens stored for one attention layer."""
+        return self._lengths.get(layer, 0)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add tokens to a layer.
 
         Args:
-            layer: layer index; the first appends must come in layer order.
+            layer: index of the layer.
             keys: [n_kv_heads, new tokens, head_dim].
             values: [n_kv_heads, new tokens, head_dim].
 
@@ -51,11 +59,11 @@ class KVCache:
         Raises:
             PackError: the layer would have more than `max_length` tokens.
         """
-        if layer == len(self._lengths):
+        if layer not in self._lengths:
             capacity = min(_FIRST_CAPACITY, self._max_length or _FIRST_CAPACITY)
-            self._keys.append(_allocate(keys, capacity))
-            self._values.append(_allocate(values, capacity))
-            self._lengths.append(0)
+            self._keys[layer] = _allocate(keys, capacity)
+            self._values[layer] = _allocate(values, capacity)
+            self._lengths[layer] = 0
         begin = self._lengths[layer]
         end = begin + keys.shape[1]
         for store, new in ((self._keys, keys), (self._values, values)):
@@ -76,16 +84,13 @@ class KVCache:
             raise PackError(f'{length} tokens do not fit a cache of {self._max_length} tokens')
         return min(capacity, self._max_length)
 
-    def truncate(self, length: int) -> None:
-        """Discard all tokens from index `length` on."""
-        self._lengths = [min(length, stored) for stored in self._lengths]
-
     def copy(self) -> 'KVCache':
         """Return an independent copy, for example for another sample of the same prompt."""
         duplicate = KVCache(self._max_length)
-        duplicate._keys = [tensor.clone() for tensor in self._keys]
-        duplicate._values = [tensor.clone() for tensor in self._values]
-        duplicate._lengths = list(self._lengths)
+        duplicate._keys = {layer: tensor.clone() for layer, tensor in self._keys.items()}
+        duplicate._values = {layer: tensor.clone() for layer, tensor in self._values.items()}
+        duplicate._lengths = dict(self._lengths)
+        duplicate.recurrent = dict(self.recurrent)
         return duplicate
 
 
