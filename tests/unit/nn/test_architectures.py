@@ -22,6 +22,17 @@ SIZES = {
     'pad_token_id': 0,
 }
 WINDOWED = {'sliding_window': 8}
+DELTA_NET = {
+    'head_dim': 16,
+    'layer_types': ['linear_attention', 'full_attention'],
+    'linear_num_value_heads': 4,
+    'linear_num_key_heads': 2,
+    'linear_key_head_dim': 8,
+    'linear_value_head_dim': 16,
+}
+LATENT = {'q_lora_rank': 16, 'kv_lora_rank': 16, 'qk_rope_head_dim': 8, 'qk_nope_head_dim': 16, 'v_head_dim': 16}
+"""Multi-head latent attention, whose keys and values have different head sizes."""
+DENSE = {'first_k_dense_replace': 2, 'num_key_value_heads': 4}
 ARCHITECTURES = {
     'mistral': (transformers.MistralConfig, {**WINDOWED}),
     'gemma': (transformers.GemmaConfig, {'head_dim': 16}),
@@ -31,6 +42,10 @@ ARCHITECTURES = {
     ),
     'phi3': (transformers.Phi3Config, {}),
     'olmo2': (transformers.Olmo2Config, {}),
+    'qwen3.5': (transformers.Qwen3_5TextConfig, DELTA_NET),
+    'qwen3-next': (transformers.Qwen3NextConfig, {**DELTA_NET, 'num_experts': 0, 'mlp_only_layers': [0, 1]}),
+    'deepseek-v2': (transformers.DeepseekV2Config, {**LATENT, **DENSE}),
+    'deepseek-v3': (transformers.DeepseekV3Config, {**LATENT, **DENSE}),
     'qwen2-windowed': (transformers.Qwen2Config, {**WINDOWED, 'use_sliding_window': True, 'max_window_layers': 0}),
 }
 REFUSED = {
@@ -42,7 +57,7 @@ REFUSED = {
 def build(folder: Path, config_class: type, fields: dict) -> Path:
     """Save a random tiny model of an architecture."""
     torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config_class(**SIZES, **fields)).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config_class(**{**SIZES, **fields})).save_pretrained(folder)
     return folder
 
 
@@ -74,9 +89,9 @@ def test_unsupported_architecture_is_refused(name, tmp_path):
         PackedCausalLM.load(folder)
 
 
-@pytest.mark.parametrize('name', ['gemma', 'gemma3', 'mistral', 'olmo2'])
+@pytest.mark.parametrize('name', ['gemma', 'gemma3', 'mistral', 'olmo2', 'qwen3.5'])
 def test_gradients_equal_peft(name, tmp_path):
-    """Gradients equal peft's for norms with an offset, tied embeddings, sliding windows and grouped queries."""
+    """Gradients equal peft's for offset norms, tied embeddings, windows, grouped queries and Gated DeltaNet layers."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     fields = {'r': 4, 'lora_alpha': 12, 'rank_pattern': {'q_proj': 2}, 'alpha_pattern': {'down_proj': 3}}

@@ -111,8 +111,8 @@ def test_cache_continues_a_sequence(folder):
     torch.testing.assert_close(torch.cat(parts), whole, atol=2e-5, rtol=0)
 
 
-def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
-    """Appending to a copy of a cache, or truncating the cache, does not affect the other one."""
+def test_copied_cache_is_independent(tiny_llama_dir):
+    """Appending to a cache does not affect its copy."""
     model = PackedCausalLM.load(tiny_llama_dir)
     ids = draw_ids(10)
     with torch.inference_mode():
@@ -121,10 +121,7 @@ def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
         duplicate = cache.copy()
         expected = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
         assert (cache.length, duplicate.length) == (10, 8)
-        cache.truncate(8)
-        again = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
         other = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, duplicate)])
-    assert torch.equal(expected, again)
     assert torch.equal(expected, other)
 
 

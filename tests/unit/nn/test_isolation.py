@@ -26,7 +26,23 @@ ODD_WIDTHS = transformers.LlamaConfig(
     pad_token_id=0,
 )
 """Widths that no vector register divides: rows start at any alignment and tensors end in a scalar tail."""
-FOLDERS = ('tiny_llama_dir', 'tiny_qwen3_dir', 'odd_dir')
+RECURRENT = transformers.Qwen3_5TextConfig(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=333,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    linear_num_value_heads=3,
+    linear_num_key_heads=3,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
+)
+"""Three Gated DeltaNet layers and one attention layer."""
+FOLDERS = ('tiny_llama_dir', 'tiny_qwen3_dir', 'odd_dir', 'recurrent_dir')
 
 
 @pytest.fixture(scope='session')
@@ -35,6 +51,15 @@ def odd_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('odd')
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(ODD_WIDTHS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope='session')
+def recurrent_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model with recurrent layers."""
+    folder = tmp_path_factory.mktemp('recurrent')
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(RECURRENT).save_pretrained(folder)
     return folder
 
 

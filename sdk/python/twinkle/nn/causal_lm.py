@@ -134,7 +134,9 @@ class PackedCausalLM:
         """Bytes that one token occupies in a `KVCache`."""
         heads = getattr(self.config, 'num_key_value_heads', None) or self.config.num_attention_heads
         head_dim = getattr(self.config, 'head_dim', None) or self.config.hidden_size // self.config.num_attention_heads
-        return 2 * self.config.num_hidden_layers * heads * head_dim * self._head.weight_VD.element_size()
+        kinds = getattr(self.config, 'layer_types', None) or ['full_attention'] * self.config.num_hidden_layers
+        layer_count = sum(kind != 'linear_attention' for kind in kinds)
+        return 2 * layer_count * heads * head_dim * self._head.weight_VD.element_size()
 
     @property
     def dtype_name(self) -> str:

@@ -78,9 +78,7 @@ class PackedDeltaNet(nn.Module):
         sequences: Sequence[SequenceSpan] = arguments[SEQUENCES_ARGUMENT]
         rows = self._project(hidden_states[0])
         lengths = [span.end_row - span.begin_row for span in sequences]
-        outputs = [
-            self._sequence(part, span.cache) for part, span in zip(rows.split(lengths), sequences, strict=True)
-        ]
+        outputs = [self._sequence(part, span.cache) for part, span in zip(rows.split(lengths), sequences, strict=True)]
         padding = hidden_states.shape[1] - sum(lengths)
         outputs.append(hidden_states.new_zeros(padding, self._value_heads * self._value_size))
         return self.out_proj(torch.cat(outputs))[None]
