@@ -1,7 +1,7 @@
-"""Authorization checks at the beginning of verbs.
+"""Authorization checks at the beginning of operations.
 
-The gateway checks the scopes of each method before it forwards a call. Verbs check again, because a service can also be
-called directly inside a cluster.
+The gateway checks the scopes of each method before it forwards a call. Operations check again, because a service can
+also be called directly inside a cluster.
 """
 
 from services.kit.caller import Caller
@@ -12,7 +12,7 @@ def require_scope(caller: Caller, scope: str) -> None:
     """Check that the caller has a scope; services of this deployment need none.
 
     Args:
-        caller: Caller of the verb.
+        caller: Caller of the operation.
         scope: One of the values of `Caller.scopes`.
 
     Raises:

@@ -25,10 +25,10 @@ class _Waiter:
 
 
 class ByteGate:
-    """Admits requests for bytes up to the limits and queues the others. For one event loop.
+    """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
-    Tenants that hold fewer bytes come first; requests of one tenant are served in order. A tenant may take at most as
-    many bytes as remain free, so that a few tenants cannot take everything.
+    Tenants with fewer bytes in use come first; requests of one tenant are served in order. A tenant may take at most as
+    many bytes as remain free, so that a few tenants cannot take all bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
@@ -37,7 +37,7 @@ class ByteGate:
         Args:
             tenant_bytes: Limit per tenant. A larger request counts as this many bytes and runs alone.
             total_bytes: Limit of all tenants together.
-            wait_seconds: Time that a request waits for room before it is refused; None for no limit.
+            wait_seconds: Time that a request waits for free bytes before it is refused; None for no limit.
         """
         self._tenant_bytes = min(tenant_bytes, total_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION // 2)
         self._total_bytes = total_bytes
@@ -47,7 +47,7 @@ class ByteGate:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that all tenants hold."""
+        """Number of bytes that all tenants use."""
         return self._held.total()
 
     @property
@@ -60,7 +60,7 @@ class ByteGate:
         return Hold(self, tenant_id)
 
     async def take(self, tenant_id: str, size_bytes: int, *, of_bytes: int = 0) -> None:
-        """Take bytes, waiting for room if necessary.
+        """Take bytes, and wait until they are free if necessary.
 
         Args:
             tenant_id: Tenant that the bytes count for.
@@ -68,7 +68,7 @@ class ByteGate:
             of_bytes: Number of bytes taken before for the same request.
 
         Raises:
-            BytesFull: No room became free in time.
+            BytesFull: The bytes did not become free in time.
         """
         waiter = _Waiter(size_bytes)
         key = tenant_id, of_bytes + size_bytes <= _SMALL_BYTES
@@ -114,7 +114,7 @@ class ByteGate:
             if not queue:
                 del self._queues[key]
             elif not is_small and self._fits_tenant(key, queue[0].size_bytes):
-                # The request waits for the total limit. Later ones must not take the room, or it would starve.
+                # The request waits for the total limit. Later ones must not take the free bytes, or it would starve.
                 is_reserved = True
 
     def _fits(self, key: _QueueKey, size_bytes: int) -> bool:
@@ -132,7 +132,7 @@ class ByteGate:
 
 
 class Hold:
-    """Bytes of a gate that one call holds."""
+    """Bytes of a gate that one call has taken."""
 
     def __init__(self, gate: ByteGate, tenant_id: str) -> None:
         self._gate = gate
@@ -144,7 +144,7 @@ class Hold:
         """Take more bytes.
 
         Raises:
-            BytesFull: No room became free in time.
+            BytesFull: The bytes did not become free in time.
         """
         more = min(size_bytes, self._gate.largest_bytes - self._size_bytes)
         if more <= 0 or self._is_released:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The tenant on whose behalf a call is made, and what its credentials allow."""
+    """The tenant on whose behalf a call is made, and the scopes of its credentials."""
 
     tenant_id: str
     """Owner of everything that the call may read or create."""
     key_id: str = ''
-    """Public part of the API key; empty for calls inside the cluster that forward none."""
+    """Public part of the API key; empty for calls inside the cluster without a forwarded key."""
     project_id: str = ''
     """Project of created resources if the request names none; empty for no project."""
     scopes: frozenset[str] = frozenset()
     """Subset of 'train', 'sample', 'data', 'operator' and 'admin'."""
     is_internal: bool = False
-    """Whether a service of this deployment calls by itself instead of forwarding a client's call."""
+    """Whether a service of this deployment makes the call itself instead of forwarding a client's call."""

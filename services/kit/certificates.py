@@ -1,7 +1,7 @@
 """Certificates for development: a private authority, and the certificates that it signs for each service.
 
 `python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists all of
-them as JSON; `twinkle certs` shows them to people. Production deployments use their own authority.
+them as JSON; `twinkle certs` prints them as text. Production deployments use their own authority.
 """
 
 import argparse
@@ -83,8 +83,8 @@ def make_certificates(
         path = folder / f'{service}.crt'
         is_new = is_forced or not path.exists()
         if is_new:
-            former = names_in(_load(path)) if path.exists() else ()
-            _make_service(folder, service, tuple(dict.fromkeys((*wanted, *former))), now)
+            previous = names_in(_load(path)) if path.exists() else ()
+            _make_service(folder, service, tuple(dict.fromkeys((*wanted, *previous))), now)
         issued.append(_issued(path, is_new=is_new))
         if missing := set(wanted) - set(issued[-1].names):
             raise ValueError(f'{path} is not valid for {", ".join(sorted(missing))}; pass --force to replace it')
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Create the certificates that the command line names, and print all of them.
 
     Raises:
-        SystemExit: They cannot be created; the message says why.
+        SystemExit: They cannot be created; the message gives the reason.
     """
     parser = argparse.ArgumentParser(prog='python -m services.kit.certificates', description=__doc__)
     parser.add_argument('folder', type=Path)

@@ -30,7 +30,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that only `advance` moves."""
+    """A clock whose time changes only through `advance`."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start

@@ -31,7 +31,7 @@ class LimitsConfig(BaseModel):
     bytes_in_all: int = Field(default=1 << 30, ge=1 << 16)
     """Maximum bytes of all tenants' messages in progress."""
     bytes_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time that a message waits for room before it is refused."""
+    """Time that a message waits for free memory before it is refused."""
     queue_length: int = Field(default=1024, ge=1)
     """Maximum number of queued operations or requests per tenant."""
 
@@ -108,10 +108,10 @@ def load_config(config_class: type[_Config], arguments: Sequence[str] | None = N
 
     Args:
         config_class: Configuration class of the service.
-        arguments: Command line without the program name; None for that of the process.
+        arguments: Command line without the program name; None for the arguments of the process.
 
     Raises:
-        SystemExit: The command line, the file or a value is invalid; the message names it and the fix.
+        SystemExit: The command line, the file or a value is invalid; the message names the cause and the fix.
     """
     service = config_class.service
     parser = argparse.ArgumentParser(

@@ -59,7 +59,7 @@ SESSION_FAILPOINTS = (
     'session.parked',
     'session.settled',
 )
-"""Failpoints of an ending session in the gateway, in order."""
+"""Failpoints of settling a session in the gateway, in order."""
 REPLACEMENT_FAILPOINTS = (
     'replacement.staged',
     'replacement.begun',

@@ -102,7 +102,7 @@ class TlsFiles:
         """Paths of certificate and key.
 
         Raises:
-            ValueError: None are configured.
+            ValueError: No files are configured.
         """
         if self._config.certificate is None or self._config.key is None:
             raise ValueError(f'{self._field}: no certificate is configured; set certificate and key')
@@ -142,7 +142,7 @@ class TlsFiles:
 def shared_files(config: CertificateConfig, *, field: str = 'tls') -> TlsFiles:
     """Return the files of a configuration, as one object per process.
 
-    During a renewal, users that come later share the previous contents, too.
+    During a renewal, later users share the previous contents, too.
 
     Args:
         config: Paths of the files.
@@ -171,7 +171,7 @@ def load_material(config: CertificateConfig, *, field: str = 'tls', now: datetim
     """Return the contents of the files of `config`.
 
     Args:
-        config: Paths of the files; unset ones yield empty contents.
+        config: Paths of the files; paths that are not set yield empty contents.
         field: Name of the configuration, for messages.
         now: Time at which the certificates must be valid; None for the current time.
 
@@ -241,13 +241,13 @@ def _check_time(certificate: x509.Certificate, path: Path, field: str, now: date
         raise ValueError(f'{field}: {path} is valid from {first:%Y-%m-%d %H:%M} UTC only; correct the clock, or wait')
 
 
-def _check_key(content: bytes, certificate: x509.Certificate, place: str) -> None:
+def _check_key(content: bytes, certificate: x509.Certificate, location: str) -> None:
     try:
         key = load_pem_private_key(content, password=None)
     except TypeError:
-        raise ValueError(f'{place} is encrypted; store it without a passphrase') from None
+        raise ValueError(f'{location} is encrypted; store it without a passphrase') from None
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f'{place} is not a private key in PEM format') from error
+        raise ValueError(f'{location} is not a private key in PEM format') from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        raise ValueError(f'{place} does not match the certificate; use a key and certificate of one pair')
+        raise ValueError(f'{location} does not match the certificate; use a key and certificate of one pair')

@@ -79,7 +79,7 @@ class UploadQuota:
 
 @dataclass(frozen=True, kw_only=True)
 class UploadRules:
-    """The rules in which the services' stores differ."""
+    """The rules that differ between the stores of the services."""
 
     time_to_live: timedelta
     """Time after which an upload expires, counted from its last stream or read."""
@@ -269,7 +269,7 @@ class Upload:
         """Compare the digest of a complete upload with its header's; without a digest in the header, do nothing.
 
         Raises:
-            DigestMismatch: They differ. The upload was removed.
+            DigestMismatch: The digests differ. The upload was removed.
         """
         if not self._header.digest:
             return
@@ -287,7 +287,7 @@ class Upload:
     ) -> _Result:
         """Run a function that uses the upload's file in a thread.
 
-        Cancellation: the function continues to its end, and `close` waits for it.
+        Cancellation: the function runs to completion, and `close` waits for it.
         """
         self._running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
         return await asyncio.shield(self._running)
@@ -347,7 +347,7 @@ def append(path: Path, data: memoryview) -> None:
         with path.open('ab') as file:
             file.write(data)
     except OSError:
-        # A full disk may store a part of the data, which would move the offset of the next chunk.
+        # A full disk may store a part of the data, which would change the offset of the next chunk.
         os.truncate(path, size_bytes)
         raise
 
@@ -368,7 +368,7 @@ def _modified(path: Path) -> float:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove a file of a layout before this module, or an empty folder; other paths stay."""
+    """Remove a file of an earlier layout, or an empty folder; other paths remain."""
     with suppress(OSError):
         path.rmdir() if path.is_dir() else path.unlink()
 

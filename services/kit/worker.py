@@ -24,13 +24,13 @@ class Threads:
     ) -> _Result:
         """Run `function(*args, **kwargs)` in a thread and return its result.
 
-        Cancellation: a running function continues to its end, and its result is discarded.
+        Cancellation: a running function runs to completion, and its result is discarded.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Cancel queued calls and end the threads once their functions return."""
+        """Cancel queued calls and stop the threads once their functions return."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

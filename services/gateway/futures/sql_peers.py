@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.gateway.futures.rules import Notification, NotificationKind, PayloadsNotShared
 from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce
-from services.gateway.store.database import KEPT_ALIVE, Database
+from services.gateway.store.database import KEEPALIVE_OPTIONS, Database
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id
 
@@ -135,7 +135,7 @@ class SqlPeers:
     async def _connect(self, gateway_id: str) -> psycopg.AsyncConnection[Any]:
         """Open a connection that holds the gateway's advisory lock."""
         try:
-            connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, **KEPT_ALIVE)
+            connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, **KEEPALIVE_OPTIONS)
             await connection.execute('SELECT pg_try_advisory_lock(%s)', [_lock_of(gateway_id)])
         except psycopg.OperationalError as error:
             raise ServiceUnreachable('database') from error

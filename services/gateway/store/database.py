@@ -30,7 +30,7 @@ _RETRY_SECONDS = 0.02
 """Pause before retrying an operation that SQLite refuses instead of waiting."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
 """Number of the PostgreSQL advisory lock under which one gateway at a time changes the schema."""
-KEPT_ALIVE: Mapping[str, Any] = {
+KEEPALIVE_OPTIONS: Mapping[str, Any] = {
     'connect_timeout': 10,
     'keepalives': 1,
     'keepalives_idle': 10,
@@ -118,7 +118,7 @@ class Database:
                 await asyncio.to_thread(_use_wal, str(address.database))
         else:
             engine = create_async_engine(
-                address, pool_pre_ping=True, hide_parameters=True, connect_args=dict(KEPT_ALIVE)
+                address, pool_pre_ping=True, hide_parameters=True, connect_args=dict(KEEPALIVE_OPTIONS)
             )
         database = cls(engine)
         try:

@@ -47,7 +47,7 @@ _ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _FILES = f'{PREFIX}files/'
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
-"""Uploads may take long, as they are not collected in memory, but must not stall."""
+"""Uploads may take long, because they are not collected in memory, but must not stall."""
 _LENGTH = re.compile(r'\d{1,15}')
 _CONTENT_RANGE = re.compile(r'bytes (?:(\d{1,15})-(\d{1,15})|\*)/(\d{1,15})')
 
@@ -75,7 +75,7 @@ class Links:
         self._lifetime = lifetime
 
     def create(self, tenant_id: str, path: str, file: str = '') -> tuple[str, datetime]:
-        """Return the token of a link, and when it expires."""
+        """Return the token of a link, and its expiry time."""
         expire_time = self._clock.now() + self._lifetime
         facts = [tenant_id, path, file, int(expire_time.timestamp())]
         body = base64.urlsafe_b64encode(json.dumps(facts, separators=(',', ':')).encode()).rstrip(b'=')
@@ -213,7 +213,7 @@ class FileResponse:
         raise Internal(call.request_id)
 
     def _requested_range(self, call: HttpCall) -> ByteRange | None:
-        """Return the requested range; None for the complete file, also if the range has an unsupported form."""
+        """Return the requested range; None for the complete file, including when the range has an unsupported form."""
         match = _RANGE.fullmatch(call.headers.get('range', ''))
         is_same = call.headers.get('if-range', f'"{self.tag}"') == f'"{self.tag}"'
         if match is None or not is_same:
@@ -292,7 +292,7 @@ class ArchiveRoutes:
 
 
 def _server_url(call: HttpCall) -> str:
-    """Return the URL under which the client reached this server."""
+    """Return the URL at which the client reached this server."""
     host = call.headers.get('host', '')
     if not _HOST.fullmatch(host):
         raise InvalidField('host', 'must be the host and port of this server')
@@ -360,7 +360,7 @@ class _Body:
                     yield chunk
             self._call.body_done.set()
         except (ClientGone, DomainError) as error:
-            # An error would cancel the upload to the checkpoint service, which can keep the bytes so far.
+            # An error would cancel the upload to the checkpoint service, which can store the bytes received so far.
             self.failure = error
 
 

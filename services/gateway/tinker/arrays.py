@@ -18,7 +18,7 @@ from services.kit.errors import InvalidField
 Array = npt.NDArray[Any]
 
 MAX_ELEMENTS = 1 << 23
-"""Most elements of all sparse arrays of a request once they are dense, as a few bytes may claim any shape."""
+"""Maximum number of elements of all sparse arrays of a request as dense arrays; a few bytes may claim any shape."""
 _TYPES: dict[int, str] = {
     wire.DTYPE_FLOAT32: '<f4',
     wire.DTYPE_INT64: '<i8',
@@ -30,7 +30,7 @@ _INTEGERS, _NUMBERS = frozenset({int}), frozenset({int, float})
 
 
 class ElementBudget:
-    """Elements to which the sparse arrays of one request may still expand."""
+    """Remaining number of elements to which the sparse arrays of one request may expand."""
 
     def __init__(self, elements: int = MAX_ELEMENTS) -> None:
         self._elements = elements

@@ -38,7 +38,7 @@ class BaseModels:
         return [found[name] for name in sorted(found)]
 
     async def find(self, name: str) -> BaseModel | None:
-        """Return a base model; None while no service reports it."""
+        """Return a base model; None if no service reports it."""
         return next((model for model in await self.list_all() if model.name == name), None)
 
     async def get_trainable(self, name: str) -> BaseModel:

@@ -17,7 +17,7 @@ from services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'
 JSON_LIMIT_BYTES = 4 << 20
-"""Most bytes of a body without examples."""
+"""Maximum number of bytes of a body without examples."""
 MAX_SEQ_ID = (1 << 31) - 1
 _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 8
@@ -31,7 +31,7 @@ Body = TypeVar('Body', bound='TinkerModel')
 
 
 class TinkerModel(JsonModel):
-    """JSON object whose unknown fields are ignored, as newer clients add fields."""
+    """JSON object whose unknown fields are ignored, because newer clients add fields."""
 
     model_config = ConfigDict(extra='ignore')
 

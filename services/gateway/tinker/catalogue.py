@@ -1,4 +1,4 @@
-"""Runs and checkpoints: lists, and checkpoints deleted, published, expired and copied."""
+"""Routes that list runs and checkpoints, and that delete, publish, expire and copy checkpoints."""
 
 from collections.abc import Iterable
 from datetime import UTC, timedelta
@@ -52,7 +52,7 @@ class RunRoutes:
     """Routes that list runs and checkpoints."""
 
     def __init__(self, browser: SqlBrowser, client: GrpcCheckpoints, *, runs: Runs, lookups: Lookups) -> None:
-        """Create the routes; `client` and `lookups` know new checkpoints and models before the catalogue does."""
+        """Create the routes; `client` and `lookups` find new checkpoints and models before the catalogue does."""
         self._browser = browser
         self._client = client
         self._runs = runs
@@ -171,7 +171,7 @@ class TtlBody(TinkerModel):
     """Body with a time to live."""
 
     ttl_seconds: Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)] | None = None
-    """None keeps the weights until they are deleted."""
+    """None stores the weights until they are deleted."""
 
     @property
     def ttl(self) -> timedelta | None:

@@ -1,4 +1,4 @@
-"""Routes beside a client's work: configuration, capabilities, health, telemetry, its key and its account."""
+"""Routes for a client's configuration, capabilities, health, telemetry, key and account."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -133,12 +133,12 @@ class AccountRoutes:
         return JsonResponse({'type': 'delete_api_key'})
 
     async def _show_audit(self, call: HttpCall) -> Response:
-        """Return no entries, as no audit log is recorded here."""
+        """Return no entries, because no audit log is recorded."""
         del call
         return JsonResponse({'entries': []})
 
     async def _show_usage(self, call: HttpCall) -> Response:
-        """Return no events, as nothing is billed here."""
+        """Return no events, because nothing is billed."""
         del call
         return JsonResponse({'data': [], 'sessions': {}})
 

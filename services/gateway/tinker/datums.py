@@ -23,9 +23,9 @@ from twinkle.api.model.v1 import training_config_pb2
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Most examples of a request and chunks of a prompt: each may be sent in two bytes and takes far more memory."""
+"""Maximum number of examples of a request and of chunks of a prompt; each needs two bytes but far more memory."""
 MAX_INPUTS = 64
-"""Most inputs of a loss."""
+"""Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
 """Inputs with a field in InputFeature; others become extra tensors."""
 
@@ -35,7 +35,7 @@ class LossRule:
     """Inputs and options of a loss."""
 
     required: frozenset[str]
-    """Inputs of each datum beside target_tokens."""
+    """Inputs of each datum in addition to target_tokens."""
     optional: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     """Numbers in loss_fn_config."""
@@ -195,7 +195,7 @@ class FeatureReader:
         Args:
             rule: Inputs of the loss.
             vocabulary_size: Number of tokens of the base model; 0 if unknown.
-            context_tokens: Most tokens of an example; 0 if unknown.
+            context_tokens: Maximum number of tokens of an example; 0 if unknown.
         """
         self._rule = rule
         self._required = {'target_tokens', *rule.required}
@@ -257,8 +257,10 @@ def features_of(datums: Sequence[Datum], reader: FeatureReader) -> input_feature
         raise InvalidField('data', 'target_tokens must have one dimension in all datums, or two in all')
     names = set(datums[0].inputs)
     for index, datum in enumerate(datums):
-        if odd := sorted(names ^ set(datum.inputs)):
-            raise InvalidField(f'data[{index}].loss_fn_inputs.{odd[0][:100]}', 'must be in all datums or in none')
+        if inconsistent := sorted(names ^ set(datum.inputs)):
+            raise InvalidField(
+                f'data[{index}].loss_fn_inputs.{inconsistent[0][:100]}', 'must be in all datums or in none'
+            )
     return input_feature_pb2.FeatureBatch(features=features)
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of futures: routes that clients poll, each call waiting a while so that they poll rarely."""
+"""Routes that clients poll for the outcomes of futures. Each call waits for some time, so that clients poll rarely."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -109,7 +109,7 @@ class FutureRoutes:
         Args:
             futures: Futures of the callers.
             formats: Response format of each verb.
-            is_rate_limited: Whether a tenant's requests wait until it has paid for the tokens it used.
+            is_rate_limited: Returns whether a tenant's requests wait because of its token rate.
             wait_seconds: Seconds that a poll waits.
         """
         self._futures = futures
@@ -134,7 +134,7 @@ class FutureRoutes:
         note = note_of(future)
         if note.verb not in self._formats:
             raise NotBuiltYet(note.verb or future.kind)
-        # The result and the response made of it are both in memory until the client has read the response.
+        # The result and the response built from it are both in memory until the client has read the response.
         await call.reserve_body(2 * await self._futures.result_bytes(future))
         result = await self._futures.result(future)
         return await self._formats[note.verb](Outcome(future, note, result, accepts_protobuf(call)))

@@ -1,4 +1,4 @@
-"""Models in training: created from fresh or saved weights, loaded, described, and unloaded.
+"""Routes that create models from fresh or saved weights, and that load, describe and unload them.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -45,9 +45,9 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2, training_config_pb2
 
 LORA_ALPHA = 32.0
-"""Alpha of every adapter, which Tinker's clients do not send and external files state."""
+"""Alpha of every adapter; Tinker's clients do not send it, and external files contain it."""
 _GROUPS = {'train_attn': 'all-attention', 'train_mlp': 'all-mlp', 'train_unembed': 'output-head'}
-"""Switches and the groups of layers that they train."""
+"""Switches, and the group of layers that each one trains."""
 _GROUP_NAMES = frozenset({*_GROUPS.values(), 'all-linear'})
 _ADAMW = {'type': 'adamw'}
 

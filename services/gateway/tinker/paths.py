@@ -1,4 +1,4 @@
-"""Paths of saved weights in Tinker's form and in ours; no other module knows both.
+"""Paths of saved weights in Tinker's form and in ours; only this module converts between them.
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has one namespace for
 each kind, we have one for all, so our name ends with the kind: nothing, `.sampler` or `.external`.
@@ -25,7 +25,7 @@ class WeightsKind(StrEnum):
     EXTERNAL = 'external_weights'
 
 
-_ENDS = {WeightsKind.TRAINING: '', WeightsKind.SAMPLER: '.sampler', WeightsKind.EXTERNAL: '.external'}
+_SUFFIXES = {WeightsKind.TRAINING: '', WeightsKind.SAMPLER: '.sampler', WeightsKind.EXTERNAL: '.external'}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class WeightsPath:
     @property
     def native_name(self) -> str:
         """Name of our checkpoint within its run."""
-        return self.name + _ENDS[self.kind]
+        return self.name + _SUFFIXES[self.kind]
 
     @property
     def native(self) -> str:
@@ -75,7 +75,7 @@ def parse_name(name: str, field: str) -> str:
     """Check the name of saved weights."""
     if not _NAME.fullmatch(name):
         raise InvalidField(field, 'a name has 1 to 119 letters, digits, ".", "_" and "-"')
-    if any(end and name.endswith(end) for end in _ENDS.values()):
+    if any(end and name.endswith(end) for end in _SUFFIXES.values()):
         raise InvalidField(field, 'a name may not end in ".sampler" or ".external"')
     return name
 
@@ -83,7 +83,7 @@ def parse_name(name: str, field: str) -> str:
 def path_of_native(native: str) -> WeightsPath:
     """Convert the path of one of our checkpoints."""
     run_id, _, name = native.removeprefix(_NATIVE_SCHEME).partition('/weights/')
-    for kind, end in _ENDS.items():
+    for kind, end in _SUFFIXES.items():
         if end and name.endswith(end):
             return WeightsPath(run_id, kind, name.removesuffix(end))
     return WeightsPath(run_id, WeightsKind.TRAINING, name)

@@ -146,11 +146,11 @@ NO_TOKEN, NO_LOGPROB = 0, -99999.0
 
 
 def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
-    """Return the response format of each sampling verb; `handles` are told which version was published."""
+    """Return the response format of each sampling verb; `handles` record the published version."""
 
     async def published(outcome: Outcome) -> Response:
         handle = str(outcome.note.facts.get('sampling_session_id', ''))
-        # An interrupted save has left no handle; the client will resend it.
+        # An interrupted save may not have created the handle; the client resends the save.
         with suppress(SessionNotFound):
             await handles.record_published(handle, outcome.result)
         return JsonResponse({'sampling_session_id': handle, 'type': Verb.SAVE_FOR_SAMPLER})
@@ -165,7 +165,7 @@ async def _sampled(outcome: Outcome) -> Response:
 def _sample_response(outcome: Outcome) -> Response:
     result = sampler_service_pb2.SampleBatchResponse.FromString(outcome.result)
     if any(sequence.stop_reason == sampling_pb2.STOP_REASON_ABORT for sequence in result.sequences):
-        # Tinker has no stop reason for it.
+        # Tinker has no stop reason for an abort.
         return JsonResponse({'error': 'sampling was aborted by the operator of the sampler', 'category': 'server'})
     if outcome.is_protobuf_accepted:
         return ProtobufResponse(sample_to_proto(result, outcome.note.facts).SerializeToString())
@@ -219,7 +219,7 @@ def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mappi
 
 
 def _prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:
-    """Return float32 [N] log-probabilities of a prompt, NaN where there is no score; None if not requested."""
+    """Return float32 [N] log-probabilities of a prompt, NaN for tokens without a score; None if not requested."""
     if not prompt.HasField('logprobs') or not facts.get('is_scored', True):
         return None
     scores = _array(prompt.logprobs, '<f4').copy()
@@ -232,7 +232,7 @@ def _is_stopped(sequence: sampling_pb2.SampledSequence) -> bool:
 
 
 def _unscored(length: int, facts: Mapping[str, Any]) -> int:
-    """Return how many leading tokens of a prompt have no score."""
+    """Return the number of leading tokens of a prompt without a score."""
     return max(1, length - facts['last_n']) if 'last_n' in facts else 1
 
 

@@ -92,7 +92,7 @@ def text_of(error: DomainError) -> str:
 
 
 def category_of(error: DomainError) -> str:
-    """Return who caused a future to fail: 'user', 'server' or 'unknown'."""
+    """Return the cause of a failed future: 'user', 'server' or 'unknown'."""
     if error.code in _SERVER_CODES:
         return 'server'
     return 'unknown' if error.code in {Code.UNKNOWN, Code.CANCELLED} else 'user'
@@ -149,13 +149,13 @@ def query_of(call: HttpCall) -> Mapping[str, str]:
 def slice_of(query: Mapping[str, str], *, limit: int) -> Slice:
     """Return the requested part of a list; `limit` is the default length."""
     return Slice(
-        _integer(query, 'offset', default=0, least=0, most=_MAX_OFFSET),
-        _integer(query, 'limit', default=limit, least=1, most=MAX_LIMIT),
+        _integer(query, 'offset', default=0, minimum=0, maximum=_MAX_OFFSET),
+        _integer(query, 'limit', default=limit, minimum=1, maximum=MAX_LIMIT),
     )
 
 
 def check_scope(query: Mapping[str, str]) -> None:
-    """Check the access scope; both scopes are equal, as all keys of a tenant see all its items."""
+    """Check the access scope; both scopes are equal, because all keys of a tenant may read all its items."""
     if query.get('access_scope', 'owned') not in _SCOPES:
         raise InvalidField('access_scope', f'must be one of {", ".join(_SCOPES)}')
 
@@ -166,9 +166,9 @@ def path_of(call: HttpCall) -> WeightsPath:
     return parse_path(f'tinker://{values["run_id"]}/{values["kind"]}/{values["name"]}', 'path')
 
 
-def _integer(query: Mapping[str, str], name: str, *, default: int, least: int, most: int) -> int:
+def _integer(query: Mapping[str, str], name: str, *, default: int, minimum: int, maximum: int) -> int:
     text = query.get(name, str(default))
     is_number = text.isascii() and text.isdigit() and len(text) <= 16
-    if not is_number or not least <= int(text) <= most:
-        raise InvalidField(name, f'must be an integer, {least} to {most}')
+    if not is_number or not minimum <= int(text) <= maximum:
+        raise InvalidField(name, f'must be an integer, {minimum} to {maximum}')
     return int(text)

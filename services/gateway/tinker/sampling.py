@@ -1,6 +1,7 @@
-"""Sampling: sessions of weights to sample from, sampling requests, and completions of many requests at once.
+"""Routes for sampling sessions, sampling requests, and the completions of many requests.
 
-A parameter that the samplers lack is refused by name, not ignored. Errors carry the path of the first wrong field.
+A parameter that the samplers do not support is refused by name, not ignored. Errors carry the path of the first wrong
+field.
 """
 
 import asyncio
@@ -43,12 +44,12 @@ from twinkle.api.tensor.v1 import tensor_pb2
 CLONE_SEQ_IDS = 1_000_000_000
 """Request numbers reserved for each clone of a client."""
 MAX_TOPK = 20
-"""Most alternatives that samplers report for a token."""
+"""Maximum number of alternatives that samplers report for a token."""
 _STOP_STRINGS: TypeAdapter[list[str]] = TypeAdapter(StopStrings)
 _STOP_TOKENS: TypeAdapter[list[int]] = TypeAdapter(StopTokens)
 _SEQ_ID: TypeAdapter[int] = TypeAdapter(LongCounter)
 BODY_BYTES = 16 << 20
-"""Most bytes of a sampling request; a token takes about seven."""
+"""Maximum number of bytes of a sampling request; a token takes about seven."""
 
 
 def _sampler_weights(path: WeightsPath) -> WeightsPath:
@@ -320,7 +321,7 @@ class SamplingRoutes:
         return JsonResponse({'completions': [_completion(future) for future in completed], 'cursor': cursor})
 
     async def _handle_of(self, request: TinkerSampleRequest) -> SamplingHandle | None:
-        """Return the handle of a request. Without a session, a checkpoint has one handle and a base model none."""
+        """Return the handle of a request. Without a session, only checkpoints have a handle, one for each."""
         if request.handle_id:
             handle = await self._handles.get(request.handle_id)
             await self._known.check_session(handle.session_id)

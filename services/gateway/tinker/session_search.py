@@ -15,11 +15,11 @@ from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import TinkerModel, labels_to_json, time_to_json
 from services.kit.rpc.context import current_caller
 
-MOST_READ = 5000
-"""Most sessions that one search reads; the next page continues after them, even if none matched."""
+MAX_READ = 5000
+"""Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
-"""Labels of a session that store fields for which we have none."""
+"""Labels of a session that store fields of Tinker that our sessions do not have."""
 _REASONS = {
     FinishReason.SUCCESS: 'success',
     FinishReason.FAILED: 'errored',
@@ -62,7 +62,7 @@ class SearchStatus(TinkerModel):
 
     type: Literal['active', 'cancelled', 'failed', 'client_finished']
     reasons: _TextSet | None = None
-    """Accepted ways to finish; None accepts all."""
+    """Accepted finish reasons; None accepts all."""
 
     def matches(self, session: Session) -> bool:
         """Return whether a session has this status."""
@@ -123,7 +123,7 @@ class SessionSearch:
         cursor = search.cursor
         after = Cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None
         read, is_end = 0, False
-        while len(found) < search.limit and read < MOST_READ and not is_end:
+        while len(found) < search.limit and read < MAX_READ and not is_end:
             page = Page(size=_PAGE_SIZE, after=after)
             listed = await self._store.list_newest(current_caller().tenant_id, page)
             is_end = len(listed) <= _PAGE_SIZE
@@ -171,7 +171,7 @@ def _status_kind(session: Session) -> str:
 
 
 def _finish_kind(session: Session) -> str:
-    """Return how the client finished a session."""
+    """Return the kind of finish that the client reported."""
     return _REASONS[session.finish_reason or FinishReason.SUCCESS]
 
 

@@ -1,4 +1,4 @@
-"""Sessions of clients: created, kept alive, finished, listed, described, and assigned to projects."""
+"""Routes that create, renew, finish, list and describe sessions of clients, and that assign them to projects."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,13 +21,13 @@ from services.kit.rpc.context import current_caller
 SAVED_LABEL = 'twinkle:saved_checkpoints'
 """Label with the paths of weights that were saved when a session expired, separated by spaces."""
 _MAX_TAGS = 4096
-"""Most characters of all tags, as JSON."""
+"""Maximum number of characters of all tags, as JSON."""
 _REASONS = {
     'success': FinishReason.SUCCESS,
     'errored': FinishReason.FAILED,
     'interrupted': FinishReason.INTERRUPTED,
 }
-_UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head keeps the weights of the base model'
+_UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
 
 SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
 """Returns the ids of the sampling sessions in a session of the current caller."""
@@ -66,7 +66,7 @@ class HeartbeatBody(TinkerModel):
 
 
 class SessionEnd(TinkerModel):
-    """How a client finished its session."""
+    """Finish of a session, as the client reports it."""
 
     type: str = 'success'
 

@@ -1,4 +1,4 @@
-"""Models of callers, and operations on them: each operation is a future at its position in its model's lane."""
+"""Submits operations on models: each operation is a future at its position in its model's lane."""
 
 import asyncio
 from collections import OrderedDict
@@ -24,7 +24,7 @@ from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb
 _CACHED_NAMES = 4096
 _BETWEEN = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
-"""Reasons of refusals for which there is no lane, and so no position to use."""
+"""Reasons of refusals without a lane, so that there is no position to use."""
 
 
 class Lookups(Protocol):
@@ -88,7 +88,7 @@ class KnownModels:
         return self._names[key]
 
     async def check_session(self, session_id: str) -> None:
-        """Check that a session accepts work, which includes sessions whose heartbeat is missing.
+        """Check that a session accepts work, which includes expired sessions.
 
         Raises:
             SessionNotFound: The caller has no such session.
@@ -136,7 +136,7 @@ class Operations:
             operation: Operation without a sequence number.
             seq_id: Position among the model's operations, from 1.
             note: Facts for its response.
-            is_note_free: Whether a repeated request may have another note; the first note is kept.
+            is_note_free: Whether a repeated request may have another note; the first note is stored.
 
         Raises:
             AdapterNotFound: The caller has no such model.
@@ -144,7 +144,7 @@ class Operations:
             RequestIdReused: Another request has the position.
             DomainError: The operation was not accepted.
         """
-        # The trainer may let the operation wait, as it has been accepted already.
+        # The trainer may delay the operation, because it has already been accepted.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
         model_id = operation.adapter_id
         base_model = await self._known.base_model_of(model_id)

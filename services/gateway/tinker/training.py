@@ -234,7 +234,7 @@ class TrainingRoutes:
 
 
 def pass_of(request: PassRequest, base_model: BaseModel | None) -> operation_pb2.Operation:
-    """Return the native operation; large batches take long.
+    """Return the native operation; converting a large batch takes long.
 
     Args:
         request: Validated request.

@@ -1,4 +1,4 @@
-"""Saving a model's weights: for training, for sampling, or as external files.
+"""Routes that save a model's weights for training, for sampling, or as external files.
 
 Functions raise InvalidField with the path of the first wrong field.
 """
@@ -22,7 +22,7 @@ from services.kit.rpc.fields import duration_to_proto
 from twinkle.api.model.v1 import operation_pb2
 
 _MAX_NOTE_LABELS = 2048
-"""Most characters of labels that are stored with a future."""
+"""Maximum number of characters of labels that are stored with a future."""
 
 
 class SaveBody(OperationBody):
@@ -107,11 +107,11 @@ class WeightsRoutes:
         if given.sampling_session_seq_id is None:
             raise InvalidField('path', 'is required, unless sampling_session_seq_id is given')
         is_inflight, session_id = given.kind == 'inflight', session_of(given.model_id)
-        # An inflight sampling session moves on to newer weights, so the version of this save need not be kept.
+        # An inflight sampling session moves on to newer weights, so the version of this save need not be pinned.
         publish = operation_pb2.PublishVersion(is_pinned=not is_inflight)
         operation = operation_pb2.Operation(adapter_id=given.model_id, publish_version=publish)
         note = FutureNote(Verb.PUBLISH, {'sampling_session_id': f'{session_id}:sample:{given.sampling_session_seq_id}'})
-        # The SDK increments the counter when it resends a save; the save keeps its first sampling session.
+        # The SDK increments the counter when it resends a save; the save still belongs to its first sampling session.
         future = await self._operations.submit(operation, given.seq_id, note, is_note_free=True)
         await self._open_handle(
             HandleRequest(

@@ -36,7 +36,7 @@ class DomainError(Exception):
 
     @property
     def disposition(self) -> Disposition:
-        """Assumption that the caller may make: that of this error, else of its class, else of its code."""
+        """Assumption that the caller may make: the disposition of this error, else of its class, else of its code."""
         return self._disposition or disposition_by_code(self.code, has_retry_time=self.retry_after is not None)
 
     @disposition.setter
@@ -87,7 +87,7 @@ class InvalidArgument(DomainError):
 
 
 class NotFound(DomainError):
-    """The caller has nothing with that name."""
+    """The caller has no resource with that name."""
 
     code = Code.NOT_FOUND
 
@@ -141,7 +141,7 @@ class Unavailable(DomainError):
 
     @property
     def retry_after(self) -> timedelta | None:
-        """One second, unless the class says otherwise."""
+        """One second, unless the class overrides it."""
         return timedelta(seconds=1)
 
 

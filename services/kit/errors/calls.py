@@ -112,7 +112,7 @@ class RequestIdReused(Aborted):
 
 @domain_error('STREAM_OUT_OF_ORDER', 'the stream should continue with {expected}')
 class StreamOutOfOrder(Aborted):
-    """A stream's messages came in an order that the method does not allow."""
+    """A stream's messages arrived in an order that the method does not allow."""
 
     expected: str
     offset: int | None = None
@@ -131,11 +131,11 @@ class QueueFull(ResourceExhausted):
     queue_length: int
     queue_limit: int
     wait: timedelta = timedelta(seconds=1)
-    """Estimated time until the queue has room."""
+    """Estimated time until the queue has a free slot."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Estimated time until the queue has room."""
+        """Estimated time until the queue has a free slot."""
         return self.wait
 
 
@@ -155,11 +155,11 @@ class QuotaExceeded(ResourceExhausted):
     quota: str
     limit: int
     wait: timedelta | None = None
-    """Time until the quota refills by itself; None if the tenant must release something."""
+    """Time until the quota refills; None if the tenant must release resources."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Time until the quota refills by itself."""
+        """Time until the quota refills."""
         return self.wait
 
 
@@ -177,7 +177,7 @@ class Draining(Unavailable):
     """The service is shutting down or not ready yet."""
 
 
-@domain_error('DEADLINE_PASSED', 'the deadline passed before the answer was ready')
+@domain_error('DEADLINE_PASSED', 'the deadline passed before the response was ready')
 class DeadlinePassed(DomainError):
     """The caller's deadline passed first."""
 

@@ -1,4 +1,4 @@
-"""Status codes, and what a caller may assume about a request that failed."""
+"""Status codes, and the assumptions that a caller may make about a failed request."""
 
 from enum import IntEnum, StrEnum
 
@@ -64,7 +64,7 @@ _BY_CODE = {
 
 
 def disposition_by_code(code: Code, *, has_retry_time: bool) -> Disposition:
-    """Return what a status code alone tells the caller.
+    """Return the disposition that follows from a status code alone.
 
     Args:
         code: Status code of the failed request.

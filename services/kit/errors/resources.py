@@ -49,7 +49,7 @@ class UploadNotFound(NotFound):
 
 @domain_error('IN_USE', '{kind} {id!r} is in use by {used_by}')
 class InUse(FailedPrecondition):
-    """Something else still uses the resource."""
+    """Another resource or stream still uses the resource."""
 
     kind: str
     id: str

@@ -9,11 +9,11 @@ from services.kit.caller import Caller
 from services.kit.errors import CredentialsInvalid, CredentialsMissing
 
 TENANT_KEY = 'x-twinkle-tenant'
-"""Tenant of the call; believed only together with the internal token."""
+"""Tenant of the call; trusted only together with the internal token."""
 KEY_ID_KEY = 'x-twinkle-key'
 SCOPES_KEY = 'x-twinkle-scopes'
 INTERNAL_KEY = 'x-twinkle-internal'
-"""'1' if a service calls by itself; absent if the gateway forwards a client's call."""
+"""'1' if a service makes the call itself; absent if the gateway forwards a client's call."""
 ALL_SCOPES = frozenset({'train', 'sample', 'data', 'operator', 'admin'})
 
 

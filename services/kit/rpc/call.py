@@ -71,7 +71,7 @@ class Call:
         return frozenset(name.decode() for key in ('peer_dns', 'peer_uri') for name in found.get(key, ()))
 
     async def take(self, message: Any) -> None:
-        """Count the bytes of a message until the call ends; messages of a stream are counted one by one.
+        """Count the bytes of a message until the call finishes; messages of a stream are counted one by one.
 
         Raises:
             BytesFull: The tenant, or all tenants together, have too many bytes in flight.

@@ -59,11 +59,11 @@ def open_channel(
         internal_token: Secret that the services of the deployment share.
         tls: TLS settings of this service; with authorities, the connection uses TLS.
         service: Name of the called service, to look up the name in its certificate.
-        message_bytes: Maximum size of a received message; larger ones end their call with RESOURCE_EXHAUSTED. -1 for
+        message_bytes: Maximum size of a received message; larger ones fail their call with RESOURCE_EXHAUSTED. -1 for
             no limit.
 
     Returns:
-        A channel that the caller closes. It connects lazily and reconnects by itself.
+        A channel that the caller closes. It connects lazily and reconnects automatically.
     """
     own = {'grpc.service_config': service_config_json(), 'grpc.max_receive_message_length': message_bytes}
     options: dict[str, Any] = {**dict(TRANSPORT_OPTIONS), **own}
@@ -120,7 +120,7 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
 
     Args:
         internal_token: Token that makes the receiving service trust the identity.
-        is_internal: Whether the call is this deployment's own, on behalf of the caller.
+        is_internal: Whether a service of this deployment makes the call on behalf of the caller.
     """
     caller = current_caller()
     return (

@@ -89,7 +89,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         self, method: str, behaviour: Callable[..., Any], decode: Decoder | None, *, is_known: bool = True
     ) -> Any:
         # Responses are written here instead of yielded, so that a cancelled call is interrupted inside these scopes and
-        # the generator is closed at once.
+        # the generator is closed immediately.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             call = Call.begin(method, context, decode=decode, is_known=is_known, is_stream=True)
             async with (

@@ -14,7 +14,7 @@ from services.kit.tls import TlsFiles
 class RenewingChannel(grpc.aio.Channel):
     """Makes each call over a channel with the current certificate.
 
-    A gRPC channel keeps the certificate that it was opened with. After a renewal, new calls use a new channel, and
+    A gRPC channel uses the certificate with which it was opened. After a renewal, new calls use a new channel, and
     running calls complete on the previous one.
     """
 
@@ -30,7 +30,7 @@ class RenewingChannel(grpc.aio.Channel):
         self._material = files.current()
         self._channel = opened(channel_credentials(self._material))
         self._former: list[grpc.aio.Channel] = []
-        """Previous channels, closed together with this one: closing one earlier would end its calls."""
+        """Previous channels, closed together with this one: closing one earlier would cancel its calls."""
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for a new call."""

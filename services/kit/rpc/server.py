@@ -72,8 +72,8 @@ class ListenError(RuntimeError):
     """The server cannot listen on an address; the message names the setting and the fix."""
 
     def __init__(self, listener: Listener) -> None:
-        place = f'{listener.field}: cannot serve on {listener.address}'
-        super().__init__(f'{place}; set a free HOST:PORT of this machine, or port 0 to pick one')
+        problem = f'{listener.field}: cannot serve on {listener.address}'
+        super().__init__(f'{problem}; set a free HOST:PORT of this machine, or port 0 to pick one')
 
 
 class RpcServer:
@@ -137,7 +137,7 @@ class RpcServer:
     def on_drain(self, action: Callable[[], None]) -> None:
         """Register an action to run at the beginning of the shutdown, before the server waits for running calls.
 
-        Actions end watch streams, which would never end by themselves.
+        Actions finish watch streams, which would otherwise never finish.
         """
         self._drain_actions.append(action)
 
@@ -157,7 +157,7 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: timedelta | None = None) -> None:
-        """Shut down: report NOT_SERVING, refuse new calls, wait `grace` for running ones, then end them.
+        """Shut down: report NOT_SERVING, refuse new calls, wait `grace` for running ones, then cancel them.
 
         Concurrent calls wait for the same shutdown, because grpc.aio 1.85 crashes if a server is stopped twice.
         """
@@ -229,7 +229,7 @@ async def serve_until_stopped(
     Args:
         server: Server to start.
         config: Configuration with the address file and the drain time.
-        beside: Returns a context that is entered once the server serves and left before it drains. It gets an event
+        beside: Returns a context that is entered once the server serves and left before it drains. It receives an event
             that it may set to stop the service. None for no context.
 
     Raises:

@@ -1,4 +1,4 @@
-"""ServerService, with which every service describes itself."""
+"""Implements ServerService, with which every service describes itself."""
 
 from __future__ import annotations
 

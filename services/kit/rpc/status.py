@@ -62,10 +62,10 @@ class ForwardedError(DomainError):
 def status_from_error(error: DomainError) -> status_pb2.Status:
     """Return the status of `error`: always `ErrorInfo`, then at most one of each other detail.
 
-    Long texts are cut, because callers control the length of some of them.
+    Long texts are truncated, because callers control the length of some of them.
     """
-    status = status_pb2.Status(code=int(error.code), message=_cut(str(error), _MESSAGE_BYTES))
-    metadata = {key: _cut(value, _FACT_BYTES) for key, value in error.metadata().items()}
+    status = status_pb2.Status(code=int(error.code), message=_truncated(str(error), _MESSAGE_BYTES))
+    metadata = {key: _truncated(value, _FACT_BYTES) for key, value in error.metadata().items()}
     metadata[DISPOSITION_KEY] = error.disposition.value
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
@@ -73,7 +73,8 @@ def status_from_error(error: DomainError) -> status_pb2.Status:
         bad_request = error_details_pb2.BadRequest()
         for violation in error.violations:
             bad_request.field_violations.add(
-                field=_cut(violation.field, _FACT_BYTES), description=_cut(violation.problem, _MESSAGE_BYTES)
+                field=_truncated(violation.field, _FACT_BYTES),
+                description=_truncated(violation.problem, _MESSAGE_BYTES),
             )
         status.details.add().Pack(bad_request)
     if isinstance(error, QuotaExceeded):
@@ -87,7 +88,7 @@ def status_from_error(error: DomainError) -> status_pb2.Status:
     return status
 
 
-def _cut(text: str, limit_bytes: int) -> str:
+def _truncated(text: str, limit_bytes: int) -> str:
     data = text.encode()
     return text if len(data) <= limit_bytes else data[: limit_bytes - 3].decode(errors='ignore') + '...'
 

@@ -1,7 +1,7 @@
-"""Reads the rest of a request stream before the call is answered.
+"""Reads the rest of a request stream before the response is sent.
 
-If a call ends while the client still writes, grpcio 1.85.1 (`aio._call._write`) reports INTERNAL to the client instead
-of the status. Delete this module once that is fixed.
+If a call finishes while the client still writes, grpcio 1.85.1 (`aio._call._write`) reports INTERNAL to the client
+instead of the status. Delete this module once that is fixed.
 """
 
 import asyncio

@@ -73,9 +73,9 @@ class Deltas:
         return await self._threads.run(_join, parts)
 
     async def _encode_block(self, block: DeltaBlock, new: StateBytes, base: StateBytes) -> bytes:
-        ours = await new.read(block.offset, block.size_bytes)
-        theirs = await base.read(block.offset, block.size_bytes)
-        return await self._threads.run(encode_block, block, ours, theirs)
+        new_bytes = await new.read(block.offset, block.size_bytes)
+        base_bytes = await base.read(block.offset, block.size_bytes)
+        return await self._threads.run(encode_block, block, new_bytes, base_bytes)
 
     def _store(self, key: _Key, delta: Delta | None) -> None:
         self._cached[key] = delta

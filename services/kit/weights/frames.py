@@ -19,7 +19,7 @@ class Encoding(enum.Enum):
     DELTA = 'delta'
     """A delta to a base version; see `twinkle.checkpoint_engine.delta`."""
     SHARED_MEMORY = 'shared_memory'
-    """No bytes: both ends open the same shared-memory segment."""
+    """No bytes are sent: both ends open the same shared-memory segment."""
 
 
 @dataclass(frozen=True)

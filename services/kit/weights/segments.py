@@ -1,8 +1,8 @@
 """Shared-memory segments: states in memory that the processes of one host share, as files of one folder.
 
-Only one user may write to the folder. A temporary segment is called `<owner>.<random>`. Its name is removed together
+Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed together
 with its `Segment`, or, after the owning process has died, by the next process that opens the folder; a lock on the
-file `owner-<owner>` shows across containers whether the owner lives. A kept segment is called `keep.<name>`, outlives
+file `owner-<owner>` shows across containers whether the owner is alive. A kept segment is named `keep.<name>`, outlives
 its process, and is removed by its creator. An open segment stays readable after its name was removed.
 """
 
@@ -48,7 +48,7 @@ class SegmentsConfig(BaseModel):
 
 
 class Segment:
-    """An open segment. The name of a temporary segment exists as long as any view of `data`."""
+    """An open segment. The name of a temporary segment exists as long as a view of `data` exists."""
 
     def __init__(self, ref: SegmentRef, path: str, mapping: mmap.mmap, *, owner: 'Segments | None') -> None:
         """Wrap an opened segment; with an owner, the name is removed together with the last view of the bytes."""
@@ -309,7 +309,7 @@ def _write(file: int, parts: Sequence[bytes | memoryview]) -> int:
     """Write all parts in order, and return their total size in bytes.
 
     Raises:
-        OSError: There is not enough room.
+        OSError: There is not enough memory.
     """
     views = [memoryview(part) for part in parts if len(part)]
     size_bytes = 0

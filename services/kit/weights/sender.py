@@ -24,7 +24,7 @@ class Wanted:
     resume_offset: int = 0
     """Number of encoded bytes that the receiver has; 0 for none."""
     resume_digest: str = ''
-    """Digest of the encoded bytes that the receiver has the beginning of; empty for that of the state."""
+    """Digest of the encoded bytes that the receiver has received in part; empty for the digest of the state."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Base:
 class Sender:
     """Converts states to frames. A service has one sender, so that receivers share encoded deltas.
 
-    Concurrency: many transfers may run at once; each has one chunk and one delta in memory.
+    Concurrency: many transfers may run at the same time; each has one chunk and one delta in memory.
     """
 
     def __init__(self, threads: Threads, *, delta_bytes: int = 256 << 20) -> None:
@@ -61,7 +61,7 @@ class Sender:
 
         Args:
             header: Header without the encoding, which this method chooses.
-            source: Bytes of the state; closed when the generator ends.
+            source: Bytes of the state; closed when the generator finishes.
             wanted: Encodings and position that the receiver requests.
             base: Version that the receiver has; None for none.
             offset_field: Field of the request with the offset, for errors.

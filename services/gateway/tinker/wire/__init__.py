@@ -1,3 +1,3 @@
-"""The messages of Tinker's protobuf bodies: `tinker.proto` is ours to edit, its stubs are made by `./run gen`."""
+"""The messages of Tinker's protobuf bodies. Edit `tinker.proto`; `./run gen` generates its stubs."""
 
 __all__ = ['tinker_pb2']

@@ -32,11 +32,11 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Synced:
-    """Marks that the newest version was received; later ones follow when they are published."""
+    """Reports that the newest version was received; later versions follow when they are published."""
 
 
 class WeightClient:
-    """Moves states to and from the checkpoint service, on behalf of the current caller."""
+    """Transfers states to and from the checkpoint service, on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 8, segments: Segments | None = None) -> None:
         """Create a client.
@@ -109,7 +109,8 @@ class WeightClient:
             adapter_id: Adapter to follow.
             held_version: Version that the caller has; only later ones are yielded.
             held: State of `held_version`, so that the next version can be sent as a delta. None: it is sent whole.
-            is_retried: Whether to reconnect after the stream ends or breaks. If False, the generator ends instead.
+            is_retried: Whether to reconnect after the stream finishes or breaks. If False, the generator finishes
+                instead.
             patience: Silence after which a stream counts as broken, before the newest version or within a version.
                 None for no limit.
 
@@ -131,7 +132,7 @@ class WeightClient:
     async def _events(
         self, adapter_id: str, receiver: Receiver, patience: timedelta | None
     ) -> AsyncGenerator[ReceivedState | Synced, None]:
-        """Yield the events of one stream until it ends or fails with a transient error."""
+        """Yield the events of one stream until it finishes or fails with a transient error."""
         offered = receiver.encodings
         call = self._stub.subscribe(_subscription(adapter_id, receiver))
         messages = _translated(call)

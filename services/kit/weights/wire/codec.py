@@ -2,8 +2,8 @@
 
 The bytes equal those of the generated code: PublishRequest, SubscribeResponse and FetchResponse have a frame in field
 1, a frame has a chunk in field 2, and a chunk consists of offset, data and checksum. Sending copies the data once, and
-reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, another order) are left
-to the generated code.
+reading does not copy it. Messages of any other form (other frames, unknown or repeated fields, another order) use the
+generated code.
 """
 
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -131,7 +131,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
     Raises:
         ValueError: The number has more than 64 bits.
-        IndexError: The bytes end first.
+        IndexError: The number is incomplete.
     """
     value = 0
     for index in range(_MAX_VARINT_BYTES):

@@ -20,7 +20,7 @@ class Outgoing:
     segment: Segment | None = None
 
     def close(self) -> None:
-        """Remove the segment's name; processes that linked the segment keep it."""
+        """Remove the segment's name; processes that linked the segment can still read it."""
         if self.segment is not None:
             self.segment.remove()
 

@@ -106,7 +106,7 @@ class Receiver:
         if self._is_plain_requested:
             return frozenset()
         shared = {Encoding.SHARED_MEMORY} if self._memory.segments is not None else set[Encoding]()
-        # A receiver without a version gets the base of later deltas from the same stream.
+        # A receiver without a version receives the base of later deltas from the same stream.
         has_base = self._held is not None or not self.held_version
         return frozenset(shared | ({Encoding.DELTA} if has_base else set()))
 
@@ -120,7 +120,7 @@ class Receiver:
         """Process the next frame, and return the state that it completes, if any.
 
         Raises:
-            DomainError: The frame is damaged; the bytes before it are kept.
+            DomainError: The frame is damaged; the bytes before it remain stored.
             EncodingFailed: The encoding cannot be used; the next stream should send plain bytes.
         """
         try:
@@ -250,7 +250,7 @@ def _applied(incoming: _Incoming, held: PackedState | None) -> PackedState:
     """Return the verified state of a delta.
 
     Raises:
-        InvalidDelta: The delta is damaged or leads to another state.
+        InvalidDelta: The delta is damaged or yields another state.
     """
     if held is None:
         raise InvalidDelta(0, 'starts from a version that this receiver does not have')
@@ -279,5 +279,5 @@ def _adopted(segments: Segments, incoming: _Incoming) -> Segment:
 
 
 def broken() -> DomainError:
-    """Return the error of a stream that ended early or was damaged; the next stream may succeed."""
+    """Return the error of a stream that is incomplete or damaged; the next stream may succeed."""
     return ServiceUnreachable('checkpoint')
