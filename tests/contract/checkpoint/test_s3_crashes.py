@@ -25,42 +25,42 @@ _OF_THE_STATE = 6
 
 
 class Crash(BaseException):
-    """The process has ended."""
+    """Simulates a crash of the process."""
 
 
 class CrashingBucket(RemoteDisk):
-    """A bucket whose client ends before its n-th change."""
+    """A bucket whose client crashes before its n-th change."""
 
-    def __init__(self, url: str, server: S3Server, *, left: int) -> None:
-        """Allow `left` changes before the crash."""
+    def __init__(self, url: str, server: S3Server, *, remaining: int) -> None:
+        """Allow `remaining` changes before the crash."""
         super().__init__(*fsspec.url_to_fs(url, **server.options))
-        self._left = left
+        self._left = remaining
 
-    def _burn(self) -> None:
+    def _count_change(self) -> None:
         if self._left == 0:
             raise Crash
         self._left -= 1
 
     def close_synced(self, file: IO[bytes]) -> None:
         """Put an object, or crash first, which leaves no object."""
-        self._burn()
+        self._count_change()
         super().close_synced(file)
 
     def write(self, name: str, data: bytes) -> None:
         """Put an object, or crash first."""
-        self._burn()
+        self._count_change()
         super().write(name, data)
 
     def remove(self, name: str) -> None:
         """Remove object by object, or crash in between."""
         for below in reversed(self.names(name)):
-            self._burn()
+            self._count_change()
             super().remove(f'{name}/{below}')
-        self._burn()
+        self._count_change()
         super().remove(name)
 
     def abandon(self, file: IO[bytes]) -> None:
-        """Drop the file as the end of a process would."""
+        """Drop the file, as a crash of the process would."""
         _drop(file)
 
 
@@ -70,7 +70,7 @@ def test_a_crash_at_any_request_leaves_the_old_or_the_new(s3_server: S3Server, a
     asyncio.run(_crash_everywhere(s3_server, action))
 
 
-def test_parts_of_a_dead_upload_are_removed(s3_server: S3Server) -> None:
+def test_parts_of_an_interrupted_upload_are_removed(s3_server: S3Server) -> None:
     """The parts of an interrupted multipart upload are removed at the next start."""
     url = s3_server.new_url()
     disk = open_disk(url, s3_server.options)
@@ -94,8 +94,8 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
         url = server.new_url()
         if action != 'commit':
             await _put(FolderStore(open_disk(url, server.options), threads), OLD)
-        is_done = await _survives(_act(action, FolderStore(CrashingBucket(url, server, left=step), threads)))
-        await _survives(FolderStore(CrashingBucket(url, server, left=step % 3), threads).load())
+        is_done = await _survives(_act(action, FolderStore(CrashingBucket(url, server, remaining=step), threads)))
+        await _survives(FolderStore(CrashingBucket(url, server, remaining=step % 3), threads).load())
         seen.append(await _found(FolderStore(open_disk(url, server.options), threads)))
         assert len(_files(url, server)) <= (_OF_THE_STATE if seen[-1] is not None else 0)
         if is_done:

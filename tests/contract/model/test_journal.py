@@ -128,8 +128,8 @@ async def test_operation_replaces_an_earlier_one_without_outcome(reopen):
     assert [entry.operation.payload for entry in entries] == [batch_operation(1, seed=4).payload]
 
 
-async def test_settled_verb_answers_repeats_and_is_not_replayed(reopen):
-    """A state verb that did not change the engine answers repeats and is not replayed."""
+async def test_settled_verb_is_recorded_and_not_replayed(reopen):
+    """A state verb that did not change the engine is recorded for repeats and is not replayed."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))

@@ -53,7 +53,7 @@ async def test_deleting_an_unknown_adapter_is_not_an_error(backend):
     await backend.delete_adapter('a')
 
 
-async def test_verbs_answer_in_the_order_of_the_batch(backend):
+async def test_results_are_in_the_order_of_the_batch(backend):
     """Each example gets its own log-probabilities, in order, and steps are counted."""
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     features = [draw_example(8), draw_example(5, 1)]
@@ -181,8 +181,8 @@ async def test_a_failing_part_does_not_affect_the_others(backend):
         BatchPart(adapter_id='b', verb=ForwardBackward(features=NOTHING_COUNTS)),
         *together(ForwardBackward, 'a'),
     ]
-    ghost, refused, good = await backend.run_batch(parts)
-    assert isinstance(ghost, AdapterNotFound)
+    unknown, refused, good = await backend.run_batch(parts)
+    assert isinstance(unknown, AdapterNotFound)
     assert isinstance(refused, InvalidField)
     assert 'labels' in refused.field
     assert isinstance(good, VerbRun)
@@ -221,7 +221,7 @@ def bits_of(state):
     return state.lora_config, {name: re.sub(rb'"elapsed_seconds": [^,}]*', b'', data) for name, data in tensors.items()}
 
 
-async def play(backend, adapter_id, verbs):
+async def run_all(backend, adapter_id, verbs):
     """Run verbs; return their results in a form that is equal only if they are bitwise equal."""
     results = []
     for verb in verbs:
@@ -238,27 +238,27 @@ async def play(backend, adapter_id, verbs):
 async def test_restored_adapter_continues_bitwise(backend):
     """A restored adapter continues bitwise: gradient, optimizer, dropout, metrics and configuration."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
-    await play(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
-    await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
+    await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
+    await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('a')
     assert snapshot.step_count == 1
-    expected, end = await play(backend, 'a', REST), bits_of(await backend.snapshot('a'))
+    expected, end = await run_all(backend, 'a', REST), bits_of(await backend.snapshot('a'))
     for restored_id in ('a', 'another'):
         run = await backend.restore_adapter(restored_id, snapshot)
         assert run.step_count == 1
         assert run.training_config.optimizer.options['lr'] == 0.05
         assert bits_of(await backend.snapshot(restored_id)) == bits_of(snapshot)
-        assert await play(backend, restored_id, REST) == expected
+        assert await run_all(backend, restored_id, REST) == expected
         assert bits_of(await backend.snapshot(restored_id)) == end
 
 
 async def test_a_snapshot_is_a_copy(backend):
     """Further training does not change a snapshot."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
-    await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
+    await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('a')
     kept = {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()}
-    await play(backend, 'a', [ClipGradAndStep(), ForwardBackward(features=BATCHES['a'])])
+    await run_all(backend, 'a', [ClipGradAndStep(), ForwardBackward(features=BATCHES['a'])])
     assert {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()} == kept
 
 
@@ -298,7 +298,7 @@ async def test_configuration_change_is_reported_and_saved(backend):
 async def test_full_parameter_adapter_excludes_all_others(backend):
     """A full-parameter adapter excludes all others, and deleting it restores the base model."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
-    before = await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])])
+    before = await run_all(backend, 'a', [ForwardOnly(features=BATCHES['a'])])
     with pytest.raises(ReplicaLeased):
         await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
     await backend.delete_adapter('a')
@@ -306,12 +306,12 @@ async def test_full_parameter_adapter_excludes_all_others(backend):
     assert made.parameter_count > 0
     with pytest.raises(ReplicaLeased):
         await backend.create_adapter('a', LORA['a'], CONFIG)
-    await play(backend, 'full', [ForwardBackward(features=BATCHES['a'])])
+    await run_all(backend, 'full', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('full')
     assert snapshot.full_parameters == ()
-    expected = await play(backend, 'full', REST)
+    expected = await run_all(backend, 'full', REST)
     await backend.restore_adapter('full', snapshot)
-    assert await play(backend, 'full', REST) == expected
+    assert await run_all(backend, 'full', REST) == expected
     await backend.delete_adapter('full')
     await backend.create_adapter('a', LORA['a'], CONFIG)
-    assert await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])]) == before
+    assert await run_all(backend, 'a', [ForwardOnly(features=BATCHES['a'])]) == before

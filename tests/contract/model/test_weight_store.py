@@ -76,7 +76,7 @@ async def test_an_absent_checkpoint_is_not_found(store):
 
 
 async def test_only_the_same_request_can_repeat_a_save(store):
-    """Repeating a save with the same state gives the same answer; another request finds the name taken."""
+    """Repeating a save returns the same result; another request is refused because the name is in use."""
     save = Save(name='two')
     weights = replace(STATE, trainer={})
     first, second = [
@@ -89,7 +89,7 @@ async def test_only_the_same_request_can_repeat_a_save(store):
 
 
 async def test_publish_is_idempotent(store):
-    """Publishing the same version with the same state again gives the same answer."""
+    """Publishing the same version with the same state again returns the same result."""
     weights = replace(STATE, trainer={})
     results = [
         await store.publish_version('ad-1', weights, base_model='org/tiny', version=1, is_pinned=False)

@@ -58,12 +58,12 @@ async def test_prompt_log_probabilities_equal_those_of_peft(real_engine, oracles
 async def test_greedy_tokens_equal_those_of_generate(real_engine, oracles, key):
     """Greedy tokens and log-probabilities equal those of generate while other requests run."""
     others = [ask(f'other {place}', (None, ONE, TWO)[place], max_tokens=20, seed=place) for place in range(3)]
-    mine, *_ = await asyncio.gather(
+    own, *_ = await asyncio.gather(
         *(run(real_engine, request) for request in [ask(adapter=key, max_tokens=16, temperature=0), *others])
     )
-    assert mine.tokens[0] == oracles[key].greedy(mine.prompt.token_ids, 16)
-    whole = [*mine.prompt.token_ids, *mine.tokens[0]]
-    np.testing.assert_allclose(drawn_logprobs(mine), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
+    assert own.tokens[0] == oracles[key].greedy(own.prompt.token_ids, 16)
+    whole = [*own.prompt.token_ids, *own.tokens[0]]
+    np.testing.assert_allclose(drawn_logprobs(own), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -95,8 +95,8 @@ async def test_more_versions_than_slots_are_supported(real_engine, tiny_llama_di
 
 async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engine, oracles):
     """Requests for the base model use no adapter, even if other requests use every slot."""
-    crowd = [ask(f'crowd {place}', (ONE, TWO)[place % 2], max_tokens=24, seed=place) for place in range(4)]
-    tasks = [asyncio.create_task(run(real_engine, request)) for request in crowd]
+    others_running = [ask(f'crowd {place}', (ONE, TWO)[place % 2], max_tokens=24, seed=place) for place in range(4)]
+    tasks = [asyncio.create_task(run(real_engine, request)) for request in others_running]
     await settle(real_engine)
     base = await run(real_engine, ask('base', max_tokens=16, temperature=0))
     await asyncio.gather(*tasks)
@@ -179,8 +179,8 @@ async def test_the_torch_engine_supports_an_adapter_of_the_output_head(torch_eng
 
 def _bfloat16(tensor: TensorData) -> TensorData:
     """Return a float32 tensor truncated to bfloat16."""
-    halves = np.frombuffer(tensor.data, dtype='<u2')[1::2]
-    return TensorData(dtype='bfloat16', shape=tensor.shape, data=halves.tobytes())
+    upper_halves = np.frombuffer(tensor.data, dtype='<u2')[1::2]
+    return TensorData(dtype='bfloat16', shape=tensor.shape, data=upper_halves.tobytes())
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
@@ -188,12 +188,12 @@ async def test_weights_that_give_nan_fail_their_own_requests_only(real_engine, t
     """Requests for a version with NaN results fail with its key, and other requests are not affected."""
     key = VersionKey(ONE.adapter, 77)
     weights = lora_weights(77)
-    no_numbers = {
+    nan_weights = {
         name: TensorData.from_numpy(np.full(tensor.shape, np.nan, np.float32))
         for name, tensor in weights.tensors.items()
     }
     expected = await score(real_engine, ONE, TEXT)
-    await real_engine.load_adapter(key, replace(weights, tensors=no_numbers))
+    await real_engine.load_adapter(key, replace(weights, tensors=nan_weights))
     for asked in (
         run(real_engine, ask('drawn', key, max_tokens=4, temperature=temperature)),
         score(real_engine, key, TEXT),

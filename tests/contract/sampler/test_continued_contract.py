@@ -45,7 +45,7 @@ async def check_cuts(engine: SamplerEngine, request: GenerationRequest, cuts: ra
 
 @pytest.mark.parametrize('adapter', [None, ONE])
 async def test_greedy_sequence_continues_identically(engine, adapter):
-    """A greedy sequence interrupted anywhere has the tokens, text, end and spans of the uninterrupted run."""
+    """A greedy sequence that is interrupted anywhere has the same result as the uninterrupted run."""
     whole = await check_cuts(engine, ask(adapter=adapter, max_tokens=8, temperature=0), range(9))
     ((span,),) = whole.spans
     assert (span.version, span.begin_token, span.end_token) == (adapter.version if adapter else 0, 0, 8)
@@ -95,7 +95,7 @@ async def test_a_delivered_end_is_not_reported_again(engine):
 
 
 async def test_a_missing_end_is_reported_without_tokens(engine):
-    """A sequence whose tokens were all delivered, but not its end, gets only the end."""
+    """If all tokens of a sequence were delivered, but not its final event, only the final event is yielded."""
     request = ask(max_tokens=6, temperature=0)
     whole = await run(engine, request)
     rest = await go_on(engine, request, SequenceSoFar(sequence_index=0, token_ids=tuple(whole.tokens[0])))

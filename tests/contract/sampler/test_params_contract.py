@@ -59,9 +59,9 @@ async def test_samples_depend_on_the_seed(real_engine):
 async def test_logprobs_are_before_temperature_and_filters(real_engine):
     """Reported log-probabilities are those of the model, before temperature and filters."""
     plain = await run(real_engine, ask(max_tokens=1, temperature=0, logprobs=3))
-    hot = await run(real_engine, ask(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
-    assert hot.tokens == plain.tokens
-    for one, other in zip(plain.logprobs[0][0], hot.logprobs[0][0], strict=True):
+    sampled_hot = await run(real_engine, ask(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
+    assert sampled_hot.tokens == plain.tokens
+    for one, other in zip(plain.logprobs[0][0], sampled_hot.logprobs[0][0], strict=True):
         assert one == pytest.approx(other, abs=1e-5)
 
 

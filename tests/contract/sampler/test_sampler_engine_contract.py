@@ -1,4 +1,4 @@
-"""Contract tests of all sampler engines: order of events, ends, seeds, versions and pauses."""
+"""Contract tests of all sampler engines: order of events, final events, seeds, versions and pauses."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 
 async def test_prompt_comes_first_and_every_sequence_ends_once(engine):
-    """The prompt event is first, and each sequence has exactly one end with the right number of tokens."""
+    """The prompt event is first, and each sequence has exactly one final event, with the right number of tokens."""
     sampled = await run(engine, ask(max_tokens=5, num_samples=3, logprobs=2))
     assert sampled.prompt == PromptComputed(token_ids=PROMPT)
     assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
@@ -81,7 +81,7 @@ async def test_context_is_refused_before_anything_is_done(engine):
 
 
 async def test_abort_ends_every_sequence_and_the_stream(engine):
-    """The stream of an aborted request ends normally, with an end for each open sequence."""
+    """The stream of an aborted request finishes normally, with a final event for each open sequence."""
     sampled, is_aborted = Sampled(2), False
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         async for event in events:

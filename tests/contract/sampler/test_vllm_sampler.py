@@ -72,7 +72,7 @@ def test_prompts_are_scored_without_new_tokens(sampler, torch_sampler):
 
 
 def test_stream_yields_tokens_and_one_end(sampler):
-    """A stream gives the tokens of `sample` and one end, and closing it early ends the request."""
+    """A stream yields the tokens of `sample` and one final event, and closing it early stops the request."""
     events = list(sampler.sample_stream(PROMPTS[0], GREEDY, use_base_model=True))
     whole = sampler.sample(PROMPTS[0], GREEDY, use_base_model=True)[0].sequences[0]
     assert [token for event in events for token in event.tokens] == whole.tokens

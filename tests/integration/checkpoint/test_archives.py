@@ -52,10 +52,10 @@ async def download(service: Running, offset: int = 0) -> tuple[bytes, set[str]]:
 async def test_archive_has_the_same_digest_at_every_offset(service: Running) -> None:
     """A download has the same digest at every offset, so that a resumed one can be verified."""
     await save(service, size_bytes=3 * MIB)
-    whole, digests = await download(service)
-    assert digests == {blake3(whole).hexdigest()}
-    for offset in (1, 700, 2 * MIB, len(whole) - 1, len(whole)):
-        assert await download(service, offset) == (whole[offset:], digests)
+    complete, digests = await download(service)
+    assert digests == {blake3(complete).hexdigest()}
+    for offset in (1, 700, 2 * MIB, len(complete) - 1, len(complete)):
+        assert await download(service, offset) == (complete[offset:], digests)
 
 
 async def test_an_archive_that_is_replaced_has_another_digest(service: Running, tmp_path: Path) -> None:

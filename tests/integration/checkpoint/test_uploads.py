@@ -84,7 +84,7 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
     assert not list((service.state_dir / 'checkpoint-uploads').iterdir())
 
 
-async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path: Path) -> None:
+async def test_names_of_other_tools_are_converted_to_peft_names(service: Running, tmp_path: Path) -> None:
     """Tensor names with an adapter name are stored under the standard PEFT names."""
     state = make_state(1)
     tensors = unpack_state(state.manifest, state.data)
@@ -98,7 +98,7 @@ async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path:
 
 
 @pytest.mark.parametrize('seed', range(10))
-async def test_cut_upload_goes_on_where_it_was_cut(service: Running, tmp_path: Path, seed: int) -> None:
+async def test_interrupted_upload_resumes(service: Running, tmp_path: Path, seed: int) -> None:
     """An interrupted upload continues from the reported byte, or from an earlier one."""
     rng = random.Random(seed)
     data = _tar(_peft_files(tmp_path))
@@ -115,7 +115,7 @@ async def test_cut_upload_goes_on_where_it_was_cut(service: Running, tmp_path: P
     assert unpack_state(received.manifest, received.data) == unpack_state(state.manifest, state.data)
 
 
-async def test_uploads_of_two_tenants_do_not_meet(service: Running, tmp_path: Path) -> None:
+async def test_uploads_of_two_tenants_are_separate(service: Running, tmp_path: Path) -> None:
     """The same upload id of another tenant is another upload with a private checkpoint."""
     data = _tar(_peft_files(tmp_path))
     await failure_of(_upload(service, _header(len(data)), *_chunks(data)[:3]))
@@ -153,7 +153,7 @@ BAD_ARCHIVES: dict[str, Callable[[dict[str, bytes]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize('case', BAD_ARCHIVES)
-async def test_archives_that_are_no_peft_folder_are_refused(service: Running, tmp_path: Path, case: str) -> None:
+async def test_archives_without_a_peft_folder_are_refused(service: Running, tmp_path: Path, case: str) -> None:
     """An archive without a valid PEFT folder is refused and leaves no state."""
     data = _tar(BAD_ARCHIVES[case](_peft_files(tmp_path)))
     failure = await failure_of(_upload(service, _header(len(data)), *_chunks(data)))

@@ -80,8 +80,8 @@ async def test_full_parameter_versions_are_published_and_followed(service: Runni
     assert taken[1].encoding is Encoding.DELTA
 
 
-async def test_segments_of_killed_services_are_removed_at_the_end(tmp_path: Path) -> None:
-    """The service removes segments of killed processes when it ends."""
+async def test_segments_of_killed_services_are_removed_at_shutdown(tmp_path: Path) -> None:
+    """The service removes segments of killed processes when it shuts down."""
     async with serving(tmp_path):
         left = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
         left.write_bytes(b'weights of a killed process')

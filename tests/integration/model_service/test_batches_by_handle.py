@@ -142,8 +142,8 @@ async def test_handles_train_like_inline_batches_across_kills(
                 assert service.deaths == KILLS
                 await _close(data, loader_id)
                 assert await trainer.train(killed, _handles(loader_id, cursors)) == found
-                undisturbed = await trainer.create('undisturbed')
-                assert await trainer.train(undisturbed, inline) == found
+                uninterrupted = await trainer.create('undisturbed')
+                assert await trainer.train(uninterrupted, inline) == found
         finally:
             await trainer.close()
             await service.stop()
@@ -162,13 +162,13 @@ async def test_restart_replays_without_the_data_service(
             adapter_id = await trainer.create('a')
             await trainer.train(adapter_id, handles[:3])
             await trainer.close()
-        nobody = f'unix:{tmp_path}/nobody'
-        async with serving_model(tiny_llama_dir, tmp_path / 'model', data_address=nobody) as model:
+        stranger = f'unix:{tmp_path}/nobody'
+        async with serving_model(tiny_llama_dir, tmp_path / 'model', data_address=stranger) as model:
             trainer = Trainer(model.address, tiny_llama_dir)
             found = await trainer.train(adapter_id, [*handles[:3], *inline[3:]])
-            twin = await trainer.create('twin')
-            assert await trainer.train(twin, inline) == found
-            refused = await refusal_of(trainer.execute(twin, 2 * len(inline) + 1, handles[0]))
+            reference = await trainer.create('twin')
+            assert await trainer.train(reference, inline) == found
+            refused = await refusal_of(trainer.execute(reference, 2 * len(inline) + 1, handles[0]))
             assert (refused.code, refused.reason) == ('UNAVAILABLE', 'SERVICE_UNREACHABLE')
             await trainer.close()
 

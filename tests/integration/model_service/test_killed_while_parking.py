@@ -82,8 +82,8 @@ async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_pat
                 assert parked.is_parked
                 assert service.deaths == KILLS
                 found += await _train(training, adapter_id, range(4, 7))
-                twin = await _create(adapters, str(tiny_llama_dir), 'undisturbed')
-                assert await _train(training, twin, range(1, 7)) == found
+                reference = await _create(adapters, str(tiny_llama_dir), 'undisturbed')
+                assert await _train(training, reference, range(1, 7)) == found
             wanted = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
             listed = await checkpoints.checkpoints.ListCheckpoints(wanted, metadata=as_tenant('alice'))
             assert [item.path for item in listed.checkpoints] == [parked.checkpoint_path]

@@ -83,7 +83,7 @@ async def test_streams_of_two_tenants_share_passes(fake):
     assert any(len({owners[adapter_id] for adapter_id in batch}) == 2 for batch in fake.trainer.batches)
 
 
-async def test_a_step_passes_a_long_queue_of_batches(fake):
+async def test_a_step_runs_before_a_long_queue_of_batches(fake):
     """A tenant's step runs next, although another tenant has fifty large batches waiting."""
     busy = [(await fake.create(request_id=f'r{index}')).adapter_id for index in range(50)]
     quick = (await fake.create(tenant='carol')).adapter_id
@@ -151,7 +151,7 @@ async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
 
 
 async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake):
-    """A cancelled operation frees its number, and a running operation is not stopped."""
+    """A cancelled operation frees its number, and a running operation is not interrupted."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())

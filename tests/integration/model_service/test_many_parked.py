@@ -18,13 +18,13 @@ BATCH = forward_backward([draw_example(8)])
 async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_dir, tmp_path):
     """Adapters train the same however often they are parked, and reading an adapter does not load it."""
     async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:
-        most = 0
+        maximum = 0
 
         async def train(adapter_id: str, number: int):
-            nonlocal most
+            nonlocal maximum
             batch = await model.result(adapter_id, number, forward_backward=BATCH)
             step = await model.result(adapter_id, number + 1, clip_grad_and_step=operation_pb2.ClipGradAndStep())
-            most = max(most, len(model.backend.engine.adapter_ids))
+            maximum = max(maximum, len(model.backend.engine.adapter_ids))
             return batch.forward.loss, step.step.grad_norm, step.step.step_count
 
         made = [await model.create(request_id=f'r{place}', **CONFIG) for place in range(ADAPTERS)]
@@ -32,7 +32,7 @@ async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_d
             outcomes = await asyncio.gather(*(train(adapter.adapter_id, number) for adapter in trained))
             assert len(outcomes) == len(trained)
             assert len(set(outcomes)) == 1
-        assert most <= RESIDENT
+        assert maximum <= RESIDENT
         before = set(model.backend.engine.adapter_ids)
         request = adapter_service_pb2.ListAdaptersRequest(page_size=1000)
         listed = (await model.adapters.ListAdapters(request, metadata=as_tenant('alice'))).adapters

@@ -156,7 +156,7 @@ async def test_configure_changes_the_run(service):
     assert (now.step_count, now.sequence_number) == (2, number - 1)
 
 
-async def test_a_stream_is_pipelined_and_answers_in_order(service):
+async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
     """Operations of two adapters are sent at once, and the results of each arrive in order."""
     adapters = [
         (await service.create(request_id=f'r{index}', lora_config=LORA, training_config=TRAINING)).adapter_id

@@ -1,4 +1,4 @@
-"""Uploads, streams, groups, health, undo, watches and estimates over a real socket."""
+"""Uploads, extra tensors, parameter groups, health, undo, watches and estimates over a real socket."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_uploaded_batch_trains_like_an_inline_one(service):
     assert (repeated.is_replayed, repeated.forward.loss) == (True, uploaded.forward.loss)
 
 
-async def test_upload_is_its_tenant_s_alone(service):
+async def test_upload_is_private_to_its_tenant(service):
     """Another tenant cannot use the upload, and its adapter is unchanged."""
     data = batch_of(BATCH).features.SerializeToString()
     await service.training.UploadBatch(parts(data), metadata=ALICE)
@@ -81,7 +81,7 @@ async def test_hostile_upload_is_refused(service, messages, reason):
     assert failure.reason == reason
 
 
-async def test_damaged_chunk_is_told_where(service):
+async def test_damaged_chunk_is_reported_with_its_offset(service):
     """The refusal of a damaged chunk has its offset, and earlier chunks are stored."""
     data = batch_of(BATCH).features.SerializeToString()
     messages = list(parts(data))
@@ -92,15 +92,15 @@ async def test_damaged_chunk_is_told_where(service):
     assert answer.committed_bytes == 100
 
 
-async def test_streams_reach_their_loss(service):
+async def test_extra_tensors_are_used_by_their_loss(service):
     """A distillation loss gets the teacher's top ids, and is refused without them."""
     config = training_config_pb2.TrainingConfig(
         loss=training_config_pb2.LossConfig(name='GKDLoss'),
     )
     adapter_id = (await service.create(training_config=config)).adapter_id
     verb = forward_backward([draw_example()])
-    lacking = await failure_of(service.execute(adapter_id, 1, forward_backward=verb))
-    assert (lacking.code, 'teacher' in lacking.message) == ('INVALID_ARGUMENT', True)
+    incomplete = await failure_of(service.execute(adapter_id, 1, forward_backward=verb))
+    assert (incomplete.code, 'teacher' in incomplete.message) == ('INVALID_ARGUMENT', True)
     extra = verb.batch.features.features[0].extra_tensors
     extra['teacher_topk_ids'].CopyFrom(tensor_to_proto(np.tile(np.arange(4, dtype=np.int32), (12, 1))))
     extra['teacher_topk_logps'].CopyFrom(tensor_to_proto(np.full((12, 4), -1.5, np.float32)))
@@ -143,8 +143,8 @@ async def test_sum_without_effect_gives_a_warning(service):
         get = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
         adapter = (await service.adapters.GetAdapter(get, metadata=ALICE)).adapter
         found.append((list(warnings), adapter.training_config.loss.reduction))
-    unsaid, summed = training_config_pb2.LOSS_REDUCTION_UNSPECIFIED, training_config_pb2.LOSS_REDUCTION_SUM
-    assert found == [([], summed), ([warning], unsaid), ([], unsaid)]
+    unset, summed = training_config_pb2.LOSS_REDUCTION_UNSPECIFIED, training_config_pb2.LOSS_REDUCTION_SUM
+    assert found == [([], summed), ([warning], unset), ([], unset)]
 
 
 async def test_evaluation_metrics_gather_forward_only_batches(service):

@@ -54,7 +54,7 @@ def run_ref(seconds: float = 20, **wanted: int) -> sampling_pb2.AdapterRef:
 
 
 async def answer_of(both: Published, **wanted: int) -> Answer:
-    """Return a greedy answer of six tokens."""
+    """Return a greedy response of six tokens."""
     request = sample_request(run_ref(**wanted), params={'temperature': 0.0})
     return await read_answer(both.sampler.stub.Sample(request, metadata=ALICE))
 
@@ -80,7 +80,7 @@ def expected_scores(model: Path, version: int, tokens: list[int]) -> list[float]
 
 
 def greedy(model: Path, version: int) -> list[int]:
-    """Return the tokens that transformers draws with the weights of a version."""
+    """Return the tokens that transformers samples with the weights of a version."""
     oracle = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         for parameter in oracle.parameters():
@@ -127,7 +127,7 @@ async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tm
 
 
 async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A new version is not put in place while a request runs, and a request for it waits."""
+    """The weights are not replaced while a request runs, and a request for the new version waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})

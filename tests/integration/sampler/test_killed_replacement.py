@@ -121,7 +121,7 @@ class Deployment:
                 await WeightClient(channel).publish_version(RUN, state, version=version)
 
     async def publish_partially(self, version: int, messages: int) -> None:
-        """Let a trainer die in the middle of publishing a version."""
+        """Interrupt a trainer while it publishes a version."""
         arguments = (self.checkpoint.address, self.model, version, factor_of(version), messages)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, '-m', 'fixtures.whole_publisher'),
@@ -159,9 +159,9 @@ class Deployment:
             for seed in itertools.cycle(range(SEEDS)):
                 params = {**PARAMS, 'temperature': 1.0, 'seed': seed}
                 request = sample_request(ref(0.5), base_model=str(self.model), params=params)
-                await self._ask(stub.Sample(request, metadata=ALICE))
+                await self._send(stub.Sample(request, metadata=ALICE))
 
-    async def _ask(self, call: grpc.aio.UnaryStreamCall) -> None:
+    async def _send(self, call: grpc.aio.UnaryStreamCall) -> None:
         received = Received()
         try:
             async for response in call:
@@ -188,7 +188,7 @@ async def start_checkpoint(folder: Path, address: str) -> ServiceProcess:
 
 
 @asynccontextmanager
-async def staged(folder: Path, model: Path) -> AsyncIterator[Deployment]:
+async def deployed(folder: Path, model: Path) -> AsyncIterator[Deployment]:
     """Yield a deployment with a checkpoint service; all running processes are killed at the end."""
     checkpoint = await start_checkpoint(folder, f'127.0.0.1:{free_port()}')
     settings: dict[str, object] = {
@@ -210,7 +210,7 @@ async def staged(folder: Path, model: Path) -> AsyncIterator[Deployment]:
 
 
 @asynccontextmanager
-async def asking(deployment: Deployment) -> AsyncIterator[None]:
+async def sending_requests(deployment: Deployment) -> AsyncIterator[None]:
     """Let the client send requests within this block."""
     task = asyncio.create_task(deployment.send_requests())
     try:
@@ -221,7 +221,7 @@ async def asking(deployment: Deployment) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def check_whole(answer: Answer, version: int, oracle: Oracle) -> None:
+def check_version(answer: Answer, version: int, oracle: Oracle) -> None:
     """Check that an answer belongs to a version."""
     assert answer.spans == [[(version, 0, TOKENS)]]
     assert answer.logprobs[0] == pytest.approx(oracle.scores(version, tuple(answer.tokens[0])), rel=0, abs=CLOSE)
@@ -254,26 +254,26 @@ async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
     wrong = [*mixtures, TorchSampler(str(tiny_llama_dir))]
     for sampler in wrong:
         for version in (1, 2):
-            mine, its = scores_of(sampler, tokens), oracle.scores(version, tokens)
-            assert max(abs(one - other) for one, other in zip(mine, its, strict=True)) > FAR
+            own, its = scores_of(sampler, tokens), oracle.scores(version, tokens)
+            assert max(abs(one - other) for one, other in zip(own, its, strict=True)) > FAR
 
 
 @pytest.mark.slow
 async def test_kill_during_a_replacement_leaves_a_complete_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
     oracle = Oracle(tiny_llama_dir)
-    async with staged(tmp_path, tiny_llama_dir) as deployment:
+    async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)
         old = 1
         for armed in failpoints_of(tiny_llama_dir):
             process = await deployment.start_sampler(armed)
-            check_whole(await deployment.answer(at_least=old), old, oracle)
-            async with asking(deployment):
+            check_version(await deployment.answer(at_least=old), old, oracle)
+            async with sending_requests(deployment):
                 await deployment.publish(old + 1)
                 await process.until_dead()
             old += 1
         await deployment.start_sampler()
-        check_whole(await deployment.answer(at_least=old), old, oracle)
+        check_version(await deployment.answer(at_least=old), old, oracle)
         assert await deployment.refusal(exact=old - 1) == 'VERSION_NOT_FOUND'
     assert old == 1 + len(failpoints_of(tiny_llama_dir))
     check_received(deployment, oracle, range(1, old + 1))
@@ -283,18 +283,18 @@ async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Pa
     """A restarted sampler refuses requests until it reaches the checkpoint service, then serves the newest version."""
     oracle = Oracle(tiny_llama_dir)
     middle = failpoints_of(tiny_llama_dir)[3]
-    async with staged(tmp_path, tiny_llama_dir) as deployment:
+    async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)
         process = await deployment.start_sampler(middle)
-        check_whole(await deployment.answer(at_least=1), 1, oracle)
-        async with asking(deployment):
+        check_version(await deployment.answer(at_least=1), 1, oracle)
+        async with sending_requests(deployment):
             await deployment.publish(2)
             await process.until_dead()
             await deployment.checkpoint.kill()
             await deployment.start_sampler()
             assert await deployment.refusal() == 'VERSION_NOT_READY'
             await deployment.restart_checkpoint()
-            check_whole(await deployment.answer(at_least=2), 2, oracle)
+            check_version(await deployment.answer(at_least=2), 2, oracle)
     check_received(deployment, oracle, (1, 2))
     assert 'UNAVAILABLE' in deployment.refusals
 
@@ -302,17 +302,17 @@ async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Pa
 async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A version that a killed trainer published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
-    async with staged(tmp_path, tiny_llama_dir) as deployment:
+    async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)
         process = await deployment.start_sampler()
-        check_whole(await deployment.answer(at_least=1), 1, oracle)
-        async with asking(deployment):
+        check_version(await deployment.answer(at_least=1), 1, oracle)
+        async with sending_requests(deployment):
             await deployment.publish_partially(2, messages=8)
             await process.kill()
             await deployment.start_sampler()
-            check_whole(await deployment.answer(at_least=1), 1, oracle)
+            check_version(await deployment.answer(at_least=1), 1, oracle)
             assert await deployment.refusal(at_least=2) == 'VERSION_NOT_READY'
             await deployment.publish(2)
-            check_whole(await deployment.answer(at_least=2), 2, oracle)
+            check_version(await deployment.answer(at_least=2), 2, oracle)
     check_received(deployment, oracle, (1, 2))
     assert 'UNAVAILABLE' in deployment.refusals

@@ -40,7 +40,7 @@ ALICE = Caller(tenant_id='alice', is_internal=True)
 
 @dataclass
 class Member:
-    """A sampler that runs as in its process."""
+    """A sampler with the components of a real process."""
 
     engine: FakeSamplerEngine
     source: FakeWeightSource

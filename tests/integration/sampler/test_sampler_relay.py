@@ -43,7 +43,7 @@ class Node:
         return engine
 
     async def sampled(self, version: int) -> int:
-        """Sample from at least that version and return the version that answered."""
+        """Sample from at least that version and return the version that was used."""
         ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
         ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
         answer = await read_answer(self.running.stub.Sample(sample_request(ref), metadata=ALICE))
@@ -57,7 +57,7 @@ async def publish(checkpoint: Running, version: int) -> None:
 
 
 async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, segments: Segments | None) -> Node:
-    """Start a sampler that takes weights from `relay`, if given."""
+    """Start a sampler that fetches weights from `relay` if it is given."""
     stack = AsyncExitStack()
     sources = WeightSources(checkpoint_address, segments=segments)
     stack.push_async_callback(sources.close)
@@ -125,7 +125,7 @@ async def test_versions_are_relayed_along_the_chain(checkpoint, tmp_path, is_sha
 
 
 async def test_relay_failure_loses_no_version(chain, checkpoint):
-    """A sampler whose relay ends continues from the checkpoint service without missing a version."""
+    """A sampler whose relay stops continues from the checkpoint service without missing a version."""
     await publish(checkpoint, 1)
     assert [await item.sampled(1) for item in chain] == [1, 1, 1]
     for version in range(2, 12):

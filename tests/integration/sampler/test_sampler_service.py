@@ -55,7 +55,7 @@ async def sampler(engine: SamplerEngine, tmp_path: Path) -> AsyncIterator[Runnin
 
 
 async def test_stream_has_prompt_tokens_and_ends(sampler):
-    """A stream has the prompt first, then tokens, and one end with version spans per sequence."""
+    """A stream has the prompt first, then tokens, and one final event with version spans per sequence."""
     params = {'seed': 1, 'sample_count': 2, 'top_logprob_count': 2}
     answer = await read_answer(sampler.stub.Sample(sample_request(params=params), metadata=ALICE), 2)
     assert numbers(answer.prompt.token_ids) == PROMPT

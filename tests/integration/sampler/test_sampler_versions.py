@@ -163,7 +163,7 @@ async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoin
 
 
 async def test_evicted_version_is_loaded_again(sampler, checkpoint):
-    """Four adapters on three slots each answer with their weights, also after an eviction."""
+    """Four adapters on three slots each use their weights, even after an eviction."""
     answers: dict[str, list[int]] = {}
     for number in (1, 2, 3, 4):
         await publish(checkpoint, number, adapter_id=f'ad-{number}')

@@ -56,7 +56,7 @@ def archive_of(folder: Path) -> bytes:
 
 
 def greedy(model: Any) -> list[int]:
-    """Return the tokens that transformers draws after the prompt."""
+    """Return the tokens that transformers samples after the prompt."""
     given = torch.tensor([PROMPT])
     options = {'max_new_tokens': NEW_TOKENS, 'min_new_tokens': NEW_TOKENS, 'do_sample': False, 'eos_token_id': None}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""An engine core that dies or hangs: every waiting call fails, and none hangs."""
+"""An engine core that exits or hangs: every waiting call fails instead of hanging."""
 
 import asyncio
 import signal
@@ -57,8 +57,8 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
     assert not any(process.is_running() for process in cores)
 
 
-async def test_death_of_the_core_fails_every_call(tmp_path: Path, tiny_llama_dir: Path):
-    """The death of the core fails a request that waits in a pause, an update of the base model, and later calls."""
+async def test_every_call_fails_after_the_core_exits(tmp_path: Path, tiny_llama_dir: Path):
+    """If the core exits, a request that waits in a pause, an update of the base model and later calls fail."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy
 

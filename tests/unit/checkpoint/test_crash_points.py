@@ -25,14 +25,14 @@ KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 
 
 class Crash(BaseException):
-    """The machine has failed."""
+    """Simulates a failure of the machine."""
 
 
 @dataclass
-class Fuse:
+class ChangeCounter:
     """Counts the changes of a disk, and fails at one of them; a negative count never fails."""
 
-    left: int = -1
+    remaining: int = -1
 
     def count_change(self) -> None:
         """Count a change.
@@ -40,23 +40,23 @@ class Fuse:
         Raises:
             Crash: This change does not happen.
         """
-        if self.left == 0:
+        if self.remaining == 0:
             raise Crash
-        self.left -= 1
+        self.remaining -= 1
 
 
 class TornFile:
     """A file whose last write before the crash writes only half of its bytes."""
 
-    def __init__(self, file: IO[bytes], fuse: Fuse) -> None:
-        """Write to `file` until the fuse reaches its limit."""
+    def __init__(self, file: IO[bytes], counter: ChangeCounter) -> None:
+        """Write to `file` until the counter reaches its limit."""
         self._file = file
-        self._fuse = fuse
+        self._counter = counter
 
     def write(self, data: Any) -> None:
         """Write all or, at the crash, half of the data."""
         try:
-            self._fuse.count_change()
+            self._counter.count_change()
         except Crash:
             self._file.write(memoryview(data)[: len(data) // 2])
             self._file.close()
@@ -70,22 +70,22 @@ class TornFile:
 class CrashingDisk(LocalDisk):
     """A disk that fails at one change."""
 
-    def __init__(self, root: str, fuse: Fuse, *, is_synced: bool = True) -> None:
+    def __init__(self, root: str, counter: ChangeCounter, *, is_synced: bool = True) -> None:
         super().__init__(LocalFileSystem(), root, is_synced=is_synced)
-        self._fuse = fuse
+        self._counter = counter
 
     def unsynced(self) -> 'CrashingDisk':
-        return CrashingDisk(self._root, self._fuse, is_synced=False)
+        return CrashingDisk(self._root, self._counter, is_synced=False)
 
     def open_to_write(self, name: str) -> Any:
         """Open a file that may be torn."""
-        self._fuse.count_change()
-        return TornFile(super().open_to_write(name), self._fuse)
+        self._counter.count_change()
+        return TornFile(super().open_to_write(name), self._counter)
 
     def close_synced(self, file: IO[bytes]) -> None:
         """Sync, or crash first."""
         try:
-            self._fuse.count_change()
+            self._counter.count_change()
         except Crash:
             file.close()
             raise
@@ -93,16 +93,16 @@ class CrashingDisk(LocalDisk):
 
     def sync_folder(self, name: str) -> None:
         """Sync, or crash first."""
-        self._fuse.count_change()
+        self._counter.count_change()
         super().sync_folder(name)
 
     def remove(self, name: str) -> None:
         """Remove file by file, or crash in between."""
         top = Path(self.local_path(name))
         for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
-            self._fuse.count_change()
+            self._counter.count_change()
             path.rmdir() if path.is_dir() else path.unlink()
-        self._fuse.count_change()
+        self._counter.count_change()
         super().remove(name)
 
 
@@ -151,8 +151,8 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
         root = tmp_path / str(step)
         if has_old:
             await _put(FolderStore(open_disk(str(root)), threads), OLD)
-        is_done = await _survives(action(FolderStore(CrashingDisk(str(root), Fuse(step)), threads)))
-        await _survives(FolderStore(CrashingDisk(str(root), Fuse(step % 3)), threads).load())
+        is_done = await _survives(action(FolderStore(CrashingDisk(str(root), ChangeCounter(step)), threads)))
+        await _survives(FolderStore(CrashingDisk(str(root), ChangeCounter(step % 3)), threads).load())
         seen.append(outcomes.index(await _found(FolderStore(open_disk(str(root)), threads))))
         _assert_clean(root, is_empty=outcomes[seen[-1]] is None)
         if is_done:
@@ -188,5 +188,5 @@ def _assert_clean(root: Path, *, is_empty: bool) -> None:
     states = root / 'states'
     folders = [path for path in states.glob('*/*/*/*/*') if path.is_dir()]
     records = list(states.glob('*/*/*/*/record.json'))
-    strays = [path for path in states.glob('*/*/*/*/*') if path.is_file() and path.name != 'record.json']
-    assert (len(folders), len(records), strays) == ((0, 0, []) if is_empty else (1, 1, []))
+    unexpected = [path for path in states.glob('*/*/*/*/*') if path.is_file() and path.name != 'record.json']
+    assert (len(folders), len(records), unexpected) == ((0, 0, []) if is_empty else (1, 1, []))

@@ -109,10 +109,10 @@ async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
         assert len(await host.durable.load()) == 1
 
 
-@pytest.mark.parametrize('hurry', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
-async def test_wait_for_a_quiet_period_is_limited(host: Host, hurry: dict[str, Any]) -> None:
+@pytest.mark.parametrize('reason', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
+async def test_wait_for_a_quiet_period_is_limited(host: Host, reason: dict[str, Any]) -> None:
     """A version is spilled after its patience, when memory is short, or at once when the tier is quiet."""
-    tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | hurry))
+    tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | reason))
     async with spilling(tier):
         await put(tier, 1)
         await until_durable(host, 1)
@@ -247,10 +247,10 @@ async def test_cancelled_publish_leaves_no_segment(host: Host, *, is_adopted: bo
     for _ in range(20):
         writer = tier.begin(VersionKey(ADAPTER, 1), make_state(1).manifest)
         first = writer.adopt(segment.ref) if is_adopted else writer.add(next(iter_chunks(make_state(1).data)))
-        taking = asyncio.create_task(first)
+        publishing = asyncio.create_task(first)
         await asyncio.sleep(0)
-        taking.cancel()
-        await asyncio.wait([taking])
+        publishing.cancel()
+        await asyncio.wait([publishing])
         await writer.discard()
     assert host.segments() == []
     assert tier.used_bytes == 0
@@ -269,14 +269,14 @@ async def test_flush_leaves_no_segment_in_memory(host: Host) -> None:
 
 async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Path) -> None:
     """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one stay."""
-    gone, resting = tmp_path / 'gone', tmp_path / 'resting'
+    removed, resting = tmp_path / 'gone', tmp_path / 'resting'
     segments = Segments(host.folder / 'memory')
-    for home in (gone, resting):
+    for home in (removed, resting):
         home.mkdir()
         cache = SegmentCache(segments, store_url=str(home), home=home)
         await put(MemoryTier(host.durable, cache, host.threads, capacity_bytes=STATE_BYTES), 1)
         cache.close()
-    gone.rmdir()
+    removed.rmdir()
     assert len(host.segments()) == 2
     host.tier()
     assert len(host.segments()) == 1

@@ -13,7 +13,7 @@ def request(**fields):
     return wire.CreateAdapterRequest(request_id='r', base_model='tiny', **fields)
 
 
-def test_full_parameters_unset_is_not_all_of_them():
+def test_unset_and_empty_full_parameters_differ():
     """An empty FullParameterConfig selects all parameters; an unset one selects LoRA."""
     assert create_request_from_proto(request()).full_parameters is None
     assert create_request_from_proto(request(full_parameters={})).full_parameters == ()

@@ -130,7 +130,7 @@ async def test_a_defect_of_the_engine_fails_only_running_verbs() -> None:
 
 
 class _BrokenScheduler(Scheduler):
-    """Fails when it is asked for the second batch."""
+    """Fails when the second batch is requested."""
 
     batch_count = 0
 

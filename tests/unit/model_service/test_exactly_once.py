@@ -67,7 +67,7 @@ VERBS: dict[str, Verb] = {
     'undo 1': _verb(undo=lambda _: wire.Undo(step_count=1)),
     'undo 2': _verb(undo=lambda _: wire.Undo(step_count=2)),
 }
-STORY = [
+SCRIPT = [
     'train', 'save', 'clip and step', 'train more', 'publish', 'step', 'zero', 'forward', 'backward', 'clip and step',
     'undo 1', 'own loss', 'own step', 'undo 2', 'load', 'train', 'configure', 'clip and step', 'publish', 'metric',
 ]  # fmt: skip
@@ -77,9 +77,9 @@ class _Run:
     """A client that sends a sequence of operations and repeats requests after each crash."""
 
     def __init__(
-        self, journal: Any, story: Sequence[str], deaths: Sequence[int], bounds: dict[str, Any], *, adapters: int = 1
+        self, journal: Any, script: Sequence[str], crashes: Sequence[int], bounds: dict[str, Any], *, adapters: int = 1
     ) -> None:
-        self._journal, self._story, self._deaths, self._bounds = journal, story, list(deaths), bounds
+        self._journal, self._script, self._crashes, self._bounds = journal, script, list(crashes), bounds
         self._adapters = adapters
         self._store = StrictStore()
         self._service: Any = None
@@ -93,7 +93,7 @@ class _Run:
             for seed in range(1, self._adapters + 1)
         ]
         numbers = dict.fromkeys(ids, 1)
-        for place, name in enumerate(self._story):
+        for place, name in enumerate(self._script):
             adapter_id = ids[place % len(ids)]
             operation = VERBS[name](adapter_id, numbers[adapter_id])
             outcome = await self._retry(lambda service, operation=operation: service.execute(operation))
@@ -103,13 +103,13 @@ class _Run:
         states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
         return self.outcomes, states
 
-    async def _retry(self, ask: Callable[[Any], Any]) -> Any:
+    async def _retry(self, request: Callable[[Any], Any]) -> Any:
         while True:
             try:
                 if self._service is None:
-                    lives = self._deaths.pop(0) if self._deaths else float('inf')
-                    self._service = await start(self._journal, self._store, lives=lives, **self._bounds)
-                answer = await ask(self._service)
+                    moment_limit = self._crashes.pop(0) if self._crashes else float('inf')
+                    self._service = await start(self._journal, self._store, moment_limit=moment_limit, **self._bounds)
+                answer = await request(self._service)
                 self.moments = self._service.journal.moments
                 return answer
             except Died:
@@ -143,8 +143,8 @@ def _of_one_adapter(outcome: Any) -> Any:
     return replace(outcome, outcome=None) if path else outcome
 
 
-async def _undisturbed(story: Sequence[str], bounds: dict[str, Any]) -> tuple[tuple[list[Any], Any], int]:
-    run = _Run(MemoryJournal(), story, (), bounds)
+async def _uninterrupted(script: Sequence[str], bounds: dict[str, Any]) -> tuple[tuple[list[Any], Any], int]:
+    run = _Run(MemoryJournal(), script, (), bounds)
     return await run.run_to_the_end(), run.moments
 
 
@@ -152,40 +152,40 @@ async def _undisturbed(story: Sequence[str], bounds: dict[str, Any]) -> tuple[tu
 async def test_a_crash_at_any_moment_changes_nothing(snapshot_operations, stride):
     """A crash between any two journal calls does not change the outcomes or the final state."""
     bounds = {'snapshot_operations': snapshot_operations}
-    expected, moments = await _undisturbed(STORY, bounds)
-    assert moments > 2 * len(STORY)
-    for death in range(1, moments + 1, stride):
-        run = _Run(MemoryJournal(), STORY, (death,), bounds)
-        _assert_same(expected, await run.run_to_the_end(), f'death at moment {death}')
+    expected, moments = await _uninterrupted(SCRIPT, bounds)
+    assert moments > 2 * len(SCRIPT)
+    for crash in range(1, moments + 1, stride):
+        run = _Run(MemoryJournal(), SCRIPT, (crash,), bounds)
+        _assert_same(expected, await run.run_to_the_end(), f'crash at moment {crash}')
 
 
 async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
     """Two crashes in a row do not change the outcomes with the journal on disk."""
     bounds = {'snapshot_operations': 3}
-    expected, moments = await _undisturbed(STORY, bounds)
-    for death in range(1, moments + 1, 7):
-        journal = await journals.open_journal(tmp_path / f'{death}')
-        run = _Run(journal, STORY, (death, death), bounds)
+    expected, moments = await _uninterrupted(SCRIPT, bounds)
+    for crash in range(1, moments + 1, 7):
+        journal = await journals.open_journal(tmp_path / f'{crash}')
+        run = _Run(journal, SCRIPT, (crash, crash), bounds)
         try:
-            _assert_same(expected, await run.run_to_the_end(), f'death at moment {death}')
+            _assert_same(expected, await run.run_to_the_end(), f'crash at moment {crash}')
         finally:
             await journal.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    story=st.lists(st.sampled_from(sorted(VERBS)), min_size=1, max_size=20),
-    deaths=st.lists(st.integers(1, 60), max_size=4),
+    script=st.lists(st.sampled_from(sorted(VERBS)), min_size=1, max_size=20),
+    crashes=st.lists(st.integers(1, 60), max_size=4),
     snapshot_operations=st.integers(1, 8),
     adapters=st.integers(1, 3),
 )
-def test_random_operations_survive_random_crashes(story, deaths, snapshot_operations, adapters):
+def test_random_operations_survive_random_crashes(script, crashes, snapshot_operations, adapters):
     """Random operations, including refused and failing ones, survive several crashes."""
 
     async def compare() -> None:
-        undisturbed = await _Run(MemoryJournal(), story, (), {}, adapters=adapters).run_to_the_end()
+        uninterrupted = await _Run(MemoryJournal(), script, (), {}, adapters=adapters).run_to_the_end()
         bounds = {'snapshot_operations': snapshot_operations, 'resident_adapters': 1}
-        run = _Run(MemoryJournal(), story, deaths, bounds, adapters=adapters)
-        _assert_same(undisturbed, await run.run_to_the_end(), f'{deaths}')
+        run = _Run(MemoryJournal(), script, crashes, bounds, adapters=adapters)
+        _assert_same(uninterrupted, await run.run_to_the_end(), f'{crashes}')
 
     asyncio.run(compare())

@@ -76,9 +76,9 @@ async def test_parking_saves_unsaved_steps_and_frees_the_memory(journal, store):
 
 async def test_parked_adapter_continues_bitwise(journal, store):
     """A parked adapter continues bitwise, even with a pending gradient or a pending Forward."""
-    service, twin = await start(journal, store), await start(MemoryJournal(), StrictStore())
-    adapter_id, twin_id = await create(service), await create(twin)
-    story = [
+    service, reference = await start(journal, store), await start(MemoryJournal(), StrictStore())
+    adapter_id, reference_id = await create(service), await create(reference)
+    script = [
         lambda number, name: journals.batch_operation(number, name, seed=number),
         journals.step_operation,
         lambda number, name: journals.batch_operation(number, name, seed=number),
@@ -86,12 +86,18 @@ async def test_parked_adapter_continues_bitwise(journal, store):
         lambda number, name: journals.operation(number, name, backward={}),
         journals.step_operation,
     ]
-    for number, verb in enumerate(story, start=1):
+    for number, verb in enumerate(script, start=1):
         await _park(service, adapter_id)
-        result, expected = await service.execute(verb(number, adapter_id)), await twin.execute(verb(number, twin_id))
+        result, expected = (
+            await service.execute(verb(number, adapter_id)),
+            await reference.execute(verb(number, reference_id)),
+        )
         assert isinstance(result, OperationResult)
         assert getattr(result.outcome, 'loss', None) == getattr(expected.outcome, 'loss', None)
-    assert service.trainer.adapters[adapter_id].weights.tobytes() == twin.trainer.adapters[twin_id].weights.tobytes()
+    assert (
+        service.trainer.adapters[adapter_id].weights.tobytes()
+        == reference.trainer.adapters[reference_id].weights.tobytes()
+    )
 
 
 async def test_a_saved_adapter_is_not_saved_again(journal, store):
@@ -103,14 +109,14 @@ async def test_a_saved_adapter_is_not_saved_again(journal, store):
     await service.execute(journals.step_operation(2, adapter_id))
     save = wire.Save(name='mine', is_optimizer_included=True)
     await service.execute(journals.operation(3, adapter_id, save=save))
-    mine = f'twinkle://{adapter_id}/weights/mine'
-    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    own = f'twinkle://{adapter_id}/weights/mine'
+    assert (await _park(service, adapter_id)).checkpoint_path == own
     await service.execute(journals.batch_operation(4, adapter_id))
-    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    assert (await _park(service, adapter_id)).checkpoint_path == own
     await service.execute(journals.step_operation(5, adapter_id))
     assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-2')
-    await service.execute(journals.operation(6, adapter_id, load=wire.Load(checkpoint_path=mine)))
-    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    await service.execute(journals.operation(6, adapter_id, load=wire.Load(checkpoint_path=own)))
+    assert (await _park(service, adapter_id)).checkpoint_path == own
     await service.execute(journals.operation(7, adapter_id, undo=wire.Undo(step_count=1)))
     assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-1')
 
@@ -222,10 +228,10 @@ async def test_a_failed_save_does_not_park_the_adapter(journal, store):
     adapter_id = await _trained(service)
     save = store.save
 
-    async def away(*_args, **_kwargs):
+    async def unavailable(*_args, **_kwargs):
         raise ServiceUnreachable('checkpoint')
 
-    store.save = away
+    store.save = unavailable
     with pytest.raises(ServiceUnreachable):
         await _park(service, adapter_id)
     assert service.verbs.is_resident(adapter_id)
@@ -273,25 +279,25 @@ async def test_only_services_can_park_adapters(journal, store):
 async def test_a_crash_while_parking_changes_nothing(is_forward_first):
     """A crash at any moment of training, parking and loading does not change the final weights."""
     weights, moments = set(), 1
-    death = 0
-    while death <= moments:
-        death += 1
+    crash = 0
+    while crash <= moments:
+        crash += 1
         journal, store = MemoryJournal(), RefusingStore()
-        service = await _run_with_crash(journal, store, is_forward_first=is_forward_first, death=death)
+        service = await _run_with_crash(journal, store, is_forward_first=is_forward_first, crash=crash)
         moments = max(moments, service.journal.moments)
         assert [path.rpartition('-')[2] for path in store.checkpoints] == ['1', '2']
         (known,) = await journal.adapters()
         async with service.verbs.upkeep._residency.hold(known.adapter.adapter_id):  # noqa: SLF001 - as other tests do
             weights.add(service.trainer.adapters[known.adapter.adapter_id].weights.tobytes())
-    assert death > 20
+    assert crash > 20
     assert len(weights) == 1
 
 
-async def _run_with_crash(journal, store, *, is_forward_first, death):
+async def _run_with_crash(journal, store, *, is_forward_first, crash):
     """Run the operations with one crash; return the restarted service."""
-    for lives in (death, float('inf')):
+    for moment_limit in (crash, float('inf')):
         with suppress(Died):
-            service = await start(journal, store, lives=lives)
+            service = await start(journal, store, moment_limit=moment_limit)
             await _run_operations(service, is_forward_first=is_forward_first)
             return service
     raise AssertionError('the service crashed twice')

@@ -101,10 +101,10 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
 
 async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
     """If an operation cannot be made durable, its effect is dropped; sent again, it is applied once."""
-    service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
-    adapter_id, twin_id = await create(service), await create(twin)
+    service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
+    adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))
-    await twin.execute(journals.batch_operation(1, twin_id))
+    await reference.execute(journals.batch_operation(1, reference_id))
     accept, failures = journal.accept, [JournalUnavailable(adapter_id)]
 
     async def refuse(operation):
@@ -115,10 +115,10 @@ async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
     journal.accept = refuse
     refused = await service.execute(journals.step_operation(2, adapter_id))
     assert isinstance(refused, JournalUnavailable)
-    for one, name in ((service, adapter_id), (twin, twin_id)):
+    for one, name in ((service, adapter_id), (reference, reference_id)):
         result = await one.execute(journals.step_operation(2, name))
         assert (result.outcome.step_count, result.is_replayed) == (1, False)
-    assert _weights(service, adapter_id) == _weights(twin, twin_id)
+    assert _weights(service, adapter_id) == _weights(reference, reference_id)
 
 
 async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(journal):
@@ -167,10 +167,10 @@ async def test_operation_with_a_repeated_defect_is_skipped(journal):
     await service.execute(journals.batch_operation(1, adapter_id))
     await create(service, 'r2')
     service = await start(journal, StrictStore())
-    deadly = journals.step_operation(2, adapter_id)
-    await journal.accept(deadly)
+    failing = journals.step_operation(2, adapter_id)
+    await journal.accept(failing)
     service.trainer.failures.append(Internal(''))
-    assert isinstance(await service.execute(deadly), Internal)
+    assert isinstance(await service.execute(failing), Internal)
     assert service.verbs.directory.find(adapter_id).sequence_number == 2
     result = await service.execute(journals.step_operation(3, adapter_id))
     assert result.outcome.step_count == 1
@@ -181,10 +181,10 @@ async def test_operation_with_a_repeated_defect_is_skipped(journal):
 
 async def test_step_without_enough_memory_is_dropped(journal):
     """If memory runs out during a step, its effect is dropped; sent again, the step is applied once."""
-    service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
-    adapter_id, twin_id = await create(service), await create(twin)
+    service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
+    adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))
-    await twin.execute(journals.batch_operation(1, twin_id))
+    await reference.execute(journals.batch_operation(1, reference_id))
     run, failures = service.trainer.run, [BatchTooLarge(token_count=0, token_limit=1)]
 
     async def exhaust_memory_once(name, verb):
@@ -196,10 +196,10 @@ async def test_step_without_enough_memory_is_dropped(journal):
     service.trainer.run = exhaust_memory_once
     refused = await _attempt(service, journals.step_operation(2, adapter_id))
     assert isinstance(refused, BatchTooLarge)
-    for one, name in ((service, adapter_id), (twin, twin_id)):
+    for one, name in ((service, adapter_id), (reference, reference_id)):
         result = await one.execute(journals.step_operation(2, name))
         assert (result.outcome.step_count, result.is_replayed) == (1, False)
-    assert _weights(service, adapter_id) == _weights(twin, twin_id)
+    assert _weights(service, adapter_id) == _weights(reference, reference_id)
 
 
 async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):

@@ -21,7 +21,7 @@ def ready_verb(adapter_id: str, tokens: int, *, tenant: str = 'alice', key: str 
     return ReadyVerb(adapter_id=adapter_id, tenant_id=tenant, token_count=tokens, batch_key=key)
 
 
-def drained(scheduler: Scheduler) -> list[list[ReadyVerb]]:
+def all_batches(scheduler: Scheduler) -> list[list[ReadyVerb]]:
     """Return all batches until no verb is ready."""
     batches: list[list[ReadyVerb]] = []
     while batch := scheduler.next_batch():
@@ -42,31 +42,31 @@ ready_verbs = st.builds(
     batch_key=st.sampled_from(KEYS),
 )
 bounds = st.one_of(st.none(), st.integers(0, 2000))
-moves = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).map('a{}'.format), bounds), max_size=200)
+actions = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).map('a{}'.format), bounds), max_size=200)
 """A ReadyVerb is added, 'next' takes a batch, an adapter's id cancels its verb, and a number or None sets the limit."""
 
 
 @settings(max_examples=100, deadline=None)
-@given(moves, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
-def test_no_verb_is_lost_or_doubled(moves: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
+@given(actions, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
+def test_no_verb_is_lost_or_doubled(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
     """Each verb is handed out once or cancelled once, and every batch respects the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
     waiting: dict[str, ReadyVerb] = {}
-    for move in [*moves, *(['next'] * len(moves))]:
-        if move is None or isinstance(move, int):
-            scheduler.bound(move)
-        elif isinstance(move, ReadyVerb):
-            if move.adapter_id not in waiting:
-                scheduler.add(move)
-                waiting[move.adapter_id] = move
-        elif move == 'next':
+    for action in [*actions, *(['next'] * len(actions))]:
+        if action is None or isinstance(action, int):
+            scheduler.bound(action)
+        elif isinstance(action, ReadyVerb):
+            if action.adapter_id not in waiting:
+                scheduler.add(action)
+                waiting[action.adapter_id] = action
+        elif action == 'next':
             batch = scheduler.next_batch()
             assert bool(batch) == bool(waiting)
             for item in batch:
                 assert waiting.pop(item.adapter_id) is item
             check_batch(batch)
         else:
-            assert scheduler.remove(move) is waiting.pop(move, None)
+            assert scheduler.remove(action) is waiting.pop(action, None)
         assert len(scheduler) == len(waiting)
         assert scheduler.token_count == sum(item.token_count for item in waiting.values())
     assert not waiting
@@ -88,7 +88,7 @@ def test_verbs_of_one_kind_fill_the_batch() -> None:
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index in range(17):
         scheduler.add(ready_verb(f'a{index}', 64))
-    assert [len(batch) for batch in drained(scheduler)] == [16, 1]
+    assert [len(batch) for batch in all_batches(scheduler)] == [16, 1]
 
 
 def test_kinds_are_never_mixed_and_some_run_alone() -> None:
@@ -96,7 +96,7 @@ def test_kinds_are_never_mixed_and_some_run_alone() -> None:
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index, key in enumerate(['train', 'evaluate', None, 'train', 'evaluate', None]):
         scheduler.add(ready_verb(f'a{index}', 10, key=key))
-    assert [ids(batch) for batch in drained(scheduler)] == [['a0', 'a3'], ['a1', 'a4'], ['a2'], ['a5']]
+    assert [ids(batch) for batch in all_batches(scheduler)] == [['a0', 'a3'], ['a1', 'a4'], ['a2'], ['a5']]
 
 
 def test_a_large_verb_shares_its_last_pass() -> None:
@@ -117,7 +117,7 @@ def test_quick_verbs_run_first_but_do_not_starve_batches() -> None:
     scheduler.add(ready_verb('batch', 64))
     for index in range(QUICK_RUN + 10):
         scheduler.add(ready_verb(f'q{index}', 0))
-    order = [item.adapter_id for batch in drained(scheduler) for item in batch]
+    order = [item.adapter_id for batch in all_batches(scheduler) for item in batch]
     assert order.index('batch') == QUICK_RUN
 
 
@@ -138,7 +138,7 @@ def test_an_adapter_has_one_ready_verb() -> None:
         scheduler.add(ready_verb('a', 0))
 
 
-class Crowd:
+class BusyAdapters:
     """Adapters whose next verb is ready as soon as the last one was handed out."""
 
     def __init__(self, scheduler: Scheduler, sizes: dict[str, Iterator[int]], *, adapters: dict[str, int]) -> None:
@@ -178,45 +178,45 @@ def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
     rng = random.Random(seed)
     weights = {f't{index}': rng.choice([0.5, 1.0, 2.0, 3.0]) for index in range(4)}
     ranges = {tenant: rng.choice([(10, 64), (200, 900), (600, 600), (500, 4000)]) for tenant in weights}
-    crowd = Crowd(
+    busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET, weights=weights),
         {tenant: sizes(seed, *ranges[tenant]) for tenant in weights},
         # Enough adapters that no tenant's queue becomes empty within a batch.
         adapters=dict.fromkeys(weights, 110),
     )
-    crowd.play(1500)
-    shares = [crowd.served[tenant] / weight for tenant, weight in weights.items()]
+    busy.play(1500)
+    shares = [busy.served[tenant] / weight for tenant, weight in weights.items()]
     assert max(shares) <= 1.1 * min(shares)
 
 
 def test_a_thousand_adapters_of_one_tenant_do_not_starve_one_of_another() -> None:
     """A tenant with one adapter runs in at least every other batch beside a tenant with a thousand adapters."""
-    crowd = Crowd(
+    busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {'many': sizes(1, 100, 100), 'one': sizes(2, 100, 100)},
         adapters={'many': 1000, 'one': 1},
     )
-    crowd.play(300)
-    assert crowd.turns.count('one-0') >= 150
+    busy.play(300)
+    assert busy.turns.count('one-0') >= 150
 
 
 def test_adapters_of_a_tenant_take_turns() -> None:
     """Every other adapter of a tenant is served once between two verbs of one adapter."""
-    crowd = Crowd(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 1, 400)}, adapters={'many': 50})
-    crowd.play(400)
-    turns = Counter(crowd.turns)
+    busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 1, 400)}, adapters={'many': 50})
+    busy.play(400)
+    turns = Counter(busy.turns)
     assert max(turns.values()) - min(turns.values()) <= 1
 
 
 def test_an_idle_tenant_keeps_its_negative_credit() -> None:
     """A tenant that briefly has no verb keeps its negative credit."""
-    crowd = Crowd(
+    busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {'many': sizes(1, 128, 128), 'one': sizes(2, 10_000, 10_000)},
         adapters={'many': 100, 'one': 1},
     )
-    crowd.play(1000)
-    assert crowd.served['one'] <= 1.1 * crowd.served['many']
+    busy.play(1000)
+    assert busy.served['one'] <= 1.1 * busy.served['many']
 
 
 @pytest.mark.parametrize('seed', range(20))
@@ -224,18 +224,18 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
     """A verb runs under any load within the number of batches that its tenant's share implies."""
     rng = random.Random(seed)
     tenants = {f't{index}': rng.randint(1, 30) for index in range(rng.randint(2, 6))}
-    crowd = Crowd(
+    busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {tenant: sizes(seed + index, 0, rng.choice([50, 1500])) for index, tenant in enumerate(tenants)},
         adapters=tenants,
     )
-    crowd.play(rng.randint(50, 400))
-    crowd.scheduler.add(ready_verb('late', 700, tenant='late', key=rng.choice(KEYS)))
+    busy.play(rng.randint(50, 400))
+    busy.scheduler.add(ready_verb('late', 700, tenant='late', key=rng.choice(KEYS)))
     batches: list[list[ReadyVerb]] = []
-    while 'late' not in ids(batch := crowd.scheduler.next_batch()):
+    while 'late' not in ids(batch := busy.scheduler.next_batch()):
         batches.append(batch)
         for item in batch:
-            crowd.add(item.adapter_id, item.tenant_id)
+            busy.add(item.adapter_id, item.tenant_id)
     heavy = sum(bool(batch[0].token_count) for batch in batches)
     # Each other tenant may lead one batch first, and each batch may follow a run of quick verbs.
     assert heavy <= len(tenants)
@@ -246,14 +246,14 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
 @given(st.lists(ready_verbs, max_size=60, unique_by=lambda item: item.adapter_id), st.integers(0, 59))
 def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> None:
     """Exactly the predicted verbs run first if no more arrive, and predicting changes nothing."""
-    scheduler, twin = Scheduler(batch_tokens=BUDGET), Scheduler(batch_tokens=BUDGET)
+    scheduler, copied = Scheduler(batch_tokens=BUDGET), Scheduler(batch_tokens=BUDGET)
     for item in items:
         scheduler.add(item)
-        twin.add(item)
+        copied.add(item)
     target = items[chosen % len(items)].adapter_id if items else 'a0'
     ahead = scheduler.ahead_of(target)
-    batches = drained(scheduler)
-    assert [ids(batch) for batch in batches] == [ids(batch) for batch in drained(twin)]
+    batches = all_batches(scheduler)
+    assert [ids(batch) for batch in batches] == [ids(batch) for batch in all_batches(copied)]
     if ahead is None:
         assert not items
         return
@@ -266,14 +266,14 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
 
 def test_idle_tenants_are_removed() -> None:
     """Idle tenants are forgotten while another tenant always has work."""
-    crowd = Crowd(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 400, 600)}, adapters={'many': 8})
-    before = len(pickle.dumps(crowd.scheduler))
+    busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 400, 600)}, adapters={'many': 8})
+    before = len(pickle.dumps(busy.scheduler))
     for index in range(1000):
-        crowd.scheduler.add(ready_verb('guest', 500, tenant=f't{index}'))
-        while crowd.scheduler.ahead_of('guest') is not None:
-            crowd.play(1)
-    crowd.play(10)
-    assert len(pickle.dumps(crowd.scheduler)) < 2 * before
+        busy.scheduler.add(ready_verb('guest', 500, tenant=f't{index}'))
+        while busy.scheduler.ahead_of('guest') is not None:
+            busy.play(1)
+    busy.play(10)
+    assert len(pickle.dumps(busy.scheduler)) < 2 * before
 
 
 def test_unequal_demand_is_shared_equally_where_batches_are_bounded() -> None:
@@ -288,15 +288,17 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
     """Return each tenant's share in 500 batches; a served adapter returns one batch later."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(bound)
-    away = [
-        ready_verb(f'{tenant}-{index}', 16, tenant=tenant) for tenant, most in adapters.items() for index in range(most)
+    absent = [
+        ready_verb(f'{tenant}-{index}', 16, tenant=tenant)
+        for tenant, maximum in adapters.items()
+        for index in range(maximum)
     ]
     counts: Counter[str] = Counter()
     for _ in range(500):
-        for item in away:
+        for item in absent:
             scheduler.add(item)
-        away = scheduler.next_batch()
-        counts.update(item.tenant_id for item in away)
+        absent = scheduler.next_batch()
+        counts.update(item.tenant_id for item in absent)
     return {tenant: count / counts.total() for tenant, count in counts.items()}
 
 
@@ -332,4 +334,4 @@ def test_a_verb_beyond_the_limit_runs_alone() -> None:
     scheduler.bound(600)
     for name, tokens in (('large', 1000), ('small', 20)):
         scheduler.add(ready_verb(name, tokens))
-    assert [len(batch) for batch in drained(scheduler)] == [1, 1]
+    assert [len(batch) for batch in all_batches(scheduler)] == [1, 1]

@@ -50,25 +50,25 @@ TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb,
 
 async def test_every_token_is_counted_once_across_crashes(tmp_path: Path):
     """Every token is counted once across an undo, repeats and a crash at any moment."""
-    moment, deaths = 1, 0
+    moment, crashes = 1, 0
     while True:
         journal, store = MemoryJournal(), StrictStore()
         try:
-            service = await start(journal, store, lives=moment)
+            service = await start(journal, store, moment_limit=moment)
             await create(service)
             for operation in script():
                 await service.execute(operation)
         except (Died, BaseExceptionGroup):
-            deaths += 1
+            crashes += 1
             service = await start(journal, store)
             await create(service)
             for operation in script():
                 await service.execute(operation)
         else:
             break
-        assert counted(service) == TOTAL, f'after a death at moment {moment}'
+        assert counted(service) == TOTAL, f'after a crash at moment {moment}'
         moment += 1
-    assert deaths > len(script())
+    assert crashes > len(script())
     assert counted(service) == TOTAL > sum(LENGTHS)
 
 

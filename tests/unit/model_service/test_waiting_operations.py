@@ -36,9 +36,6 @@ async def _state(verbs: ModelService, adapter: Adapter, number: int) -> Operatio
     return (await verbs.operations.find(ALICE, adapter.adapter_id, number)).state
 
 
-# Looking up
-
-
 async def test_queued_running_done_and_failed_are_distinguished() -> None:
     """An operation is queued in the scheduler, behind its adapter's operations, and behind a gap."""
     ports = FakePorts()
@@ -123,9 +120,6 @@ async def _wait(verbs: ModelService, adapter: Adapter, number: int) -> Any:
     return await verbs.operations.find(ALICE, adapter.adapter_id, number, max_wait=LONG)
 
 
-# Cancelling
-
-
 async def test_cancel_at_the_scheduler_frees_the_number() -> None:
     """An operation cancelled in the scheduler never runs and frees its number for another one."""
     ports = FakePorts()
@@ -201,9 +195,6 @@ async def test_a_cancelled_operation_is_not_in_the_journal() -> None:
     await asyncio.gather(running, waiting, return_exceptions=True)
 
 
-# Watching
-
-
 async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
     return [await anext(watch) for _ in range(count)]
 
@@ -264,9 +255,6 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
         await anext(verbs.operations.watch(BOB, second.adapter_id, after=0))
 
 
-# Gaps
-
-
 async def test_each_operation_has_a_separate_gap_timeout() -> None:
     """Each operation has its own timeout for a gap, and none is refused once the missing one arrived."""
     ports = FakePorts()
@@ -294,9 +282,6 @@ async def test_long_running_operation_is_not_a_gap() -> None:
         await asyncio.wait_for(asyncio.shield(calls[1]), 0.05)
     ports.trainer.gate.set()
     await asyncio.gather(*calls)
-
-
-# The record
 
 
 def _operation(number: int, verb: Verb, fingerprint: str) -> Operation:

@@ -1,4 +1,4 @@
-"""A sampler of one full-parameter run over fakes: how long requests are held back, and what each caller gets."""
+"""A sampler of one full-parameter run over fakes: the wait of requests, and the result of each caller."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -51,7 +51,7 @@ class SlowEngine(FakeSamplerEngine):
         self.under_way -= 1
 
 
-def whole(version: int) -> AdapterWeights:
+def full_weights(version: int) -> AdapterWeights:
     """Return full-parameter weights that the fake engine accepts."""
     weights = lora_weights(version, adapter_id='full')
     return AdapterWeights(
@@ -81,7 +81,7 @@ def engine() -> SlowEngine:
 async def source() -> FakeWeightSource:
     """A source with one version."""
     made = FakeWeightSource()
-    made.publish('alice', whole(1))
+    made.publish('alice', full_weights(1))
     return made
 
 
@@ -101,7 +101,7 @@ async def test_slow_replacement_runs_once_and_delays_requests(run, engine, sourc
     assert await version_of(run) == 1
     engine.gate.clear()
     engine.began.clear()
-    source.publish('alice', whole(2))
+    source.publish('alice', full_weights(2))
     await engine.began.wait()
     for _ in range(10):
         with pytest.raises(VersionNotReady):
@@ -117,7 +117,7 @@ async def test_long_request_delays_others_for_the_patience_only(engine, source):
     run = FollowedRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):
-        source.publish('alice', whole(2))
+        source.publish('alice', full_weights(2))
         for _ in range(_SOME_ITERATIONS):
             await asyncio.sleep(0)
         with pytest.raises(VersionNotReady):
@@ -134,7 +134,7 @@ async def test_refused_replacement_is_retried(run, engine, source):
     """A replacement that the engine refuses is retried while the old version serves."""
     assert await version_of(run) == 1
     engine.refusals = 3
-    source.publish('alice', whole(2))
+    source.publish('alice', full_weights(2))
     assert await version_of(run, at_least=2) == 2
     assert engine.begun == [1, 2, 2, 2, 2]
 
@@ -150,32 +150,32 @@ async def test_request_waits_for_the_version_after_an_unusable_one(run, source):
     with pytest.raises(VersionNotReady):
         await version_of(run, at_least=4, wait=PATIENCE)
     waiting = asyncio.create_task(version_of(run, at_least=4))
-    source.publish('alice', whole(4))
+    source.publish('alice', full_weights(4))
     assert await waiting == 4
 
 
 async def test_run_is_followed_again_after_its_stream_ends(engine):
     """The run is followed again after a stream that ends and after one that fails unexpectedly."""
 
-    class Breaking(FakeWeightSource):
-        endings: int = 0
+    class FailingSource(FakeWeightSource):
+        failures: int = 0
 
         async def follow(
             self, caller: Caller, adapter_id: str, held: AdapterWeights | None
         ) -> AsyncGenerator[WeightUpdate, None]:
-            self.endings += 1
-            if self.endings == 1:
+            self.failures += 1
+            if self.failures == 1:
                 return
-            if self.endings == 2:
+            if self.failures == 2:
                 raise RuntimeError('unforeseen')
             async for update in super().follow(caller, adapter_id, held):
                 yield update
 
-    source = Breaking()
-    source.publish('alice', whole(1))
+    source = FailingSource()
+    source.publish('alice', full_weights(1))
     run = FollowedRun(engine, source, RUN)
     run.start()
     async with asyncio.timeout(_LIMIT_SECONDS):
         assert await version_of(run) == 1
     await run.close()
-    assert source.endings == 3
+    assert source.failures == 3

@@ -147,7 +147,7 @@ def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, ada
 
 
 def test_a_missing_end_is_reported(model, tokenizer):
-    """A sequence whose tokens were all delivered, but not its end, gets only the event of its end."""
+    """If all tokens of a sequence were delivered, but not its final event, only the final event is yielded."""
     params = SamplingParams(max_tokens=5, seed=3, ignore_eos=True)
     run = Cut(make_engine(model, tokenizer), PROMPTS[0], params, None)
     engine, rest = make_engine(model, tokenizer), Gathered()

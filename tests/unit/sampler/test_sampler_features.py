@@ -33,7 +33,7 @@ def sampler(tiny_llama_dir: Path) -> TorchSampler:
 
 
 def converted_by_the_service(response: SampleResponse, prompt: Any) -> SampleResponse:
-    """Return the response as a client would receive it from a service that drew the same tokens."""
+    """Return the response as a client would receive it from a service that sampled the same tokens."""
     completed = CompletedPrompt(
         prompt_index=0,
         prompt=PromptComputed(token_ids=tuple(response.prompt_token_ids)),

@@ -15,7 +15,7 @@ LEASE = timedelta(seconds=0.3)
 
 
 class FakeGateway:
-    """Implements `ports.FleetGateway`; a test sets its answers."""
+    """Implements `ports.FleetGateway`; a test sets its responses."""
 
     address = 'gateway:1'
 
@@ -35,7 +35,7 @@ class FakeGateway:
         return Registration(lease_interval=LEASE, checkpoint_address='checkpoint:1')
 
     async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
-        """Answer each report until a test interrupts the stream."""
+        """Respond to each report until a test interrupts the stream."""
         self.interrupted.clear()
         async for report in reports:
             self.reports.append(report)
@@ -80,7 +80,7 @@ class Sampler:
         )
 
     async def wait_idle(self) -> None:
-        """Return once a test says so."""
+        """Return once a test sets the event."""
         await self.idle.wait()
 
 
@@ -140,7 +140,7 @@ async def test_lost_lease_is_renewed(gateway):
 
 
 async def test_drained_sampler_finishes_before_it_leaves(gateway):
-    """A sampler that is asked to leave reports that it drains, waits for running requests, and then stops."""
+    """A sampler reports a requested drain, waits for running requests, and then stops."""
     sampler, stopping = Sampler(gateway), asyncio.Event()
     async with sampler.membership.serving(stopping, sampler.wait_idle):
         await gateway.next_report()

@@ -1,4 +1,4 @@
-"""Weights and forms of one tenant that damage what they touch: the answers of other tenants stay the same."""
+"""Harmful weights and forms of one tenant do not change the results of other tenants."""
 
 import asyncio
 from contextlib import aclosing
@@ -86,32 +86,32 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
     params = SamplingParams(max_tokens=40, seed=1, structured_output=StructuredOutput(regex='[ab]{6}'))
-    [whole] = await tokens_of(engine, 'whole', params)
-    begun = tuple(whole[:4])
+    [complete] = await tokens_of(engine, 'whole', params)
+    begun = tuple(complete[:4])
     request = VllmRequest(
         request_id='rest',
         prompt_token_ids=(1, 40, 41),
         params=params,
         continued=(SequenceSoFar(token_ids=begun, is_finished=False),),
     )
-    drawn: list[int] = []
+    sampled: list[int] = []
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
-            drawn += event.tokens
-    assert len(begun) + len(drawn) == len(whole)
+            sampled += event.tokens
+    assert len(begun) + len(sampled) == len(complete)
 
 
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
     """An expensive form is refused without delaying a running stream or a later usual form."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
-    drawn: list[int] = []
+    sampled: list[int] = []
 
     async def read() -> None:
         request = VllmRequest(request_id='reader', prompt_token_ids=(1, 40, 41), params=replace(GREEDY, max_tokens=500))
         async with aclosing(engine.generate(request)) as events:
             async for event in events:
-                drawn.extend(getattr(event, 'tokens', ()))
+                sampled.extend(getattr(event, 'tokens', ()))
 
     reading = asyncio.create_task(read())
     for form in COSTLY_FORMS:
@@ -119,6 +119,6 @@ async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
             await tokens_of(engine, 'costly', SamplingParams(max_tokens=4, num_samples=8, structured_output=form))
         assert caught.value.field == 'structured_output'
     await reading
-    assert len(drawn) == 500
+    assert len(sampled) == 500
     [usual] = await tokens_of(engine, 'usual', SamplingParams(max_tokens=8, structured_output=USUAL_FORM))
     assert usual

@@ -34,9 +34,9 @@ async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
     """An engine with space for all streams and small mailboxes."""
     limits = EngineConfig(max_sequences=STREAMS, max_batch_tokens=512, prefill_chunk_tokens=32)
     folder = str(tiny_llama_dir)
-    made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=folder, limits=limits, mailbox_events=MAILBOX))
-    yield made
-    await made.close()
+    created = TorchEngine(TorchEngineOptions(base_model='tiny', folder=folder, limits=limits, mailbox_events=MAILBOX))
+    yield created
+    await created.close()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_thousand_streams_finish(sampler):
 
 
 async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
-    """Results come in the order in which they finish, and equal prompts draw equal tokens."""
+    """Results are returned in the order in which they finish, and equal prompts have equal tokens."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([1, 3 + number % 300, 7])) for number in range(PROMPTS)]
     prompts[0] = sampling_pb2.Prompt(token_ids=ints([1] * 400))
     request = wire.SampleBatchRequest(
@@ -98,7 +98,7 @@ async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
         tokens[response.prompt_index] = numbers(response.sequences[0].token_ids)
     assert sorted(order) == list(range(PROMPTS))
     assert order.index(0) > 0
-    assert {len(drawn) for drawn in tokens.values()} == {3}
+    assert {len(sampled) for sampled in tokens.values()} == {3}
     assert tokens[5] == tokens[305] == tokens[605]
     assert sampler.engine.load.running_sequences == 0
 
