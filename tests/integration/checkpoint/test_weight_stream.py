@@ -176,7 +176,7 @@ async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> N
 
 
 async def test_repeated_publish_is_answered_from_the_record(service: Running) -> None:
-    """After the header of a repeated publish, the recorded version is returned."""
+    """The header of a repeated publish is enough to return the recorded version."""
     state = make_state(1, size_bytes=8 * MIB)
     first = await service.weights.publish_version('ad-1', state, version=1)
     assert await service.weights.publish_version('ad-1', state, version=1) == first
