@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
 
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
-from twinkle.nn.kv_cache import KVCache
+from twinkle.nn.kv_cache import KVCache, RecurrentState
 from twinkle.nn.spans import SequenceSpan
 
 CHUNK_ROWS = 64
@@ -24,16 +24,6 @@ CHUNK_ROWS = 64
 _SHARED = ('conv1d', 'norm', 'out_proj')
 _PROJECTIONS = (('in_proj_qkvz', 'in_proj_ba'), ('in_proj_qkv', 'in_proj_z', 'in_proj_b', 'in_proj_a'))
 """Names of the input projections: of Qwen3-Next, which interleaves its heads, and of Qwen3.5."""
-
-
-@dataclass(frozen=True)
-class RecurrentState:
-    """State of one layer after the rows of a sequence so far."""
-
-    inputs_CW: Tensor
-    """Last W - 1 inputs of the convolution, [C, W - 1]."""
-    memory_VKH: Tensor
-    """Associative memory, float32 [V, K, H]."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,23 @@
 """State of one sequence's past tokens: keys and values of attention, and the state of recurrent layers."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from twinkle.nn.errors import PackError
 
-if TYPE_CHECKING:
-    from twinkle.nn.delta_net import RecurrentState
-
 _FIRST_CAPACITY = 64
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """State of one Gated DeltaNet layer after the tokens of a sequence so far; the legend is in `delta_net`."""
+
+    inputs_CW: Tensor
+    """Last W - 1 inputs of the convolution, [C, W - 1]."""
+    memory_VKH: Tensor
+    """Associative memory, float32 [V, K, H]."""
 
 
 class KVCache:
