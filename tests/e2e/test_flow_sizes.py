@@ -31,13 +31,13 @@ from twinkle_client.stack import StackState
 
 pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 BUDGETS = {
-    'forward_backward': (118, 510),
-    'sampled_token': (92, 410),
-    'published_version': (121, 435),
-    'tinker_future': (136, 680),
+    'forward_backward': (122, 530),
+    'sampled_token': (96, 430),
+    'published_version': (126, 460),
+    'tinker_future': (142, 710),
 }
 """Maximum numbers of files and functions per flow. The goals are 90, 70, 100 and 110 files."""
-SLACK_FILES = 15
+SLACK_FILES = 25
 """A budget must be lowered if it exceeds the files of its flow by this number."""
 QUIET_READS = 20
 """Number of reads, 0.1 s apart, without new functions after which a flow has ended."""

@@ -86,6 +86,7 @@ async def running(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGa
         yield gateway
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('has_key', [False, True])
 async def test_no_object_of_the_gateway_grows_with_made_up_names(running: RunningGateway, *, has_key: bool) -> None:
     """Methods, paths, models and user agents that callers make up leave no object behind, with or without a key."""
