@@ -1,7 +1,7 @@
 """Runs benchmarks and prints one JSON document: `python -m benchmarks [NAME ...]`.
 
-Each benchmark is a module of this package whose `main` returns its figures. If one fails, its error is reported in its
-place, the others still run, and the exit status is 1.
+Each benchmark is a module of this package whose `main` returns its figures. If one fails, its error is reported instead
+of its figures, the others still run, and the exit status is 1.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks.hardware import describe_hardware
 
 BENCHMARKS = {
     'gateway_hop': 'time that the gateway adds to a unary call',
-    'mutual_tls': 'a unary call between services over mutual TLS against plaintext',
+    'mutual_tls': 'time of a unary call between services over mutual TLS against plaintext',
     'checkpoint_stream': 'bytes per second through the checkpoint service',
     'transports': 'throughput of weight streams against uvicorn + httpx and ZeroMQ',
     'wire_bytes': 'size of deltas against raw bf16 in a real run of fifty steps',
@@ -25,12 +25,12 @@ BENCHMARKS = {
     'publish_while_sampling': 'gaps in streams while versions are published; takes options',
     'sampling_throughput': 'tokens per second through the gateway against the same vLLM engine in process',
     'tinker_load': 'the Tinker API with many clients of unequal tenants: times, shares, memory; takes options',
-    'fleet': 'two samplers against one, and the gap in a stream after its sampler is killed',
+    'fleet': 'tokens per second of two samplers against one, and the gap in a stream after its sampler is killed',
     'start_and_memory': 'time from `up` to the first token, and memory per service',
-    'lora_kernel': 'training passes: shared against separate, and against transformers + peft',
+    'lora_kernel': 'time of shared training passes against separate ones, and against transformers + peft',
     'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
-    'co_batch': 'adapters trained in shared passes against one after the other; takes options',
-    'journal_overhead': 'steps through the model service with its journal against without; takes options',
+    'co_batch': 'time of training adapters in shared passes against one after the other; takes options',
+    'journal_overhead': 'time of steps through the model service with its journal against without; takes options',
     'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
 }
 """Modules and descriptions of the benchmarks, in the order in which they run."""
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('names', nargs='*', metavar='NAME', help='benchmark to run; default: all')
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in WITH_OPTIONS:
-        names, options = given[:1], given[1:]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in WITH_OPTIONS:
+        names, options = words[:1], words[1:]
     else:
-        names, options = parser.parse_args(given).names or list(BENCHMARKS), []
+        names, options = parser.parse_args(words).names or list(BENCHMARKS), []
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f'unknown benchmark {", ".join(unknown)}; the benchmarks are {", ".join(BENCHMARKS)}')
     document: dict[str, Any] = {'hardware': describe_hardware(), 'benchmarks': {}}

@@ -1,4 +1,4 @@
-"""Memory of active, idle and parked adapters, also with many more adapters than fit into memory."""
+"""Memory of active, idle and parked adapters, including many more adapters than fit into memory."""
 
 import argparse
 import statistics
@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument('--lora-rank', type=int, default=16)
     parser.add_argument('--turns', type=int, default=30, help='number of operations that restore a parked adapter')
     parser.add_argument(
-        '--many', type=int, default=1000, help='number of adapters with rank 1 that are parked; 0: skip this part'
+        '--many', type=int, default=1000, help='number of adapters with rank 1 that are parked; 0 skips this part'
     )
-    parser.add_argument('--resident', type=int, default=16, help='how many of these are in memory at the same time')
+    parser.add_argument('--resident', type=int, default=16, help='maximum number of these in memory at the same time')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
     figures: dict[str, Any] = {'options': vars(options), 'held': _memory_growth(base_model, options)}
@@ -46,7 +46,7 @@ def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, An
         _train(warm, batch)
         begin = model.resident_bytes
         adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(options.adapters)]
-        fresh = model.resident_bytes
+        created = model.resident_bytes
         for adapter in adapters:
             adapter.forward_backward(batch)
         active = model.resident_bytes
@@ -55,7 +55,7 @@ def _memory_growth(base_model: str, options: argparse.Namespace) -> dict[str, An
         idle = model.resident_bytes
     parameters = adapters[0].parameter_count * _FLOAT_BYTES
     state = parameters * (1 + _MOMENTS)
-    grown = {'fresh': fresh - begin, 'with_gradient': active - begin, 'idle_after_step': idle - begin}
+    grown = {'fresh': created - begin, 'with_gradient': active - begin, 'idle_after_step': idle - begin}
     return {
         'parameter_mib': round(parameters / 2**20, 2),
         'parameters_and_optimizer_mib': round(state / 2**20, 2),
@@ -88,7 +88,7 @@ def _restore_times(base_model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def _park_many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Create many more adapters than fit into memory, then train each once, which restores and parks it."""
+    """Create many more adapters than fit into memory, and train each once, which restores it and parks another one."""
     batch = random_batch(examples=1, length=16, vocabulary=300)
     settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
     with running_model(base_model, **settings) as model:
@@ -105,7 +105,7 @@ def _park_many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
             if count % max(1, options.many // _CURVE_POINTS) == 0:
                 curve.append(_point(model, count, begin))
         stepped = time.monotonic() - clock - created
-        paged = _min_memory_within(model, _PARKING_SECONDS)
+        all_parked = _min_memory_within(model, _PARKING_SECONDS)
     state = adapters[0].parameter_count * _FLOAT_BYTES * (1 + _MOMENTS)
     return {
         'adapters': options.many,
@@ -113,7 +113,7 @@ def _park_many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
         'seconds_to_create_each': round(created / options.many, 4),
         'seconds_to_step_each': round(stepped / options.many, 4),
         'resident_mib_grown': curve,
-        'resident_kib_each_once_all_are_paged': round((paged - begin) / options.many / 2**10, 1),
+        'resident_kib_each_once_all_are_paged': round((all_parked - begin) / options.many / 2**10, 1),
     }
 
 
@@ -127,7 +127,7 @@ def _point(model: StandaloneModel, count: int, begin: int) -> dict[str, float]:
 
 
 def _min_memory_within(model: StandaloneModel, seconds: float) -> int:
-    """Poll for some time, in which idle adapters are parked, and return the smallest memory."""
+    """Return the minimum of the resident memory during some time, in which the service parks idle adapters."""
     end = time.monotonic() + seconds
     minimum = model.resident_bytes
     while time.monotonic() < end:

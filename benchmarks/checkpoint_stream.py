@@ -1,6 +1,6 @@
 """Time from a publish to its response and to its arrival at a subscriber, through shared memory and as bytes.
 
-The weights are bfloat16. A small update changes them from version to version, as in training.
+The weights are bfloat16. Consecutive versions differ by a small update, as in training.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ async def _measure() -> dict[str, Any]:
 
 
 async def _transfer(client: WeightClient, states: Sequence[PackedState], kind: str) -> dict[str, Any]:
-    """Publish, fetch and follow versions; return the best time of the rounds."""
+    """Publish, fetch and follow versions; return the shortest time of each operation over the rounds."""
     size_bytes = states[0].manifest.size_bytes
     adapter_id = f'ad-{kind}-{size_bytes}'
     publish, fetch, live = [], [], []
@@ -100,7 +100,7 @@ def state_of(size_mib: int, *, seed: int) -> PackedState:
 
 
 def _tensors(size_mib: int, seed: int) -> dict[str, TensorData]:
-    """Return 200 tensors, the number of an adapter of a small model, after `seed` small updates."""
+    """Return 200 tensors after `seed` small updates; an adapter of a small model has about as many."""
     rows = size_mib * 2**20 // 200 // 32
     values = np.random.default_rng(0).normal(scale=0.02, size=(200, rows, 16)).astype(np.float32)
     for update in range(1, seed + 1):

@@ -1,4 +1,4 @@
-"""Adapters in shared passes against one after the other, in the trainer's engine and through the service.
+"""Training of adapters in shared passes against one after the other, in the trainer's engine and through the service.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
 the random models of `benchmarks.random_model`; the figures include tokens per second and the fraction of the peak.
@@ -55,7 +55,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--pass-tokens', type=int, default=1024, help='maximum number of tokens per pass')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--peak-flops', type=float, default=0.0, help='peak of the machine in FLOP/s; 0: unknown')
+    parser.add_argument('--peak-flops', type=float, default=0.0, help='peak of the machine in FLOP/s; 0 if unknown')
     parser.add_argument('--peft', action='store_true', help='also compare with transformers and peft')
     parser.add_argument('--service', action='store_true', help='also measure through gateway and model service')
     return parser.parse_args(arguments)
@@ -85,11 +85,13 @@ def _engine_figures(
     }
     if bare is not None:
         runs['peft'] = lambda: [bare.train(item.features) for item in items]
-    spent = time_alternately(runs, rounds=options.rounds, finish=_finish_of(options.device))
+    durations = time_alternately(runs, rounds=options.rounds, finish=_finish_of(options.device))
     return {
-        'together_over_one_after_the_other': ratio_by_round(spent['alone'], spent['together']),
-        **({'together_over_peft': ratio_by_round(spent['peft'], spent['together'])} if bare is not None else {}),
-        **{name: _rates(engine, options, spread, count * length) for name, spread in spent.items()},
+        'together_over_one_after_the_other': ratio_by_round(durations['alone'], durations['together']),
+        **(
+            {'together_over_peft': ratio_by_round(durations['peft'], durations['together'])} if bare is not None else {}
+        ),
+        **{name: _rates(engine, options, spread, count * length) for name, spread in durations.items()},
     }
 
 
@@ -99,8 +101,8 @@ def _rates(engine: TrainerEngine, options: argparse.Namespace, spread: Spread, t
     if options.peak_flops:
         # Embedding lookups need no multiplications. A tied embedding is counted once, as the head.
         config = engine.model.config
-        looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-        flops = _FLOPS_PER_PARAMETER * (engine.model.parameter_count - looked_up)
+        embedding_size = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        flops = _FLOPS_PER_PARAMETER * (engine.model.parameter_count - embedding_size)
         figures['model_flops_utilisation'] = round(rate * flops / options.peak_flops, 4)
     return figures
 

@@ -40,8 +40,8 @@ def _ratio(
         for name, feature in features.items():
             model.forward_backward([feature], adapter_name=name, return_logps=False)
 
-    spent = time_alternately({'together': together, 'alone': alone}, rounds=options.rounds)
+    durations = time_alternately({'together': together, 'alone': alone}, rounds=options.rounds)
     return {
-        'together_over_one_after_the_other': ratio_by_round(spent['alone'], spent['together']),
-        'tokens_per_second': round(count * length / spent['together'].median, 1),
+        'together_over_one_after_the_other': ratio_by_round(durations['alone'], durations['together']),
+        'tokens_per_second': round(count * length / durations['together'].median, 1),
     }

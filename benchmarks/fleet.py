@@ -1,4 +1,4 @@
-"""Two samplers against one, and the gap in a stream whose sampler is killed.
+"""Throughput of two samplers against one, and the gap in a stream whose sampler is killed.
 
 The first part measures tokens per second of many streams through the gateway, with one sampler and with two in the same
 run. In the second part, the sampler of a single stream is killed with `kill -9` after some tokens, and the stream
@@ -29,7 +29,7 @@ NEW_TOKENS = 32
 ROUNDS = 3
 KILLS = 3
 TOKENS_BEFORE_KILL = 12
-TOKENS_OF_KILLED = 40
+TOKENS_OF_KILLED_STREAM = 40
 JOIN_SECONDS = 120.0
 
 
@@ -74,9 +74,9 @@ async def _gap(stack: StackState) -> tuple[float, float]:
             if count == TOKENS_BEFORE_KILL:
                 _kill_busy_sampler(stack)
 
-        times = await _stream(stack, channel, 0, TOKENS_OF_KILLED, on_token=kill)
-    if len(times) != TOKENS_OF_KILLED:
-        raise RuntimeError(f'received {len(times)} tokens instead of {TOKENS_OF_KILLED}')
+        times = await _stream(stack, channel, 0, TOKENS_OF_KILLED_STREAM, on_token=kill)
+    if len(times) != TOKENS_OF_KILLED_STREAM:
+        raise RuntimeError(f'received {len(times)} tokens instead of {TOKENS_OF_KILLED_STREAM}')
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     await asyncio.to_thread(revive_stack, stack.state_dir, report=_silent)
     await asyncio.to_thread(_wait_for_replicas, stack, 2)
@@ -108,7 +108,7 @@ async def _stream(
 
 
 def _kill_busy_sampler(stack: StackState) -> None:
-    """Kill the sampler that runs a sequence, as if its machine were lost."""
+    """Kill the sampler that runs a sequence, to simulate the failure of its machine."""
     state = StackState.load(stack.state_dir)
     with connected(stack) as client:
         replicas = FleetAdministration(client=client).list_replicas()

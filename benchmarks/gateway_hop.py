@@ -35,27 +35,27 @@ def main() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as name, ExitStack() as stack:
         folder = Path(name)
         settings = {'internal_token': TOKEN, 'telemetry.log_level': 'WARNING'}
-        with_adapter, other = {**settings, 'adapter_id': ADAPTER_ID}, {**settings, 'base_model': 'another'}
+        with_adapter, without = {**settings, 'adapter_id': ADAPTER_ID}, {**settings, 'base_model': 'another'}
         model = stack.enter_context(running_process('benchmarks.idle_model', folder / 'model', with_adapter))
-        second = stack.enter_context(running_process('benchmarks.idle_model', folder / 'second', other))
+        second = stack.enter_context(running_process('benchmarks.idle_model', folder / 'second', without))
         settings |= {'bootstrap_key': KEY}
-        of_one, of_two = {'upstreams.model': model}, {'upstreams.models': f'["{second}", "{model}"]'}
-        gateway = stack.enter_context(running_process('services.gateway', folder / 'gateway', {**settings, **of_one}))
-        chooser = stack.enter_context(running_process('services.gateway', folder / 'chooser', {**settings, **of_two}))
-        return asyncio.run(_measure(model, gateway, chooser))
+        one, two = {'upstreams.model': model}, {'upstreams.models': f'["{second}", "{model}"]'}
+        gateway = stack.enter_context(running_process('services.gateway', folder / 'gateway', {**settings, **one}))
+        router = stack.enter_context(running_process('services.gateway', folder / 'router', {**settings, **two}))
+        return asyncio.run(_measure(model, gateway, router))
 
 
-async def _measure(model: str, gateway: str, chooser: str) -> dict[str, Any]:
+async def _measure(model: str, gateway: str, router: str) -> dict[str, Any]:
     routes = {
         'direct': (model, (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))),
         'through_gateway': (gateway, (('authorization', f'Bearer {KEY}'),)),
-        # Here the gateway must find out which of two model services has the adapter.
-        'through_gateway_of_two': (chooser, (('authorization', f'Bearer {KEY}'),)),
+        # This gateway must determine which of two model services has the adapter.
+        'through_gateway_of_two': (router, (('authorization', f'Bearer {KEY}'),)),
     }
     seconds: dict[str, list[float]] = {route: [] for route in routes}
     async with AsyncExitStack() as stack:
-        opened = {route: grpc.aio.insecure_channel(address) for route, (address, _) in routes.items()}
-        channels = {route: await stack.enter_async_context(channel) for route, channel in opened.items()}
+        created = {route: grpc.aio.insecure_channel(address) for route, (address, _) in routes.items()}
+        channels = {route: await stack.enter_async_context(channel) for route, channel in created.items()}
         for route, (_, metadata) in routes.items():
             await call_times(channels[route], metadata, WARM_UP_CALLS)
         for _ in range(ROUNDS):
@@ -76,7 +76,7 @@ def _added(figures: dict[str, float], direct: dict[str, float]) -> dict[str, flo
 
 
 async def call_times(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], count: int) -> list[float]:
-    """Return the durations in seconds of calls to the idle model service, one after the other."""
+    """Call the idle model service `count` times, one call at a time, and return the durations in seconds."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
     request = adapter_service_pb2.GetAdapterRequest(adapter_id=ADAPTER_ID)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""A model service that answers immediately without computing, to measure only the transport."""
+"""A model service that responds immediately without computing, so that benchmarks measure only the transport."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ class IdleModelConfig(ServiceConfig):
     base_model: str = 'idle'
     """Base model that the service reports."""
     adapter_id: str = ''
-    """Adapter in the stream of `WatchAdapters`; empty: no adapter."""
+    """Adapter in the stream of `WatchAdapters`; empty for no adapter."""
 
 
 class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
@@ -30,7 +30,7 @@ class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
         self._config = config
 
     async def GetAdapter(self, request: Any, context: Any) -> Any:  # noqa: N802 (name in the contract)
-        """Answer immediately."""
+        """Return an adapter with the requested id."""
         response = adapter_service_pb2.GetAdapterResponse()
         response.adapter.adapter_id = request.adapter_id
         return response

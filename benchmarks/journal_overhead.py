@@ -10,7 +10,7 @@ from benchmarks.timing import ratio_by_round, time_alternately
 from twinkle.hub import resolve_model
 
 SHAPES = {'usual': (8, 64), 'tiny': (1, 16)}
-"""Number and length of examples by name; the tiny shape shows the overhead of an operation with little computing."""
+"""Number and length of examples by name; the tiny shape shows the overhead of an operation with little computation."""
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -45,14 +45,14 @@ def _ratio(
         adapter.forward_backward(batch)
         adapter.step()
 
-    spent = time_alternately(
+    durations = time_alternately(
         {'with_journal': lambda: train(journaled), 'without': lambda: train(bare)}, rounds=rounds, warmups=2
     )
     return {
         'tokens_per_step': examples * length,
-        'with_journal_over_without': ratio_by_round(spent['with_journal'], spent['without']),
-        'ratio_of_medians': round(spent['with_journal'].median / spent['without'].median, 4),
-        **{name: spread.as_figures() for name, spread in spent.items()},
+        'with_journal_over_without': ratio_by_round(durations['with_journal'], durations['without']),
+        'ratio_of_medians': round(durations['with_journal'].median / durations['without'].median, 4),
+        **{name: spread.as_figures() for name, spread in durations.items()},
     }
 
 

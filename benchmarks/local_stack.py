@@ -12,7 +12,7 @@ from twinkle_client.stack import StackOptions, StackState, start_stack, stop_sta
 from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
-"""Number of torch threads of the model service, of the sampler and of the baseline; two processes share two cores."""
+"""Number of torch threads in the model service, in the sampler and in the baseline. Two of them share two cores."""
 
 
 @contextmanager
@@ -26,12 +26,12 @@ def running_stack(
     """Yield a running stack, by default with the small real model and the torch engine.
 
     Args:
-        base_model: hub id, alias or folder of the base model.
-        engine: sampling engine, 'torch', 'vllm' or 'auto'.
-        sampler_count: number of samplers at the start.
-        services: configuration fields by service; they override the defaults with one thread.
+        base_model: Hub id, alias or folder of the base model.
+        engine: Sampling engine, 'torch', 'vllm' or 'auto'.
+        sampler_count: Number of samplers at the start.
+        services: Configuration fields by service; they override the defaults with one thread.
     """
-    given = services or {}
+    overrides = services or {}
     threads = {'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}}
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         options = StackOptions(
@@ -39,7 +39,7 @@ def running_stack(
             base_model=base_model,
             engine=engine,
             sampler_count=sampler_count,
-            services={name: {**threads.get(name, {}), **given.get(name, {})} for name in {*threads, *given}},
+            services={name: {**threads.get(name, {}), **overrides.get(name, {})} for name in {*threads, *overrides}},
         )
         state = start_stack(options, report=_silent)
         try:
@@ -57,7 +57,7 @@ def connected(state: StackState) -> Iterator[TwinkleClient]:
 
 @contextmanager
 def stopwatch() -> Iterator[list[float]]:
-    """Yield a list that contains the duration of the block in seconds after the block has ended."""
+    """Yield a list, to which the duration of the block in seconds is added when the block ends."""
     seconds: list[float] = []
     begin = time.perf_counter()
     yield seconds

@@ -1,4 +1,4 @@
-"""Training passes: several adapters in one pass against one after the other, and against transformers + peft.
+"""Time of training passes: several adapters in one pass against one after the other, and against transformers + peft.
 
 Everything runs on one thread and is measured in CPU time. The variants alternate within one run, so that other work on
 the machine affects all of them equally. A pass consists of the forward pass, the head at the labels, and the backward
@@ -47,26 +47,26 @@ def main() -> dict[str, Any]:
 
 
 def _together_over_alone(model: PackedCausalLM, adapters: Sequence[LoraWeights], length: int) -> dict[str, float]:
-    spent = _time_alternately(
+    durations = _time_alternately(
         {
             'together': lambda: _packed_pass(model, adapters, length=length, label_share=1.0),
             'alone': lambda: [_packed_pass(model, [adapter], length=length, label_share=1.0) for adapter in adapters],
         }
     )
     return {
-        'tokens_per_second': round(len(adapters) * length / spent['together'], 1),
-        'ratio': round(spent['alone'] / spent['together'], 3),
+        'tokens_per_second': round(len(adapters) * length / durations['together'], 1),
+        'ratio': round(durations['alone'] / durations['together'], 3),
     }
 
 
 def _one_adapter(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Any]:
-    """Compare batches of eight sequences of equal length, which need no padding."""
+    """Compare the methods on batches of eight sequences of equal length, which need no padding."""
     bare = _bare_model()
     checkpointed = PackedCausalLM.load(resolve_model(MODEL), is_checkpointed=True)
     adapters = [adapter] * ADAPTERS
     figures: dict[str, Any] = {}
     for share in (1.0, 0.5):
-        spent = _time_alternately(
+        durations = _time_alternately(
             {
                 'packed': lambda share=share: _packed_pass(model, adapters, length=SOLO_LENGTH, label_share=share),
                 'packed_checkpointed': lambda share=share: _packed_pass(
@@ -77,9 +77,9 @@ def _one_adapter(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Any]:
         )
         tokens = ADAPTERS * SOLO_LENGTH
         figures[f'label_share_{share}'] = {
-            'tokens_per_second': {name: round(tokens / seconds, 1) for name, seconds in spent.items()},
-            'over_peft': round(spent['transformers_and_peft'] / spent['packed'], 3),
-            'time_of_checkpointing': round(spent['packed_checkpointed'] / spent['packed'], 3),
+            'tokens_per_second': {name: round(tokens / seconds, 1) for name, seconds in durations.items()},
+            'over_peft': round(durations['transformers_and_peft'] / durations['packed'], 3),
+            'time_of_checkpointing': round(durations['packed_checkpointed'] / durations['packed'], 3),
         }
     return figures
 

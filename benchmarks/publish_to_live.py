@@ -1,12 +1,12 @@
-"""Time until an adapter generates tokens: publication to a sampler, compared with a folder that the engine loads.
+"""Time until an adapter generates tokens: a publish to a sampler, compared with a folder that the engine loads.
 
 Both engines are vLLM with the same arguments, and the two methods alternate within one run. The second method, which
 other systems use, writes safetensors and a configuration to a folder without fsync; the engine then loads the folder.
 
 Both methods are warmed up by the same number of rounds, because the system allocates unused memory slowly, and because
 the ring of versions must be full before it releases memory. The figures are medians over the measured rounds, and the
-CPU time, which other load affects less: for publishing, of the client, the checkpoint service, the sampler and its
-engine; for the folder, of the client and its engine.
+CPU time, which depends less on other load. For publishing, this is the CPU time of the client, the checkpoint service,
+the sampler and its engine; for the folder, that of the client and its engine.
 """
 
 import asyncio
@@ -86,9 +86,9 @@ async def _measure(stack: StackState) -> dict[str, Any]:
             weights = WeightClient(checkpoint, segments=open_segments(SegmentsConfig()))
             stub = sampler_service_pb2_grpc.SamplerServiceStub(sampler)
             servers = [service.pid for service in stack.services if service.name in ('checkpoint', 'sampler')]
-            published = _Published(weights, stub, _with_children(servers))
+            published = _PublishMethod(weights, stub, _with_children(servers))
             cores = [process for process in psutil.Process().children(recursive=True) if process.pid not in others]
-            from_file = _File(engine, Path(folder), cores)
+            from_file = _FolderMethod(engine, Path(folder), cores)
             return {name: await _compare(published, from_file, rank) for name, rank in RANKS.items()}
     finally:
         engine.shutdown()
@@ -96,7 +96,7 @@ async def _measure(stack: StackState) -> dict[str, Any]:
         await sampler.close()
 
 
-async def _compare(published: '_Published', from_file: '_File', rank: int) -> dict[str, Any]:
+async def _compare(published: '_PublishMethod', from_file: '_FolderMethod', rank: int) -> dict[str, Any]:
     """Return the times until the version is live and until the first token for both methods, and their ratios."""
     config = LoraConfig(r=rank, lora_alpha=rank)
     tensors = [_tensors(rank, seed=number) for number in range(2)]
@@ -123,16 +123,16 @@ async def _compare(published: '_Published', from_file: '_File', rank: int) -> di
 def _with_children(pids: list[int]) -> list[psutil.Process]:
     """Return processes and their child processes, such as the engine of a sampler."""
     processes = [psutil.Process(pid) for pid in pids]
-    return [each for process in processes for each in (process, *process.children(recursive=True))]
+    return [member for process in processes for member in (process, *process.children(recursive=True))]
 
 
 def _busy_seconds(servers: list[psutil.Process]) -> float:
-    """Return the CPU time in seconds of this process and its servers."""
+    """Return the CPU time in seconds of this process and of `servers`."""
     times = [server.cpu_times() for server in servers]
-    return time.process_time() + sum(each.user + each.system for each in times)
+    return time.process_time() + sum(used.user + used.system for used in times)
 
 
-class _Published:
+class _PublishMethod:
     """Sends tensors through the checkpoint service to a sampler service."""
 
     def __init__(self, weights: WeightClient, sampler: Any, servers: list[psutil.Process]) -> None:
@@ -150,11 +150,11 @@ class _Published:
         begin = time.perf_counter()
         state = plan_state(tensors, base_model=DEFAULT_MODEL, lora_config=config)
         await self._weights.publish_version(adapter_id, state, version=version)
-        answered = time.perf_counter()
+        responded = time.perf_counter()
         wait = duration_pb2.Duration(seconds=30)
         adapter = sampling_pb2.AdapterRef(adapter_id=adapter_id, exact=version, wait_timeout=wait)
         await self._sampler.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter))
-        return {'until_answered': answered - begin, 'until_loaded': time.perf_counter() - answered}
+        return {'until_answered': responded - begin, 'until_loaded': time.perf_counter() - responded}
 
     async def first_token(self, adapter_id: str, version: int) -> None:
         request = wire.SampleRequest(
@@ -168,7 +168,7 @@ class _Published:
             continue
 
 
-class _File:
+class _FolderMethod:
     """Writes tensors to a peft folder that the engine loads."""
 
     def __init__(self, engine: Any, folder: Path, servers: list[psutil.Process]) -> None:

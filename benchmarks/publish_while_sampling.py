@@ -1,10 +1,10 @@
 """Effect of published versions on running streams, measured at the client and in the steps of the engine.
 
-A real stack serves streams that request the newest version all the time, one answer after the other. The run has three
+A real stack serves streams that sample completions from the newest version, one after the other. The run has three
 phases: without publishes, with publishes at a steady rate, and again without publishes. The gaps between two tokens of
-an answer are compared within the run. The engine core logs each of its steps. The log gives the number of steps between
-two tokens of a sequence, which does not depend on other work of the machine, and the gaps without the time of services
-and client.
+a completion are compared within the run. The engine core logs each of its steps. The log shows the number of steps
+between two tokens of a sequence, which does not depend on other load of the machine, and the gaps in the engine, which
+exclude the time of services and client.
 """
 
 import argparse
@@ -45,13 +45,13 @@ TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample
 PROMPT_TOKENS = 16
 SLOTS = 32
 """Number of LoRA slots: the number of versions that streams may use at the same time, so that no stream waits."""
-_FEW = 2
-"""Smallest number of values for which quantiles are defined."""
+_MIN_VALUES = 2
+"""Minimum number of values for which quantiles are defined."""
 
 
 @dataclass
-class _Answer:
-    """One answer as received by its client."""
+class _Completion:
+    """One completion as received by its client."""
 
     begin: float
     times: list[float] = field(default_factory=list[float])
@@ -64,7 +64,7 @@ class _Answer:
 class _Run:
     """Recorded data of a run; times are from `time.monotonic`."""
 
-    answers: list[_Answer] = field(default_factory=list[_Answer])
+    completions: list[_Completion] = field(default_factory=list[_Completion])
     publishing: tuple[float, float] = (0.0, 0.0)
     quiet: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     publish_seconds: list[float] = field(default_factory=list[float])
@@ -101,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--streams', type=int, default=32)
     parser.add_argument('--versions', type=int, default=100, help='number of versions to publish while the streams run')
     parser.add_argument('--seconds-between', type=float, default=0.5, help='time between two versions')
-    parser.add_argument('--new-tokens', type=int, default=32, help='tokens per answer')
+    parser.add_argument('--new-tokens', type=int, default=32, help='tokens per completion')
     parser.add_argument('--lora-rank', type=int, default=8)
     return parser.parse_args(arguments)
 
@@ -117,7 +117,7 @@ async def _measure(stack: StackState, options: argparse.Namespace) -> _Run:
         await publisher.publish(1)
         streams = _Streams(channel, stack, options, run)
         tasks = [asyncio.create_task(streams.run(index)) for index in range(options.streams)]
-        await streams.wait_for_first_answers()
+        await streams.wait_for_first_completions()
         half = options.versions * options.seconds_between / 2
         run.quiet.append(await _idle_phase(half))
         run.publishing = await publisher.publish_all()
@@ -177,20 +177,20 @@ class _Streams:
         self._run = run
         self._ends = asyncio.Semaphore(0)
         self.is_done = False
-        """Whether every stream ends after its current answer."""
+        """Whether every stream stops after its current completion."""
 
     async def run(self, index: int) -> None:
         for seed in range(index, 1 << 30, self._options.streams):
-            await self._answer(seed)
+            await self._sample(seed)
             self._ends.release()
             if self.is_done:
                 return
 
-    async def wait_for_first_answers(self) -> None:
+    async def wait_for_first_completions(self) -> None:
         for _ in range(self._options.streams):
             await self._ends.acquire()
 
-    async def _answer(self, seed: int) -> None:
+    async def _sample(self, seed: int) -> None:
         # The tiny model of the tests has a small vocabulary.
         prompt = np.random.default_rng(seed).integers(5, 250, PROMPT_TOKENS).astype(np.int32)
         request = wire.SampleRequest(
@@ -199,14 +199,14 @@ class _Streams:
             prompt=sampling_pb2.Prompt(token_ids=tensor_to_proto(prompt)),
             params=sampling_pb2.SamplingParams(max_tokens=self._options.new_tokens, is_eos_ignored=True, seed=seed),
         )
-        answer = _Answer(time.monotonic())
+        completion = _Completion(time.monotonic())
         async for response in self._stub.Sample(request, metadata=self._metadata):
             if response.HasField('delta'):
-                answer.times += [time.monotonic()] * (len(response.delta.token_ids.data) // 4)
+                completion.times += [time.monotonic()] * (len(response.delta.token_ids.data) // 4)
             elif response.HasField('finished'):
-                answer.reason = response.finished.stop_reason
-                answer.version = response.finished.version_spans[0].version
-        self._run.answers.append(answer)
+                completion.reason = response.finished.stop_reason
+                completion.version = response.finished.version_spans[0].version
+        self._run.completions.append(completion)
 
 
 def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
             'without_publishing': round(without['gap_in_engine_ms']['max'] / usual, 2),
             'while_publishing': round(with_versions['gap_in_engine_ms']['max'] / usual, 2),
         },
-        'answers': len(run.answers),
-        'answers_that_ended_early': sum(answer.reason != sampling_pb2.STOP_REASON_LENGTH for answer in run.answers),
-        'versions_that_answered': len({answer.version for answer in run.answers}),
+        'answers': len(run.completions),
+        'answers_that_ended_early': sum(item.reason != sampling_pb2.STOP_REASON_LENGTH for item in run.completions),
+        'versions_that_answered': len({item.version for item in run.completions}),
         'goal': 'most_steps_between_tokens is 1, except after preemptions',
     }
 
@@ -236,9 +236,9 @@ def _phase_figures(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float
     phase_steps = [step for step in steps if is_within(step.at)]
     between = [count for step in phase_steps for count in step.steps_since.values() if count]
     at_client = [
-        after - before for answer in run.answers for before, after in pairwise(answer.times) if is_within(after)
+        after - before for item in run.completions for before, after in pairwise(item.times) if is_within(after)
     ]
-    first = [answer.times[0] - answer.begin for answer in run.answers if is_within(answer.times[0])]
+    first = [item.times[0] - item.begin for item in run.completions if is_within(item.times[0])]
     seconds = sum(end - begin for begin, end in spans)
     return {
         'seconds': round(seconds, 1),
@@ -266,7 +266,7 @@ def _gaps_in_engine(steps: Sequence[Step], is_within: Any) -> Iterable[float]:
 
 def _spread(seconds: Iterable[float]) -> dict[str, float]:
     values = sorted(1000 * value for value in seconds)
-    if len(values) < _FEW:
+    if len(values) < _MIN_VALUES:
         return {name: round(sum(values), 1) for name in ('p50', 'p99', 'max')}
     cuts = statistics.quantiles(values, n=100, method='inclusive')
     return {'p50': round(cuts[49], 1), 'p99': round(cuts[98], 1), 'max': round(values[-1], 1)}

@@ -12,9 +12,9 @@ def random_adapter(folder: Path, lora_rank: int, *, seed: int) -> dict[str, Tens
     """Return the tensors by their names in peft, with values so small that outputs hardly change.
 
     Args:
-        folder: folder of the base model; its configuration defines the shapes.
-        lora_rank: rank of the adapter.
-        seed: seed of the values.
+        folder: Folder of the base model; its configuration defines the shapes.
+        lora_rank: Rank of the adapter.
+        seed: Seed of the values.
     """
     shapes = _shapes(json.loads((folder / 'config.json').read_text(encoding='utf-8')))
     random = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ def _shapes(config: dict[str, int]) -> dict[str, tuple[int, int]]:
     hidden, intermediate = config['hidden_size'], config['intermediate_size']
     head = config.get('head_dim') or hidden // config['num_attention_heads']
     query, key_value = head * config['num_attention_heads'], head * config['num_key_value_heads']
-    of_layer = {
+    layer_shapes = {
         'self_attn.q_proj': (hidden, query),
         'self_attn.k_proj': (hidden, key_value),
         'self_attn.v_proj': (hidden, key_value),
@@ -41,4 +41,4 @@ def _shapes(config: dict[str, int]) -> dict[str, tuple[int, int]]:
         'mlp.down_proj': (intermediate, hidden),
     }
     layers = range(config['num_hidden_layers'])
-    return {f'model.layers.{layer}.{name}': shape for layer in layers for name, shape in of_layer.items()}
+    return {f'model.layers.{layer}.{name}': shape for layer in layers for name, shape in layer_shapes.items()}

@@ -18,10 +18,10 @@ def build_random_model(size: str, *, device: str, dtype: str, attention: str) ->
     """Return a transformers model with random weights, created on its device.
 
     Args:
-        size: a key of `SIZES`.
-        device: device of the model, such as 'cuda:0'.
-        dtype: name of a torch dtype.
-        attention: name of the attention implementation in transformers.
+        size: A key of `SIZES`.
+        device: Device of the model, such as 'cuda:0'.
+        dtype: Name of a torch dtype.
+        attention: Name of the attention implementation in transformers.
     """
     config = Qwen3Config(**SIZES[size], **_SHARED, tie_word_embeddings=size != '8b')
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Sampled tokens per second in streams of the gateway, against the same vLLM engine in this process.
 
-Both engines have the same arguments and alternate within one run; the waiting engine uses no CPU. Through the gateway,
-a token passes the engine, the sampler service, the gateway and the client, each in a separate process.
+Both engines have the same arguments and alternate within one run; an idle engine uses no CPU. Through the gateway, a
+token is sent from the engine through the sampler service and the gateway to the client, each in a separate process.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ROUNDS = 5
 PROMPT_TOKENS = 32
 NEW_TOKENS = 48
 ENGINE_ARGS: dict[str, Any] = {'max_num_seqs': 32, 'max_model_len': 512, 'enable_prefix_caching': False}
-"""Arguments of both engines. The prefix cache is disabled, so that each round computes the same."""
+"""Arguments of both engines. The prefix cache is disabled, so that each round computes all tokens."""
 
 Run = Callable[[list[int], int], Awaitable[int]]
 
@@ -87,8 +87,9 @@ async def _in_process(engine: Any, prompt: list[int], seed: int) -> int:
         output_kind=RequestOutputKind.DELTA,
     )
     count = 0
-    async with aclosing(engine.generate({'prompt_token_ids': prompt}, params, f'{seed}-{time.monotonic_ns()}')) as outs:
-        async for output in outs:
+    request_id = f'{seed}-{time.monotonic_ns()}'
+    async with aclosing(engine.generate({'prompt_token_ids': prompt}, params, request_id)) as outputs:
+        async for output in outputs:
             count += len(output.outputs[0].token_ids)
     return count
 

@@ -23,11 +23,11 @@ from twinkle_client.stack.processes import resident_bytes
 
 _START_LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.05
-_END_SECONDS = 60.0
+_STOP_LIMIT_SECONDS = 60.0
 
 
 class StandaloneModel:
-    """Client of a running model service; every call blocks."""
+    """A client of a running model service; every call blocks until it has finished."""
 
     def __init__(self, address: str, pid: int, base_model: str, state_dir: Path) -> None:
         """Connect to the service."""
@@ -58,7 +58,7 @@ class StandaloneModel:
 
 
 class StandaloneAdapter:
-    """Adapter of a `StandaloneModel`."""
+    """An adapter of a `StandaloneModel`."""
 
     def __init__(self, connection: Connection, adapter_id: str, parameter_count: int) -> None:
         self.parameter_count = parameter_count
@@ -66,12 +66,12 @@ class StandaloneAdapter:
         self._log = OperationLog(connection, adapter_id, last_number=0)
 
     def forward_backward(self, batch: operation_pb2.Batch) -> None:
-        """Add the gradient of a batch."""
+        """Compute the gradient of a batch and add it to the accumulated gradient."""
         options = operation_pb2.ForwardOptions(is_logprobs_returned=False)
         self._run(forward_backward=operation_pb2.ForwardBackward(batch=batch, options=options))
 
     def step(self) -> None:
-        """Clip and apply the gradient."""
+        """Clip and apply the accumulated gradient."""
         self._run(clip_grad_and_step=operation_pb2.ClipGradAndStep())
 
     def _run(self, **verb: Any) -> None:
@@ -80,10 +80,10 @@ class StandaloneAdapter:
 
 def random_batch(*, examples: int, length: int, vocabulary: int, seed: int = 0) -> operation_pb2.Batch:
     """Return a batch of random tokens with a label at every position."""
-    noise = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     features: list[input_feature_pb2.InputFeature] = []
     for _ in range(examples):
-        ids = noise.integers(3, vocabulary, length + 1).astype(np.int32)
+        ids = rng.integers(3, vocabulary, length + 1).astype(np.int32)
         features.append(
             input_feature_pb2.InputFeature(input_ids=tensor_to_proto(ids[:-1]), labels=tensor_to_proto(ids[1:]))
         )
@@ -92,7 +92,7 @@ def random_batch(*, examples: int, length: int, vocabulary: int, seed: int = 0) 
 
 @contextmanager
 def running_model(base_model: str, **settings: object) -> Iterator[StandaloneModel]:
-    """Yield a model service with the given settings. It has no checkpoint service, so it cannot save or publish."""
+    """Run a model service and yield a client. There is no checkpoint service, so the service cannot save or publish."""
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         address_file = Path(folder) / 'address.json'
         fixed = {
@@ -115,7 +115,7 @@ def running_model(base_model: str, **settings: object) -> Iterator[StandaloneMod
                 model.close()
         finally:
             process.terminate()
-            process.wait(timeout=_END_SECONDS)
+            process.wait(timeout=_STOP_LIMIT_SECONDS)
 
 
 def _wait_for(address_file: Path, process: subprocess.Popen[bytes]) -> None:

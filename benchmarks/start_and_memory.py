@@ -14,7 +14,7 @@ from twinkle_client.stack import StackState
 from twinkle_client.stack.processes import resident_bytes
 
 MODEL = 'smollm2-135m-instruct'
-LIGHT = ('gateway', 'data', 'checkpoint')
+LIGHT_SERVICES = ('gateway', 'data', 'checkpoint')
 
 
 def main() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def main() -> dict[str, Any]:
         'up_to_first_token_seconds': round(first_token_seconds, 2),
         'resident_mib_idle': idle,
         'resident_mib_after_work': worked,
-        'gateway_data_checkpoint_mib': round(sum(worked[name] for name in LIGHT), 1),
+        'gateway_data_checkpoint_mib': round(sum(worked[name] for name in LIGHT_SERVICES), 1),
         'goal_gateway_data_checkpoint_mib': '< 600',
     }
 
@@ -44,7 +44,7 @@ def _memory(state: StackState) -> dict[str, float]:
 
 
 def _work(client: TwinkleClient) -> None:
-    """Encode data, train two steps, publish and sample, which uses every service."""
+    """Encode data, train two steps, publish and sample, so that every service does some work."""
     rows = [{'query': f'What is {n} plus {n}?', 'response': str(2 * n), 'tag': 'en'} for n in range(200)]
     dataset = Dataset(DatasetMeta(data=rows), client=client)
     dataset.map('SelfCognitionProcessor', init_args={'model_name': 'Bench', 'model_author': 'Bench'})

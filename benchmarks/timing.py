@@ -33,10 +33,10 @@ def time_alternately(
     """Run the variants alternately and return their durations.
 
     Args:
-        runs: variants by name.
-        rounds: number of measured rounds.
-        warmups: number of rounds before the measured ones.
-        finish: waits for an accelerator, which computes asynchronously.
+        runs: Variants by name.
+        rounds: Number of measured rounds.
+        warmups: Number of rounds before the measured ones.
+        finish: Function that waits for the accelerator, which computes asynchronously.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(warmups + rounds):

@@ -1,7 +1,8 @@
 """The Tinker API under load: several tenants with unequal numbers of clients sample and train.
 
 A real stack serves clients that send JSON over HTTP. All clients run in one process, which shares the cores with the
-stack. The tenants' demands are unequal and all exceed the capacity, so equal shares are due to the gateway's scheduler.
+stack. The demands of the tenants are unequal, and all exceed the capacity, so equal shares result from the gateway's
+scheduler.
 The memory of the gateway's process is measured during the run and for a few seconds after it.
 """
 
@@ -28,15 +29,15 @@ DEMANDS = (0.4, 0.3, 0.2, 0.1)
 """Fraction of the clients per tenant."""
 LARGEST_TOKEN = 4000
 SETTLE_SECONDS = 5.0
-ANSWER_SECONDS = 120.0
+RESPONSE_SECONDS = 120.0
 MIB = 1 << 20
 
 
 @dataclass
-class _Tally:
+class _Results:
     """Counts and durations within the measured period; times are from `time.monotonic`."""
 
-    counted: tuple[float, float] = (0.0, 0.0)
+    period: tuple[float, float] = (0.0, 0.0)
     end: float = 0.0
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     shares: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -52,7 +53,7 @@ class _Tally:
             self.errors[f'{kind}: {error!r}'[:200]] += 1
             return
         now = time.monotonic()
-        if self.counted[0] <= now < self.counted[1]:
+        if self.period[0] <= now < self.period[1]:
             self.seconds[kind].append(now - begin)
             self.shares[kind][tenant] += 1
 
@@ -62,8 +63,8 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     options = _parse(arguments)
     with running_stack(options.model, engine=options.engine) as stack:
         keys = _make_keys(stack)
-        tally, retries = asyncio.run(_load(stack, keys, options))
-    return {'options': vars(options), **_figures(tally), 'sent_again': retries}
+        results, retries = asyncio.run(_load(stack, keys, options))
+    return {'options': vars(options), **_figures(results), 'sent_again': retries}
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -90,26 +91,26 @@ def _make_keys(stack: StackState) -> dict[str, str]:
         return {name: keys.create_key(name, scopes=['train', 'sample'])[1] for name in names}
 
 
-async def _load(stack: StackState, keys: dict[str, str], options: argparse.Namespace) -> tuple[_Tally, int]:
-    tally = _Tally()
+async def _load(stack: StackState, keys: dict[str, str], options: argparse.Namespace) -> tuple[_Results, int]:
+    results = _Results()
     async with aiohttp.ClientSession(
         f'http://{stack.http_address}',
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=RESPONSE_SECONDS),
     ) as http:
         wires = {tenant: TinkerWire(http, {'x-api-key': key}) for tenant, key in keys.items()}
         base_model = await wires['tenant-0'].base_model()
         loops = [
-            *await _make_clients(_trainer, options.trainers, wires, tally, options, base_model),
-            *await _make_clients(_sampler, options.samplers, wires, tally, options, base_model),
+            *await _make_clients(_trainer, options.trainers, wires, results, options, base_model),
+            *await _make_clients(_sampler, options.samplers, wires, results, options, base_model),
         ]
         begin = time.monotonic() + options.seconds / 4
-        tally.counted, tally.end = (begin, begin + options.seconds), begin + options.seconds
-        watch = asyncio.create_task(_watch(stack, tally))
+        results.period, results.end = (begin, begin + options.seconds), begin + options.seconds
+        recording = asyncio.create_task(_record_memory(stack, results))
         await asyncio.gather(*(loop() for loop in loops))
         await asyncio.sleep(SETTLE_SECONDS)
-        watch.cancel()
-        return tally, sum(wire.retry_count for wire in wires.values())
+        recording.cancel()
+        return results, sum(wire.retry_count for wire in wires.values())
 
 
 _Loop = Callable[[], Awaitable[None]]
@@ -119,38 +120,42 @@ async def _make_clients(
     make: Callable[..., Awaitable[_Loop]],
     count: int,
     wires: dict[str, TinkerWire],
-    tally: _Tally,
+    results: _Results,
     options: argparse.Namespace,
     base_model: str,
 ) -> list[_Loop]:
-    owners = [owner for owner, part in zip(wires, DEMANDS, strict=True) for _ in range(round(part * count))]
-    random.Random(7).shuffle(owners)
-    return [await make(wires[owner], owner, tally, options, base_model) for owner in owners]
+    tenants = [tenant for tenant, part in zip(wires, DEMANDS, strict=True) for _ in range(round(part * count))]
+    random.Random(7).shuffle(tenants)
+    return [await make(wires[tenant], tenant, results, options, base_model) for tenant in tenants]
 
 
-async def _trainer(wire: TinkerWire, tenant: str, tally: _Tally, options: argparse.Namespace, base_model: str) -> _Loop:
+async def _trainer(
+    wire: TinkerWire, tenant: str, results: _Results, options: argparse.Namespace, base_model: str
+) -> _Loop:
     session_id = await wire.begin_session()
     model_id = await wire.create_model(session_id, number=0, base_model=base_model, rank=8)
     tokens = _tokens(options.tokens + 1)
 
     async def step(number: int) -> None:
-        named = {'model_id': model_id, 'seq_id': 2 * number - 1}
-        both = await wire.post('forward_backward', {**named, 'forward_backward_input': batch_of(tokens)})
-        named['seq_id'] += 1
-        update = await wire.post('optim_step', {**named, 'adam_params': {'learning_rate': 1e-4}})
-        await wire.result(both)
+        ids = {'model_id': model_id, 'seq_id': 2 * number - 1}
+        backward = await wire.post('forward_backward', {**ids, 'forward_backward_input': batch_of(tokens)})
+        ids['seq_id'] += 1
+        update = await wire.post('optim_step', {**ids, 'adam_params': {'learning_rate': 1e-4}})
+        await wire.result(backward)
         await wire.result(update)
 
     async def loop() -> None:
         number = 1
-        while time.monotonic() < tally.end and not tally.errors:
-            await tally.time('train', tenant, step(number))
+        while time.monotonic() < results.end and not results.errors:
+            await results.time('train', tenant, step(number))
             number += 1
 
     return loop
 
 
-async def _sampler(wire: TinkerWire, tenant: str, tally: _Tally, options: argparse.Namespace, base_model: str) -> _Loop:
+async def _sampler(
+    wire: TinkerWire, tenant: str, results: _Results, options: argparse.Namespace, base_model: str
+) -> _Loop:
     session_id = await wire.begin_session()
     body = {'session_id': session_id, 'sampling_session_seq_id': 0, 'base_model': base_model}
     handle = (await wire.post('create_sampling_session', body))['sampling_session_id']
@@ -166,18 +171,18 @@ async def _sampler(wire: TinkerWire, tenant: str, tally: _Tally, options: argpar
 
     async def loop() -> None:
         number = 1
-        while time.monotonic() < tally.end and not tally.errors:
-            await tally.time('sample', tenant, sample(number))
+        while time.monotonic() < results.end and not results.errors:
+            await results.time('sample', tenant, sample(number))
             number += 1
 
     return loop
 
 
-async def _watch(stack: StackState, tally: _Tally) -> None:
+async def _record_memory(stack: StackState, results: _Results) -> None:
     (pid,) = [service.pid for service in stack.services if service.name == 'gateway']
     process = psutil.Process(pid)
     while True:
-        tally.gateway_bytes.append(process.memory_info().rss)
+        results.gateway_bytes.append(process.memory_info().rss)
         await asyncio.sleep(0.5)
 
 
@@ -185,15 +190,15 @@ def _tokens(count: int) -> list[int]:
     return [random.randrange(10, LARGEST_TOKEN) for _ in range(count)]
 
 
-def _figures(tally: _Tally) -> dict[str, Any]:
-    quarter = max(1, len(tally.gateway_bytes) // 4)
+def _figures(results: _Results) -> dict[str, Any]:
+    quarter = max(1, len(results.gateway_bytes) // 4)
     return {
-        'errors': dict(tally.errors),
-        **{kind: _figures_of(seconds, tally.shares[kind]) for kind, seconds in sorted(tally.seconds.items())},
+        'errors': dict(results.errors),
+        **{kind: _figures_of(seconds, results.shares[kind]) for kind, seconds in sorted(results.seconds.items())},
         'gateway_mib': {
-            'first_quarter': round(statistics.mean(tally.gateway_bytes[:quarter]) / MIB, 1),
-            'last_quarter': round(statistics.mean(tally.gateway_bytes[-quarter:]) / MIB, 1),
-            'most': round(max(tally.gateway_bytes) / MIB, 1),
+            'first_quarter': round(statistics.mean(results.gateway_bytes[:quarter]) / MIB, 1),
+            'last_quarter': round(statistics.mean(results.gateway_bytes[-quarter:]) / MIB, 1),
+            'most': round(max(results.gateway_bytes) / MIB, 1),
         },
     }
 

@@ -1,4 +1,4 @@
-"""A minimal client of the Tinker API, so cheap that hundreds of clients fit on the machine of the server.
+"""A minimal client of the Tinker API, with so little overhead that hundreds of clients can run beside the server.
 
 It uses aiohttp, because the connection pool of httpx adds seconds to each request if several hundred are in progress.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-RETRIED = (408, 429, 500, 502, 503, 504)
+RETRYABLE_STATUSES = (408, 429, 500, 502, 503, 504)
 """Statuses after which the SDK repeats a request."""
 
 
@@ -30,34 +30,34 @@ class TinkerWire:
         """Return the response, repeating the request after the same statuses as the SDK.
 
         Raises:
-            RequestFailed: the request was refused permanently.
+            RequestFailed: The request was refused permanently.
         """
         while True:
-            async with self.http.post(f'/api/v1/{path}', json=body, headers=self.headers) as answer:
-                if answer.status == HTTPStatus.OK:
-                    return await answer.json()
-                if answer.status not in RETRIED:
-                    raise RequestFailed(f'{path}: {answer.status} {(await answer.text())[:300]}')
+            async with self.http.post(f'/api/v1/{path}', json=body, headers=self.headers) as response:
+                if response.status == HTTPStatus.OK:
+                    return await response.json()
+                if response.status not in RETRYABLE_STATUSES:
+                    raise RequestFailed(f'{path}: {response.status} {(await response.text())[:300]}')
             self.retry_count += 1
 
     async def result(self, accepted: dict[str, Any]) -> dict[str, Any]:
         """Return the result of a future.
 
         Raises:
-            RequestFailed: the future failed.
+            RequestFailed: The future failed.
         """
         while True:
-            answer = await self.post('retrieve_future', {'request_id': accepted['request_id']})
-            if answer.get('type') != 'try_again':
+            response = await self.post('retrieve_future', {'request_id': accepted['request_id']})
+            if response.get('type') != 'try_again':
                 break
-        if 'error' in answer:
-            raise RequestFailed(json.dumps(answer)[:300])
-        return answer
+        if 'error' in response:
+            raise RequestFailed(json.dumps(response)[:300])
+        return response
 
     async def base_model(self) -> str:
         """Return the name of the first base model of the server."""
-        async with self.http.get('/api/v1/get_server_capabilities', headers=self.headers) as answer:
-            return (await answer.json())['supported_models'][0]['model_name']
+        async with self.http.get('/api/v1/get_server_capabilities', headers=self.headers) as response:
+            return (await response.json())['supported_models'][0]['model_name']
 
     async def begin_session(self) -> str:
         """Create a session and return its id."""

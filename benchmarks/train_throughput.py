@@ -24,7 +24,7 @@ MODEL = 'smollm2-135m-instruct'
 BATCH_SIZE = 8
 ROUNDS = 9
 CASES = (('all_labels', 0.0, '>= 1.0'), ('prompts_half', 0.5, '>= 1.5'))
-"""Name, fraction of each example that is its prompt, and the goal for the ratio."""
+"""Name, fraction of each example that is the prompt, and the goal for the ratio."""
 DATA = Path(__file__).parents[1] / 'examples' / 'data' / 'self_cognition.jsonl'
 
 
@@ -62,7 +62,7 @@ def _compare(
         batch_counts[name] += 1
         return batches[batch_counts[name] % len(batches)]
 
-    spent = time_alternately(
+    durations = time_alternately(
         {
             'bare': lambda: bare.step(next_batch('bare')),
             'service': lambda: _service_step(model, next_batch('service')),
@@ -73,16 +73,18 @@ def _compare(
     )
     tokens = sum(len(feature['input_ids']) for batch in batches for feature in batch) / len(batches)
     return {
-        'service_over_bare': ratio_by_round(spent['bare'], spent['service']),
-        'pipelined_over_bare': ratio_by_round(spent['bare'], spent['service_pipelined']),
+        'service_over_bare': ratio_by_round(durations['bare'], durations['service']),
+        'pipelined_over_bare': ratio_by_round(durations['bare'], durations['service_pipelined']),
         'goal': goal,
-        'tokens_per_second_of_the_median': {name: round(tokens / spread.median, 1) for name, spread in spent.items()},
-        **{name: spread.as_figures() for name, spread in spent.items()},
+        'tokens_per_second_of_the_median': {
+            name: round(tokens / spread.median, 1) for name, spread in durations.items()
+        },
+        **{name: spread.as_figures() for name, spread in durations.items()},
     }
 
 
 def _labelled(batch: list[dict[str, Any]], *, prompt_share: float) -> list[dict[str, Any]]:
-    """Return the same tokens with masked labels in the prompt part."""
+    """Return the same tokens with masked labels in the prompt."""
     examples: list[dict[str, Any]] = []
     for feature in batch:
         ids = np.asarray(feature['input_ids'])
@@ -107,14 +109,14 @@ def _service_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]
 
 
 def _pipelined_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]) -> None:
-    """Send the step after the batch without waiting for the result of the batch."""
-    trained = model.forward_backward.submit(inputs=batch, return_logps=False)
+    """Send the batch and the step without waiting for the result of the batch in between."""
+    backward = model.forward_backward.submit(inputs=batch, return_logps=False)
     model.clip_grad_and_step(max_grad_norm=1.0)
-    trained.result()
+    backward.result()
 
 
 class _BareLoop:
-    """Training loop without Twinkle: pad to the longest example, forward, backward, clip, step."""
+    """A training loop without Twinkle: it pads to the longest example, runs forward and backward, clips and steps."""
 
     def __init__(self) -> None:
         torch.set_num_threads(THREADS)

@@ -1,7 +1,7 @@
 """Plain HTTP and ZeroMQ servers for comparison; `python -m benchmarks.transport_servers http|zmq MIB`.
 
-Each prints its address and serves until it is terminated. The servers have no checksums and no versions, so they show
-the throughput of their transport.
+Each server prints its address and serves until it is terminated. The servers have no checksums and no versions, so they
+show only the throughput of their transport.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def serve_http(payload: bytes) -> None:
 
 
 async def chunks(view: memoryview) -> AsyncIterator[bytes]:
-    """Yield the bytes in chunks, each copied as if it were read from a store."""
+    """Yield the bytes in chunks, and copy each chunk, as a read from a store does."""
     for begin in range(0, len(view), CHUNK_BYTES):
         yield bytes(view[begin : begin + CHUNK_BYTES])
 
@@ -71,10 +71,10 @@ async def serve_zmq(payload: bytes) -> None:
     print_address('127.0.0.1', port)
     offsets: dict[bytes, int] = {}
     while True:
-        reader, word = await router.recv_multipart()
-        if word == b'begin':
+        reader, command = await router.recv_multipart()
+        if command == b'begin':
             offsets[reader] = 0
-        for _ in range(ZMQ_WINDOW if word == b'begin' else 1):
+        for _ in range(ZMQ_WINDOW if command == b'begin' else 1):
             begin = offsets[reader]
             if begin < len(view):
                 offsets[reader] = begin + CHUNK_BYTES

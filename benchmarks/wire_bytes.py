@@ -1,8 +1,8 @@
 """Bytes on the wire for the published versions of a real training run: deltas against raw bf16.
 
-A LoRA adapter of SmolLM2-135M is trained for fifty steps on the quick start's data. Every step gives a version, rounded
-to bf16 as by `publish_version(dtype='bfloat16')`. Each version is sent in full or as a delta to the previous one,
-whichever is smaller, as for a subscriber with the previous version; it is then unpacked and compared.
+A LoRA adapter of SmolLM2-135M is trained for fifty steps on the quick start's data. Every step produces a version that
+is rounded to bf16, as `publish_version(dtype='bfloat16')` does. For each version, the delta to the previous version is
+encoded, decoded and compared. A subscriber would receive the smaller of the delta and the full version.
 """
 
 import json
@@ -34,7 +34,7 @@ LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True)
-class Sent:
+class Transfer:
     """Sizes and times of the transfer of one version."""
 
     raw_bytes: int
@@ -59,7 +59,7 @@ def main() -> dict[str, Any]:
                 break
             losses.append(model.forward_backward(batch)['loss'])
             model.clip_grad_and_step()
-    sent = [_send(new, base) for base, new in pairwise(versions)]
+    transfers = [_send(new, base) for base, new in pairwise(versions)]
     return {
         'model': MODEL,
         'lora_rank': LORA_RANK,
@@ -67,25 +67,25 @@ def main() -> dict[str, Any]:
         'steps': STEPS,
         'first_loss': round(losses[0], 3),
         'last_loss': round(losses[-1], 3),
-        **_figures(sent),
+        **_figures(transfers),
     }
 
 
-def _figures(sent: list[Sent]) -> dict[str, Any]:
-    raw, wire = sum(item.raw_bytes for item in sent), sum(item.wire_bytes for item in sent)
+def _figures(transfers: list[Transfer]) -> dict[str, Any]:
+    raw, wire = sum(item.raw_bytes for item in transfers), sum(item.wire_bytes for item in transfers)
     return {
-        'version_mib': round(sent[0].raw_bytes / 2**20, 2),
+        'version_mib': round(transfers[0].raw_bytes / 2**20, 2),
         'wire_over_raw_bf16': round(wire / raw, 4),
         'goal': 0.4,
-        'wire_over_raw_bf16_by_step': [round(item.wire_bytes / item.raw_bytes, 3) for item in sent],
-        'changed_weights_by_step': [round(item.changed_share, 3) for item in sent],
-        'is_lossless': all(item.is_lossless for item in sent),
-        'encode_mb_per_second': round(raw / 1e6 / sum(item.encode_seconds for item in sent), 1),
-        'decode_mb_per_second': round(raw / 1e6 / sum(item.decode_seconds for item in sent), 1),
+        'wire_over_raw_bf16_by_step': [round(item.wire_bytes / item.raw_bytes, 3) for item in transfers],
+        'changed_weights_by_step': [round(item.changed_share, 3) for item in transfers],
+        'is_lossless': all(item.is_lossless for item in transfers),
+        'encode_mb_per_second': round(raw / 1e6 / sum(item.encode_seconds for item in transfers), 1),
+        'decode_mb_per_second': round(raw / 1e6 / sum(item.decode_seconds for item in transfers), 1),
     }
 
 
-def _send(new: PackedState, base: PackedState) -> Sent:
+def _send(new: PackedState, base: PackedState) -> Transfer:
     begin = time.perf_counter()
     delta = encode_delta(new.manifest, new.data, base.data)
     encoded = time.perf_counter()
@@ -93,7 +93,7 @@ def _send(new: PackedState, base: PackedState) -> Sent:
     apply_delta(new.manifest, base.data, delta, target)
     decoded = time.perf_counter()
     words = [np.frombuffer(state.data, '<u2') for state in (new, base)]
-    return Sent(
+    return Transfer(
         raw_bytes=new.manifest.size_bytes,
         wire_bytes=min(len(delta), new.manifest.size_bytes),
         encode_seconds=encoded - begin,

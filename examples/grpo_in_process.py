@@ -1,7 +1,7 @@
 """Reinforcement learning in one process: `python -m examples.grpo_in_process --model <hub id or folder>`.
 
 Each step of the loop samples completions, computes their rewards, trains with the GRPO loss, and copies the weights
-to the sampler. The program uses the component library alone; no service runs. After every sync the sampler has exactly
+to the sampler. The program uses only the component library and no service. After every sync the sampler has exactly
 the trainer's weights, so the probability ratio of the two policies is 1 on the samples. The reward is the fraction of
 letters, which even a model with random weights can learn to increase.
 """

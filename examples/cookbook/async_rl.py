@@ -6,7 +6,7 @@ generated it, older samples are dropped, and the loss corrects for the differenc
 sampling). `--max-staleness 0` runs the same loop without overlap.
 
 The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the ratio of the
-trainer's to the sampler's probability of a token, which is 1 for equal weights.
+trainer's probability of a token to the sampler's, which is 1 for equal weights.
 """
 
 import time
@@ -120,11 +120,11 @@ def train(recipe: Recipe[Setting]) -> None:
     title = f'asynchronous RL, seed {recipe.seed}, staleness up to {setting.max_staleness}'
     plotted = ('reward', 'staleness', 'sampler_ratio')
     pipeline = AsyncPipeline(loop.sample, loop.prompts(), sync=loop.sync, max_staleness=setting.max_staleness)
-    began = time.monotonic()
+    begin = time.monotonic()
     with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=plotted) as curves, pipeline as batches:
         for batch in batches:
             curves.record(**loop.learn(batch.samples))
-    print(f'{setting.steps} steps in {time.monotonic() - began:.1f} s')
+    print(f'{setting.steps} steps in {time.monotonic() - begin:.1f} s')
 
 
 if __name__ == '__main__':

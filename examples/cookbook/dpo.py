@@ -5,8 +5,8 @@ answer is chosen, an unfriendly one of about the same length is rejected. The re
 
 Evaluation uses other questions and other phrases. `margins` is the mean difference between the implicit rewards of
 chosen and rejected answers, in nats; `accuracies` is the fraction of pairs with a positive difference. Both start at
-0, where policy and reference are equal. With `--setting cpu` and seeds 0, 1 and 2, the margins end above 1 and the
-accuracies at 0.9 or more; docs/learning.md has the curves.
+0, because policy and reference are equal before training. With `--setting cpu` and seeds 0, 1 and 2, the final margins
+are above 1 and the final accuracies at least 0.9; docs/learning.md has the curves.
 """
 
 from collections.abc import Iterator
@@ -98,8 +98,8 @@ def train(recipe: Recipe[Setting]) -> None:
             output = model.forward_backward(batch, ref_logps=reference_logps(model, batch))
             model.clip_grad_and_step()
             is_evaluated = step % setting.judge_every == 0 or step == setting.steps
-            held = evaluate(model, held_out, reference) if is_evaluated else {}
-            curves.record(loss=output['loss'], train_margin=output['metrics']['reward_margin'], **held)
+            evaluation = evaluate(model, held_out, reference) if is_evaluated else {}
+            curves.record(loss=output['loss'], train_margin=output['metrics']['reward_margin'], **evaluation)
 
 
 def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, phrases: slice) -> Dataset:
@@ -132,8 +132,8 @@ def reference_logps(model: TransformersModel, features: list[InputFeature]) -> l
 def evaluate(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
     """Return margin, accuracy and implicit rewards of the held-out pairs."""
     model.forward_only(held_out, ref_logps=reference)
-    found = model.calculate_metric(is_training=False)
-    return {name: float(found[f'rewards/{name}']) for name in ('margins', 'accuracies', 'chosen', 'rejected')}
+    metrics = model.calculate_metric(is_training=False)
+    return {name: float(metrics[f'rewards/{name}']) for name in ('margins', 'accuracies', 'chosen', 'rejected')}
 
 
 if __name__ == '__main__':

@@ -110,9 +110,9 @@ def train(recipe: Recipe[Setting]) -> None:
             output = model.forward_backward(batch, task='embedding')
             model.clip_grad_and_step()
             is_evaluated = step % setting.judge_every == 0 or step == setting.steps
-            held = evaluate(model, held_out) if is_evaluated else {}
+            evaluation = evaluate(model, held_out) if is_evaluated else {}
             metrics = model.calculate_metric()
-            curves.record(loss=output['loss'], pos_sim=metrics['pos_sim'], neg_sim=metrics['neg_sim'], **held)
+            curves.record(loss=output['loss'], pos_sim=metrics['pos_sim'], neg_sim=metrics['neg_sim'], **evaluation)
 
 
 def encoded_pairs(model_id: str, *, seed: int) -> tuple[Dataset, list[InputFeature]]:

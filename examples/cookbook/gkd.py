@@ -130,8 +130,8 @@ def train(recipe: Recipe[Setting]) -> None:
             answers = respondent.answers(questions, seed=1000 * recipe.seed + step)
             output = model.forward_backward(scored_features(student, teacher, questions, answers, setting.top_k))
             model.clip_grad_and_step()
-            held = model.forward_only(held_out)['metrics']['divergence']
-            curves.record(loss=output['loss'], divergence=held)
+            divergence = model.forward_only(held_out)['metrics']['divergence']
+            curves.record(loss=output['loss'], divergence=divergence)
 
 
 def scored_features(

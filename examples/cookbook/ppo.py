@@ -2,9 +2,9 @@
 
 Policy, critic and reference share one base model: the policy and the critic are LoRA adapters, the critic has a value
 head, and the reference is the base model. The sampler uses the same weights. Each step samples completions and scores
-their fraction of capital letters. The last token gets the score as its reward, and every token a penalty for the
-divergence from the reference. GAE computes the advantages from the critic's values, and both adapters are trained in
-minibatches.
+their fraction of capital letters. The score is the reward of the last token, and a penalty for the divergence from the
+reference is subtracted from the reward of every token. GAE computes the advantages from the critic's values, and both
+adapters are trained in minibatches.
 
 Curves: `heldout_return` is the mean score of held-out prompts, sampled with a fixed seed; `explained_variance` is the
 fraction of the returns' variance that the critic predicts in a new batch.
@@ -80,7 +80,7 @@ class Experience:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Return the numbers for the curves."""
+        """Numbers for the curves."""
         values, rewards_to_go = np.concatenate(self.values), np.concatenate(self.rewards_to_go)
         errors = rewards_to_go - values
         return {

@@ -1,4 +1,4 @@
-"""Services for recipes that need them: running ones, or ones started by the recipe."""
+"""Connects recipes to running services, or starts services for a recipe."""
 
 import os
 import tempfile

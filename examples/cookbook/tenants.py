@@ -92,7 +92,7 @@ def run_tenants(
                 while (numbers := updates.get()) is not None:
                     curves.record(**numbers)
         except BaseException:
-            # Closing the connections ends the calls in progress, so the threads can finish.
+            # Closing the connections aborts the calls in progress, so that the threads can finish.
             for client in clients:
                 client.close()
             raise

@@ -146,8 +146,8 @@ def evaluate(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, fl
     """Return the accuracies with the pictures and with an empty picture."""
     empty = Image.new('RGB', held_out[0].image.size, BACKGROUND)
     return {
-        'accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats()]),
-        'blind_accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats(empty)]),
+        'accuracy': accuracy(sampler, [chat for picture in held_out for chat in picture.chats()]),
+        'blind_accuracy': accuracy(sampler, [chat for picture in held_out for chat in picture.chats(empty)]),
     }
 
 
@@ -156,8 +156,8 @@ def accuracy(sampler: TorchSampler, chats: Sequence[dict[str, Any]]) -> float:
     questions = [{**chat, 'messages': chat['messages'][:1]} for chat in chats]
     responses = sampler.sample(questions, SamplingParams(max_tokens=8, temperature=0.0))
     answers = [chat['messages'][1]['content'] for chat in chats]
-    right = sum(one.sequences[0].decoded.strip() == answer for one, answer in zip(responses, answers, strict=True))
-    return right / len(answers)
+    pairs = zip(responses, answers, strict=True)
+    return sum(response.sequences[0].decoded.strip() == answer for response, answer in pairs) / len(answers)
 
 
 if __name__ == '__main__':

@@ -18,12 +18,12 @@ def main() -> None:
     """Compute advantages of two groups of four completions, using the component by class, instance and name."""
     ADVANTAGES.register('median')(MedianAdvantage)
     rewards = [0.0, 0.0, 0.0, 1.0, 0.5, 0.5, 1.0, 1.0]
-    for way, advantage in (
+    for kind, advantage in (
         ('class', build_advantage(MedianAdvantage)),
         ('object', MedianAdvantage(epsilon=1e-6)),
         ('name', build_advantage('median')),
     ):
-        print(f'{way}: {advantage(rewards, num_generations=4, scale="none").tolist()}')
+        print(f'{kind}: {advantage(rewards, num_generations=4, scale="none").tolist()}')
 
 
 if __name__ == '__main__':

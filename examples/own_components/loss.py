@@ -17,8 +17,8 @@ class FocalLoss(Loss):
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the sum over the labels; the optimizer step divides the gradient by their number."""
-        doubt_R = 1 - batch.logps_R.exp()
-        loss = -(batch.weights_R * doubt_R**self.focus * batch.logps_R).sum()
+        complement_R = 1 - batch.logps_R.exp()
+        loss = -(batch.weights_R * complement_R**self.focus * batch.logps_R).sum()
         return LossOutput(loss=loss, num_tokens=batch.label_count)
 
 
@@ -27,17 +27,17 @@ def main() -> None:
     LOSSES.register('focal')(FocalLoss)
     with tiny_model() as folder:
         model = TransformersModel(folder)
-        for way, loss, options in (
+        for kind, loss, options in (
             ('class', FocalLoss, {'focus': 1.0}),
             ('object', FocalLoss(3.0), {}),
             ('name', 'focal', {'focus': 2.0}),
         ):
-            model.add_adapter_to_model(way, LoraConfig(r=8, seed=1))
-            model.set_template('Template', adapter_name=way)
-            model.set_optimizer('AdamW', lr=1e-2, adapter_name=way)
-            model.set_loss(loss, adapter_name=way, **options)
-            losses = [train_step(model, way) for _ in range(6)]
-            print(f'{way}: loss {losses[0]:.3f} to {losses[-1]:.3f}')
+            model.add_adapter_to_model(kind, LoraConfig(r=8, seed=1))
+            model.set_template('Template', adapter_name=kind)
+            model.set_optimizer('AdamW', lr=1e-2, adapter_name=kind)
+            model.set_loss(loss, adapter_name=kind, **options)
+            losses = [train_step(model, kind) for _ in range(6)]
+            print(f'{kind}: loss {losses[0]:.3f} to {losses[-1]:.3f}')
 
 
 def train_step(model: TransformersModel, adapter_name: str) -> float:

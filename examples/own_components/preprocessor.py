@@ -22,14 +22,14 @@ class VocabularyProcessor(RowPreprocessor):
 
 def main() -> None:
     """Map a dataset with the preprocessor given as a class with arguments, as an instance, and as a function."""
-    for way, given, arguments in (
+    for kind, preprocessor, arguments in (
         ('class', VocabularyProcessor, {'language': 'French'}),
         ('object', VocabularyProcessor('French'), None),
         ('function', VocabularyProcessor('French').__call__, None),
     ):
         dataset = Dataset(DatasetMeta(data=ROWS))
-        dataset.map(given, init_args=arguments)
-        print(f'{way}: {[message["content"] for message in dataset[0]["messages"]]}')
+        dataset.map(preprocessor, init_args=arguments)
+        print(f'{kind}: {[message["content"] for message in dataset[0]["messages"]]}')
 
 
 if __name__ == '__main__':

@@ -24,12 +24,12 @@ def main() -> None:
         {'messages': [{'role': 'assistant', 'content': answer}], 'user_data': [('ground_truth', 'Paris')]}
         for answer in answers
     ]
-    for way, reward in (
+    for kind, reward in (
         ('class', build_reward(BriefAnswerReward, price=0.2)),
         ('object', BriefAnswerReward()),
         ('name', build_reward('brief')),
     ):
-        print(f'{way}: {[round(score, 2) for score in reward(trajectories)]}')
+        print(f'{kind}: {[round(score, 2) for score in reward(trajectories)]}')
 
 
 if __name__ == '__main__':

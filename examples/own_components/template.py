@@ -25,16 +25,16 @@ class NumberedTemplate(Template):
 def main() -> None:
     """Encode a dataset with the template given as a class with options, and as an instance."""
     with tiny_tokenizer() as folder:
-        for way, given, options in (
+        for kind, template, options in (
             ('class', NumberedTemplate, {'model_id': folder, 'max_length': 128}),
             ('object', NumberedTemplate(folder), {}),
         ):
             dataset = Dataset(DatasetMeta(data=[{'messages': CHATS[0] + CHATS[1]}]))
-            dataset.set_template(given, **options)
+            dataset.set_template(template, **options)
             dataset.encode()
             ids, labels = dataset[0]['input_ids'], dataset[0]['labels']
             labelled = dataset.template.decode([int(label) for label in labels if label != -100])
-            print(f'{way}: {dataset.template.decode(ids)!r}, labels {labelled!r}')
+            print(f'{kind}: {dataset.template.decode(ids)!r}, labels {labelled!r}')
 
 
 if __name__ == '__main__':

@@ -108,7 +108,7 @@ async def test_client_may_not_continue_a_request(tmp_path: Path) -> None:
         assert failure.metadata['field'] == 'continued'
 
 
-@pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be good')])
+@pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be valid')])
 async def test_invalid_request_is_sent_once(tmp_path: Path, error: Exception) -> None:
     """An invalid request is sent to one sampler only."""
     samplers = [FakeSampler(refusal=error) for _ in range(3)]

@@ -95,7 +95,7 @@ async def test_no_object_of_the_gateway_grows_with_made_up_names(running: Runnin
         await _call_all(running.channel, client, range(WARM_UP), secret=secret)
         before = measure()
         await _call_all(running.channel, client, range(WARM_UP, WARM_UP + CALLS), secret=secret)
-        assert growth(before, measure(), least=LEAST_GROWTH) == []
+        assert growth(before, measure(), minimum=LEAST_GROWTH) == []
 
 
 def _free_port() -> int:

@@ -49,7 +49,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
     async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Fail as the id says, or return the tenant."""
         if request.dataset_id == 'bad':
-            raise InvalidField('dataset_id', 'must be good')
+            raise InvalidField('dataset_id', 'must be valid')
         if request.dataset_id == 'full':
             raise QueueFull(queue_length=3, queue_limit=3)
         if request.dataset_id == 'long':

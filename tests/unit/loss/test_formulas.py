@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.loss_batches import LIVE, Arrays
+from fixtures.loss_batches import DIFFERENTIABLE, Arrays
 from fixtures.loss_cases import CASES, Case, case_id
 from twinkle.loss import LOSSES, TINKER_LOSSES, merge_metrics
 
@@ -50,9 +50,9 @@ def test_gradient_equals_finite_differences_of_the_formula(case):
     """The gradient equals finite differences for every declared input, and is 0 for all others."""
     arrays, needed = case.arrays(seed=4, lengths=(3, 1, 2, 2)), ('logps', *case.loss.required_outputs, *case.reads)
     batch = arrays.torch()
-    inputs = [getattr(batch, name) for name in LIVE]
+    inputs = [getattr(batch, name) for name in DIFFERENTIABLE]
     gradients = torch.autograd.grad(case.loss(batch)['loss'], inputs, allow_unused=True, materialize_grads=True)
-    for name, gradient in zip(LIVE, gradients, strict=True):
+    for name, gradient in zip(DIFFERENTIABLE, gradients, strict=True):
         is_needed = name.rpartition('_')[0] in needed
         expected = gradient_of_formula(case, arrays, name) if is_needed else np.zeros(gradient.shape)
         np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-6, atol=2e-7, err_msg=name)
@@ -123,7 +123,7 @@ def bits_of(case: Case, arrays: Arrays, *, offset: int) -> list[torch.Tensor]:
     """Return loss and gradients in float32 for inputs that start `offset` rows into a buffer."""
     batch = arrays.torch(torch.float32)
     moved = {}
-    for name in LIVE:
+    for name in DIFFERENTIABLE:
         values = getattr(batch, name).detach()
         buffer = torch.full((len(values) + offset + 2, *values.shape[1:]), 7.5)
         buffer[offset : offset + len(values)] = values
