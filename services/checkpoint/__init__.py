@@ -1,4 +1,4 @@
-"""The checkpoint service: passes versions of weights from trainers to samplers, and keeps durable checkpoints.
+"""The checkpoint service: passes versions of weights from trainers to samplers, and stores durable checkpoints.
 
 `python -m services.checkpoint` starts it. `twinkle.checkpoint_engine` defines the format of a state, and
 `services.kit.weights.wire` is the client that trainers and samplers use.

@@ -27,7 +27,7 @@ class CheckpointConfig(ServiceConfig):
     version returns before it is on disk, and the version survives a crash of the process. 0: publishing waits for the
     disk."""
     ring_capacity: int = Field(default=4, ge=1)
-    """Maximum number of unpinned versions that an adapter keeps; the newest version is always one of them."""
+    """Maximum number of unpinned versions per adapter; the newest version is never evicted."""
     pin_limit: int = Field(default=64, ge=1)
     """Maximum number of pinned versions of an adapter."""
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
@@ -38,7 +38,7 @@ class CheckpointConfig(ServiceConfig):
     max_lora_rank: int = Field(default=256, ge=1)
     """Maximum LoRA rank of an uploaded adapter."""
     upload_hours: float = Field(default=24.0, gt=0)
-    """Time in hours for which an unfinished upload is kept after its last stream."""
+    """Time in hours for which an unfinished upload is stored after its last stream."""
     idle_version_days: float = Field(default=30.0, gt=0)
     """Time in days after which an unpinned version without a reader or follower is deleted, even if it is the newest.
     Version numbers are not reused."""

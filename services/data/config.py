@@ -31,6 +31,6 @@ class DataConfig(ServiceConfig):
     loader_limit: int = Field(default=256, ge=1)
     """Maximum number of open loaders of a tenant."""
     upload_hours: float = Field(default=24.0, gt=0)
-    """Time in hours for which an upload is kept after its last stream."""
+    """Time in hours for which an upload is stored after its last stream."""
     sweep_seconds: float = Field(default=600.0, gt=0)
     """Time in seconds between two searches for expired uploads."""

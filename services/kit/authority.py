@@ -9,7 +9,7 @@ from services.kit.errors import ScopeMissing
 
 
 def require_scope(caller: Caller, scope: str) -> None:
-    """Check that the caller has a scope; services of this deployment need none.
+    """Check that the caller has a scope. Services of this deployment need no scopes.
 
     Args:
         caller: Caller of the operation.

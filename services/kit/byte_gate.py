@@ -1,6 +1,6 @@
 """Limits on the bytes in memory, per tenant and in total.
 
-Callers decide what to count, such as the bytes of bodies being read or of messages being served.
+The caller chooses which bytes to count, such as bodies being read or messages being served.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from services.kit.errors import BytesFull
 _SMALL_BYTES = 1 << 16
 """Smaller requests overtake larger ones, so polls and heartbeats continue while large bodies wait."""
 _RESERVED_FRACTION = 16
-"""Each limit reserves one part in this many for small requests."""
+"""Each limit is divided by this number, and the result is reserved for small requests."""
 
 _QueueKey = tuple[str, bool]
 """Tenant, and whether the requests are small."""
@@ -27,8 +27,8 @@ class _Waiter:
 class ByteGate:
     """Admits requests for bytes up to the limits and queues the others. Use it from one event loop only.
 
-    Tenants with fewer bytes in use come first; requests of one tenant are served in order. A tenant may take at most as
-    many bytes as remain free, so that a few tenants cannot take all bytes.
+    Tenants with fewer bytes in use are served first; requests of one tenant are served in order. A tenant may take at
+    most as many bytes as remain free, so that a few tenants cannot take all bytes.
     """
 
     def __init__(self, *, tenant_bytes: int, total_bytes: int, wait_seconds: float | None) -> None:
@@ -52,26 +52,26 @@ class ByteGate:
 
     @property
     def largest_bytes(self) -> int:
-        """Largest number of bytes that one request counts as."""
+        """Maximum number of bytes that are counted for one request."""
         return self._tenant_bytes * (_RESERVED_FRACTION - 1) // _RESERVED_FRACTION
 
     def hold(self, tenant_id: str) -> 'Hold':
-        """Return an empty hold for a tenant."""
+        """Return a hold for a tenant that has taken no bytes yet."""
         return Hold(self, tenant_id)
 
-    async def take(self, tenant_id: str, size_bytes: int, *, of_bytes: int = 0) -> None:
+    async def take(self, tenant_id: str, size_bytes: int, *, taken_bytes: int = 0) -> None:
         """Take bytes, and wait until they are free if necessary.
 
         Args:
             tenant_id: Tenant that the bytes count for.
             size_bytes: Number of bytes.
-            of_bytes: Number of bytes taken before for the same request.
+            taken_bytes: Number of bytes that the same request has already taken.
 
         Raises:
             BytesFull: The bytes did not become free in time.
         """
         waiter = _Waiter(size_bytes)
-        key = tenant_id, of_bytes + size_bytes <= _SMALL_BYTES
+        key = tenant_id, taken_bytes + size_bytes <= _SMALL_BYTES
         self._queues.setdefault(key, deque()).append(waiter)
         self._admit()
         if waiter.admitted.is_set():
@@ -149,7 +149,7 @@ class Hold:
         more = min(size_bytes, self._gate.largest_bytes - self._size_bytes)
         if more <= 0 or self._is_released:
             return
-        await self._gate.take(self._tenant_id, more, of_bytes=self._size_bytes)
+        await self._gate.take(self._tenant_id, more, taken_bytes=self._size_bytes)
         if self._is_released:
             # The hold was released while this call waited, so nothing else would release these bytes.
             self._gate.give_back(self._tenant_id, more)

@@ -120,13 +120,13 @@ def _make_service(folder: Path, service: str, names: Sequence[str], now: datetim
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
     end = min(now + SERVICE_TIME, authority.certificate.not_valid_after_utc)
-    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    key_usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     certificate = (
         _builder(subject, authority.certificate.subject, key.public_key(), now, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(both, critical=False)
+        .add_extension(key_usage, critical=False)
         .add_extension(issuer, critical=False)
         .sign(authority.key, hashes.SHA256())
     )
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Create the certificates that the command line names, and print all of them.
 
     Raises:
-        SystemExit: They cannot be created; the message gives the reason.
+        SystemExit: The certificates cannot be created; the message gives the reason.
     """
     parser = argparse.ArgumentParser(prog='python -m services.kit.certificates', description=__doc__)
     parser.add_argument('folder', type=Path)

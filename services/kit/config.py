@@ -78,12 +78,12 @@ class ServiceConfig(BaseModel):
     @model_validator(mode='after')
     def _check_peers(self) -> Self:
         if self.peers() and (self.tls.ca is None or self.tls.certificate is None):
-            missing = 'tls.ca: give the authorities' if self.tls.ca is None else 'tls.certificate: give one'
+            missing = 'tls.ca: set the authorities' if self.tls.ca is None else 'tls.certificate: set one'
             raise ValueError(f'{missing}, or set tls.trusted_peers to [] to require no client certificates')
         return self
 
     def peers(self) -> frozenset[str]:
-        """Return the trusted names: a caller's certificate must have one of them. Empty: none is required."""
+        """Return the trusted names: a caller's certificate must have one of them. If empty, none is required."""
         if self.tls.trusted_peers is not None:
             return frozenset(self.tls.trusted_peers)
         return frozenset(f'twinkle://{name}' for name in self.callers) if self.tls.certificate else frozenset()

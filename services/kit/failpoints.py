@@ -74,7 +74,7 @@ class Failpoints:
     """Counts how often each armed failpoint is reached."""
 
     def __init__(self, armed: Mapping[str, int]) -> None:
-        """Arm failpoints: the process is killed when one is reached for the given time.
+        """Arm failpoints: the process is killed once one has been reached the given number of times.
 
         Raises:
             ValueError: A name is unknown, or a count is less than 1.
@@ -115,9 +115,9 @@ class Failpoints:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-_OF_THIS_PROCESS = Failpoints.from_environment(os.environ)
+_PROCESS_FAILPOINTS = Failpoints.from_environment(os.environ)
 
 
 def reach(name: str) -> None:
     """Count a failpoint of this process, and kill the process if the armed count is reached."""
-    _OF_THIS_PROCESS.reach(name)
+    _PROCESS_FAILPOINTS.reach(name)

@@ -111,7 +111,7 @@ class TlsFiles:
     def current(self) -> Material:
         """Return the contents of the files, or the last usable contents if the files cannot be used now.
 
-        The object stays the same as long as the contents do.
+        The same object is returned as long as the contents are unchanged.
         """
         with self._lock:
             fingerprints = self._read_fingerprints()

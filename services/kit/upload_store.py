@@ -3,7 +3,7 @@
 Each upload is a folder with a header and the bytes received so far; the size of that file is the committed offset.
 A stream that breaks, or a service that is killed, loses no committed byte. Writes are not synced: after a power failure
 an upload may be damaged or missing, and the client sends it again. Uploads are temporary, and each service converts a
-complete one to its durable form. Authorization, scopes and the order of messages in a stream belong to the services.
+complete one to its durable form. The services check authorization, scopes and the order of messages in a stream.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ class UploadStore:
                     _remove(path)
 
     def _folder(self, tenant_id: str, upload_id: str) -> Path:
-        # Callers choose the ids. Hashes are safe file names, and two tenants never share one.
+        # Callers choose the ids. Hashes are safe file names, and two tenants never share a folder.
         return self._root / _hash_of(tenant_id) / _hash_of(upload_id)
 
 

@@ -70,8 +70,8 @@ async def serve(config: ModelConfig) -> None:
         service = make_service(ports, make_limits(config))
         stack.push_async_callback(service.close)
         await service.recover()
-        upkeep = asyncio.ensure_future(service.upkeep.repeat(config.idle_seconds / 10))
-        stack.callback(upkeep.cancel)
+        cleanup = asyncio.ensure_future(service.cleanup.repeat(config.idle_seconds / 10))
+        stack.callback(cleanup.cancel)
         await serve_until_stopped(make_server(config, service, backend), config)
 
 

@@ -132,7 +132,7 @@ class ModelExporter(Protocol):
     async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
         """Write the base model with the adapter merged into it, as a plain model folder.
 
-        Replaces, atomically, a folder of that name that this adapter exported before.
+        An earlier export of this adapter under the same name is replaced atomically.
 
         Raises:
             InvalidField: The adapter cannot be merged.

@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         '--set', action='append', default=[], metavar='FIELD=VALUE', help='override a setting of the configuration'
     )
     options = parser.parse_args(arguments)
-    given = ['--config', str(options.config)] if options.config else []
+    config_arguments = ['--config', str(options.config)] if options.config else []
     for assignment in options.set:
-        given += ['--set', assignment]
-    config = load_config(ModelConfig, given)
+        config_arguments += ['--set', assignment]
+    config = load_config(ModelConfig, config_arguments)
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
     except (DomainError, JournalRefused) as error:

@@ -61,14 +61,14 @@ async def serve(config: SamplerConfig) -> None:
         server = make_server(config, engine, versions, admission, host_id=segments.host_id if segments else '')
         fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
         versions.start()
-        await serve_while_engine_lives(server, engine, config, fleet)
+        await serve_until_engine_fails(server, engine, config, fleet)
     finally:
         await versions.close()
         await engine.close()
         await sources.close()
 
 
-async def serve_while_engine_lives(
+async def serve_until_engine_fails(
     server: RpcServer, engine: SamplerEngine, config: SamplerConfig, fleet: FleetMember | None = None
 ) -> None:
     """Serve until the process is stopped, or until the engine fails permanently.
@@ -76,8 +76,8 @@ async def serve_while_engine_lives(
     Raises:
         SystemExit: The engine failed; a supervisor should restart this process.
     """
-    beside = fleet.serving if fleet else None
-    serving = asyncio.create_task(serve_until_stopped(server, config, beside=beside))
+    while_serving = fleet.serving if fleet else None
+    serving = asyncio.create_task(serve_until_stopped(server, config, while_serving=while_serving))
     failure = asyncio.create_task(engine.wait_until_failed())
     try:
         await asyncio.wait({serving, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +199,7 @@ def make_fleet(
 
 
 def make_engine(config: SamplerConfig) -> SamplerEngine:
-    """Load the model and start the engine; blocks for seconds. Only the selected engine's libraries are imported."""
+    """Load the model and start the engine, which takes seconds. Only the selected engine's libraries are imported."""
     folder = str(resolve_model(config.base_model))
     return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 

@@ -1,4 +1,4 @@
-"""Servicers of the three gRPC services. Each method converts the request, calls the application and converts the reply.
+"""Servicers of the gRPC services. Each method converts the request, calls the application, and converts the result.
 
 Chunk frames are passed as `StateChunk` values, not as messages; the handlers of `services.kit.weights.wire` serialize
 and parse them.
@@ -180,8 +180,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self, request_iterator: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest], context: _Context
     ) -> checkpoint_service_pb2.UploadCheckpointResponse:
         parts = convert_records.upload_from_proto(request_iterator)
-        made = await self._uploads.receive(current_caller(), parts)
-        return checkpoint_service_pb2.UploadCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(made))
+        created = await self._uploads.receive(current_caller(), parts)
+        return checkpoint_service_pb2.UploadCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(created))
 
     async def WatchCheckpoints(
         self, request: checkpoint_service_pb2.WatchCheckpointsRequest, context: _Context

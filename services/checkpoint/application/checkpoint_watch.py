@@ -34,7 +34,7 @@ class CheckpointWatch:
         self._epoch = epoch
 
     async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[CheckpointEvent, None]:
-        """Yield all checkpoints, an event that ends the snapshot, and then every change.
+        """Yield all checkpoints, an event that marks the end of the snapshot, and then every change.
 
         Args:
             caller: A service.
@@ -65,7 +65,7 @@ class CheckpointWatch:
         changes = self._registry.catalogue.changes
         if is_snapshot:
             return [change for change in changes.after(0) if not change.is_deletion]
-        if not changes.knows(revision):
+        if not changes.is_complete_after(revision):
             raise _stale()
         return changes.after(revision)
 
@@ -80,7 +80,7 @@ class CheckpointWatch:
     def _parse(self, token: str) -> int:
         epoch, _, number = token.rpartition('.')
         changes = self._registry.catalogue.changes
-        if epoch != self._epoch or not number.isdecimal() or not changes.knows(int(number)):
+        if epoch != self._epoch or not number.isdecimal() or not changes.is_complete_after(int(number)):
             raise _stale()
         return int(number)
 

@@ -77,7 +77,7 @@ class Checkpoints:
         """Delete a checkpoint.
 
         Raises:
-            ScopeMissing: The caller may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             CheckpointNotFound: The tenant has no such checkpoint.
         """
         require_scope(caller, 'train')
@@ -92,7 +92,7 @@ class Checkpoints:
         """Set a checkpoint's remaining lifetime (None: unlimited) and return the checkpoint.
 
         Raises:
-            ScopeMissing: The caller may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             CheckpointNotFound: The tenant has no such checkpoint.
         """
         require_scope(caller, 'train')

@@ -13,7 +13,7 @@ from twinkle.checkpoint_engine import StateChunk
 
 
 class Publisher:
-    """Receives states. A stream either commits its state completely or leaves nothing behind."""
+    """Receives states. A stream either commits its state completely or has no effect."""
 
     def __init__(self, registry: Registry, *, state_limit_bytes: int) -> None:
         self._registry = registry

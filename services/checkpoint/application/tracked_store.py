@@ -18,7 +18,7 @@ class TrackedStore:
         self._last_use: dict[VersionKey, datetime] = {}
 
     def last_use(self, version: AdapterVersion) -> datetime:
-        """Return when a version was published or last opened, at the earliest the start of the service."""
+        """Return the latest of three times: publication, last opening, and start of the service."""
         return max(self._last_use.get(version.key, self._start_time), version.create_time)
 
     async def load(self) -> list[Record | NewestMark]:

@@ -24,7 +24,7 @@ class UploadHeader:
     size_bytes: int
     """Size of the tar archive as it is sent, possibly compressed."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the owner."""
+    """Labels that the caller attaches to the checkpoint."""
 
 
 class Uploads:
@@ -53,7 +53,7 @@ class Uploads:
         complete archive that is refused is discarded; the same upload may then start again with another archive.
 
         Raises:
-            ScopeMissing: The caller may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             BaseModelNotFound: Adapters of that base model are not accepted.
             InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
             QuotaExceeded: The tenant has too many unfinished uploads, or they have too many bytes.

@@ -17,7 +17,7 @@ class Versions:
         self._registry = registry
 
     async def get(self, caller: Caller, adapter_id: str, version: int) -> AdapterVersion:
-        """Return a version; 0 stands for the newest.
+        """Return a version; 0 selects the newest one.
 
         Raises:
             AdapterNotFound, VersionNotFound: The caller has no such version.
@@ -41,7 +41,7 @@ class Versions:
         """Pin or unpin a version and return it. Newer versions evict an unpinned version.
 
         Raises:
-            ScopeMissing: The caller may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound, VersionNotFound: The caller has no such version.
             QuotaExceeded: The adapter has the maximum number of pins.
         """
@@ -59,7 +59,7 @@ class Versions:
         """Delete a version that is neither pinned nor the newest.
 
         Raises:
-            ScopeMissing: The caller may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound, VersionNotFound: The caller has no such version.
             InUse: The version is pinned or the newest.
         """
@@ -77,9 +77,9 @@ class Versions:
     async def collect(self, idle: timedelta) -> int:
         """Delete all versions that have not been used for the time `idle`, and return their number.
 
-        Pinned versions are kept, and so are all versions of an adapter that a stream follows. Without this method, an
-        adapter that is no longer trained would keep its newest version forever, since a ring evicts its newest version
-        only for a newer one.
+        Pinned versions, and all versions of an adapter that a stream follows, are not deleted. Without this method, the
+        newest version of an adapter that is no longer trained would be stored forever, since a ring evicts its newest
+        version only for a newer one.
         """
         count = 0
         for adapter in self._registry.catalogue.adapters():

@@ -95,7 +95,7 @@ class FolderStore:
         return slots
 
     def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | None:
-        """Return a slot's record after removing everything in the slot that the record does not name."""
+        """Return a slot's record, and remove folders of the slot that the record does not name."""
         if slot.endswith(f'/{_MARK}'):
             return self._load_mark(slot)
         if RECORD_FILE not in names:
@@ -104,7 +104,7 @@ class FolderStore:
         try:
             record, generation = record_from_json(self._disk.read(f'{slot}/{RECORD_FILE}'))
         except (ValueError, KeyError, TypeError) as error:
-            # The state is left in place for inspection; it does not affect other states.
+            # The state is not removed, so that it can be inspected; it does not affect other states.
             _log.error('unreadable record', slot=slot, error=str(error))
             return None
         if not self._is_complete(f'{slot}/{generation}', record):
@@ -219,6 +219,6 @@ def _adapter_folder(adapter: AdapterKey) -> str:
 
 
 def _safe(text: str, *, unquoted: str = '') -> str:
-    """Return `text` quoted as one path component; characters in `unquoted` are kept to limit its length."""
+    """Return `text` quoted as one path component; characters in `unquoted` stay unquoted to limit its length."""
     quoted = quote(text, safe=unquoted)
     return quoted.replace('.', '%2E') if not quoted.strip('.') else quoted

@@ -55,7 +55,7 @@ class FolderWriter:
         self._verifier = ChunkVerifier(manifest.size_bytes, manifest.digest)
         self._adapter_hasher = blake3()
         self._files: list[IO[bytes]] = []
-        self._is_ended = False
+        self._is_closed = False
         # `discard` may run while the thread of a cancelled call is still writing.
         self._lock = Lock()
 
@@ -67,7 +67,7 @@ class FolderWriter:
         await self._threads.run(self._add, chunk)
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Refuse: this store does not accept segments of shared memory."""
+        """Raise `MemoryNotShared`: this store does not accept segments of shared memory."""
         raise MemoryNotShared()
 
     async def commit(self, record: Record) -> None:
@@ -100,20 +100,20 @@ class FolderWriter:
             disk.sync_folder(self._name())
             replaced = committed_generation(disk, self._slot)
             disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
-            self._is_ended = True
+            self._is_closed = True
             if replaced is not None:
                 self._folders.remove(f'{self._slot}/{replaced}')
 
     def _discard(self) -> None:
         with self._lock:
-            if not self._is_ended:
-                self._is_ended = True
+            if not self._is_closed:
+                self._is_closed = True
                 for file in self._files:
                     self._disk.abandon(file)
                 self._disk.remove(self._name())
 
     def _open(self) -> None:
-        if self._is_ended:
+        if self._is_closed:
             raise RuntimeError('the writer has already committed or was discarded')
         if self._files:
             return
@@ -138,7 +138,7 @@ class FolderWriter:
 def is_durable(record: Record) -> bool:
     """Return whether a state must survive a power failure: true for checkpoints and pinned versions.
 
-    Other versions survive the end of the process only, since they are soon replaced.
+    Other versions need to survive only a crash of the process, since they are soon replaced.
     """
     return isinstance(record, Checkpoint) or record.is_pinned
 

@@ -25,7 +25,7 @@ _Key = VersionKey | CheckpointKey
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StoredState:
     record: Record
     state: PackedState
 
@@ -36,14 +36,14 @@ class MemoryStore:
     def __init__(self, threads: Threads) -> None:
         """Create an empty store. Its sources read in `threads`, as the sources of a disk do."""
         self._threads = threads
-        self._held: dict[_Key, _Held] = {}
+        self._states: dict[_Key, _StoredState] = {}
         self._marks: dict[AdapterKey, NewestMark] = {}
 
     async def load(self) -> list[Record | NewestMark]:
-        return [*(held.record for held in self._held.values()), *self._marks.values()]
+        return [*(stored.record for stored in self._states.values()), *self._marks.values()]
 
     def begin(self, key: _Key, manifest: WeightManifest) -> 'MemoryWriter':
-        return MemoryWriter(self._held, key, manifest)
+        return MemoryWriter(self._states, key, manifest)
 
     async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
         state = self._get(key).state
@@ -63,26 +63,26 @@ class MemoryStore:
         )
 
     async def update(self, record: Record) -> None:
-        self._held[record.key] = replace(self._get(record.key), record=record)
+        self._states[record.key] = replace(self._get(record.key), record=record)
 
     async def mark_newest(self, mark: NewestMark) -> None:
         self._marks[mark.adapter] = mark
 
     async def delete(self, key: _Key) -> None:
-        self._held.pop(key, None)
+        self._states.pop(key, None)
 
-    def _get(self, key: _Key) -> _Held:
-        held = self._held.get(key)
-        if held is None:
+    def _get(self, key: _Key) -> _StoredState:
+        stored = self._states.get(key)
+        if stored is None:
             raise not_found(key)
-        return held
+        return stored
 
 
 class MemoryWriter:
     """Implements `StateWriter` in memory."""
 
-    def __init__(self, held: dict[_Key, _Held], key: _Key, manifest: WeightManifest) -> None:
-        self._held = held
+    def __init__(self, states: dict[_Key, _StoredState], key: _Key, manifest: WeightManifest) -> None:
+        self._states = states
         self._key = key
         self._assembler = Assembler(manifest)
 
@@ -101,7 +101,7 @@ class MemoryWriter:
 
     async def commit(self, record: Record) -> None:
         with domain_errors():
-            self._held[self._key] = _Held(record, self._assembler.finish())
+            self._states[self._key] = _StoredState(record, self._assembler.finish())
 
     async def discard(self) -> None:
         """Do nothing: the buffer is freed with the writer."""

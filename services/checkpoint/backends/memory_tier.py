@@ -1,8 +1,8 @@
-"""A store that keeps versions in shared memory and writes them to a durable store in the background.
+"""A store that holds versions in shared memory and writes them to a durable store in the background.
 
 Publishing a version returns once its segment and record are in shared memory, which survives a crash of the process.
 The version is written to the durable store ("spilled") after its subscribers have fetched it, and stays in memory until
-its memory is needed. Checkpoints, pinned versions, and versions for which there is no memory are durable before
+its memory is needed. Checkpoints, pinned versions, and versions that do not fit in memory are durable before
 publishing returns, so publishing them is as slow as the disk.
 """
 
@@ -78,7 +78,7 @@ class MemoryTier:
             capacity_bytes: Maximum memory that versions occupy.
             quiet_seconds: Versions are spilled once no version has been published or opened for this time, because
                 spilling slows down publishers and subscribers.
-            patience_seconds: Maximum time that a version waits for such a quiet period before it is spilled.
+            patience_seconds: Maximum time that a version waits for such a period before it is spilled.
         """
         self._quiet_seconds = quiet_seconds
         self._patience_seconds = patience_seconds
@@ -289,11 +289,9 @@ class MemoryTier:
         """Wait for a quiet period, at most `patience_seconds`, and only while at least half of the memory is free."""
         loop = asyncio.get_running_loop()
         while not entry.is_removed and 2 * self._used_bytes <= self._capacity_bytes:
-            quiet_at, patience_end = (
-                self._last_use + self._quiet_seconds,
-                entry.arrival_seconds + self._patience_seconds,
-            )
-            seconds = min(quiet_at, patience_end) - loop.time()
+            quiet_at = self._last_use + self._quiet_seconds
+            deadline = entry.arrival_seconds + self._patience_seconds
+            seconds = min(quiet_at, deadline) - loop.time()
             if seconds <= 0:
                 return
             await asyncio.sleep(seconds)

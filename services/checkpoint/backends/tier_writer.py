@@ -135,7 +135,7 @@ class _Receiver:
         self._cache = cache
         self._segment: Segment | None = None
         self._verifier: ChunkVerifier | None = None
-        self._is_ended = False
+        self._is_closed = False
         self._lock = Lock()
 
     @property
@@ -148,14 +148,14 @@ class _Receiver:
     def open(self) -> None:
         """Create a segment into which chunks are copied."""
         with self._lock:
-            if not self._is_ended:
+            if not self._is_closed:
                 self._segment = self._cache.create(self.name, self._manifest.size_bytes)
                 self._verifier = ChunkVerifier(self._manifest.size_bytes, self._manifest.digest)
 
     def adopt(self, ref: SegmentRef) -> None:
         """Take over a complete segment of another process."""
         with self._lock:
-            if not self._is_ended:
+            if not self._is_closed:
                 self._segment = self._cache.adopt(self.name, ref)
 
     def add(self, chunk: StateChunk) -> None:
@@ -178,6 +178,6 @@ class _Receiver:
 
     def discard(self) -> None:
         with self._lock:
-            self._is_ended = True
+            self._is_closed = True
             self._segment = None
             self._cache.remove(self.name)

@@ -1,6 +1,6 @@
 """A log of changed checkpoints for the streams that follow them.
 
-The log keeps only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
+The log stores only the last change of each checkpoint, so that its size does not depend on slow followers. A slow
 follower still receives the last state of every checkpoint. The number of deletions in the log is limited; a follower
 that has missed a dropped deletion must start again.
 """
@@ -46,7 +46,7 @@ class ChangeLog:
             self._deletions[key] = None
             self._trim()
 
-    def knows(self, revision: int) -> bool:
+    def is_complete_after(self, revision: int) -> bool:
         """Return whether the log still has every deletion after `revision`."""
         return self._trimmed_until <= revision <= self._revision
 

@@ -18,7 +18,7 @@ class AdapterVersion:
     """Hexadecimal blake3 digest of its state."""
     size_bytes: int
     is_pinned: bool
-    """Whether the version is kept until it is unpinned."""
+    """Whether the version is protected from eviction and deletion until it is unpinned."""
     create_time: datetime
 
     @property
@@ -50,7 +50,7 @@ class Checkpoint:
     is_public: bool = False
     """Whether all tenants may read it."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the owner."""
+    """Labels that the caller attached to the checkpoint."""
     lora_rank: int = 0
     """LoRA rank; 0 for full-parameter weights, and for checkpoints saved before the rank was recorded."""
     target_modules: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class VersionRing:
         return version in self._versions
 
     def get(self, version: int) -> AdapterVersion:
-        """Return a version; 0 stands for the newest.
+        """Return a version; 0 selects the newest one.
 
         Raises:
             VersionNotFound: The version was never published, or was evicted or deleted.

@@ -88,7 +88,7 @@ class Datasets:
         """Create a dataset, or return the dataset of an earlier request with the same id and content.
 
         Raises:
-            ScopeMissing: The key may not use datasets.
+            ScopeMissing: The API key lacks the scope `data`.
             RequestIdReused: An earlier request with this id had other content.
             QuotaExceeded, QueueFull: The tenant has too many datasets, rows or waiting requests.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
@@ -151,7 +151,7 @@ class Datasets:
         """Return a page of datasets, newest first, and the sort key of its last dataset if more follow.
 
         Raises:
-            ScopeMissing: The key may not use datasets.
+            ScopeMissing: The API key lacks the scope `data`.
         """
         require_scope(caller, 'data')
         # Ids begin with their creation time, so their order is the order of creation.
@@ -236,7 +236,7 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
     """Return a dataset of the caller's tenant.
 
     Raises:
-        ScopeMissing: The key may not use datasets.
+        ScopeMissing: The API key lacks the scope `data`.
         DatasetNotFound: The dataset does not exist or belongs to another tenant; the error does not reveal which.
     """
     require_scope(caller, 'data')

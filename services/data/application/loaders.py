@@ -147,7 +147,7 @@ class Loaders:
         """Close a loader; if the tenant has no such loader, do nothing.
 
         Raises:
-            ScopeMissing: The key may not use datasets.
+            ScopeMissing: The API key lacks the scope `data`.
         """
         require_scope(caller, 'data')
         loader = self._loaders.get(loader_id)
@@ -184,20 +184,20 @@ class _BatchStream:
             credit_count -= 1
             yield await self._next_batch()
         yield End(self._loader.cursor_at(self._consumed), max(self._epoch, 0))
-        # Some clients report a transport error if the server ends the stream while they are still sending credits, so
-        # the server waits until the reader ends it.
+        # Some clients report a transport error if the server closes the stream while they are still sending credits, so
+        # the server waits until the reader closes it.
         async for _ in requests:
             continue
 
     async def _next_batch(self) -> Batch:
-        epoch, within = self._consumed // self._loader.epoch_rows, self._consumed % self._loader.epoch_rows
+        epoch, begin = self._consumed // self._loader.epoch_rows, self._consumed % self._loader.epoch_rows
         if epoch != self._epoch:
             seed, size = self._loader.shuffle_seed, self._loader.row_count
             # Sorting millions of rows would block the event loop for too long.
             self._order = await asyncio.to_thread(epoch_order, size, seed=seed, epoch=epoch)
             self._epoch = epoch
-        end = min(within + self._loader.batch_size, self._loader.epoch_rows)
-        rows = await self._reader.read(self._order[within:end].tolist())
+        end = min(begin + self._loader.batch_size, self._loader.epoch_rows)
+        rows = await self._reader.read(self._order[begin:end].tolist())
         self._consumed += len(rows)
         return Batch(rows, self._loader.cursor_at(self._consumed), epoch, self._is_trajectory_included)
 

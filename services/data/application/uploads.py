@@ -15,10 +15,10 @@ class Uploads:
         self._store, self._limit_bytes = store, limit_bytes
 
     async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
-        """Receive a stream and return the upload's status; if the stream breaks, the received bytes are kept.
+        """Receive a stream and return the upload's status; if the stream breaks, the received bytes stay stored.
 
         Raises:
-            ScopeMissing: The key may not use datasets.
+            ScopeMissing: The API key lacks the scope `data`.
             StreamOutOfOrder: The first message is not a header, or a chunk does not begin at the committed offset.
             InvalidField: The file is too large, or a chunk exceeds the size in the header.
             InUse: Another stream is sending this upload.
@@ -44,7 +44,7 @@ class Uploads:
         """Return the status of an upload.
 
         Raises:
-            ScopeMissing: The key may not use datasets.
+            ScopeMissing: The API key lacks the scope `data`.
             UploadNotFound: The tenant has no such upload.
         """
         require_scope(caller, 'data')

@@ -111,7 +111,7 @@ class DiskDatasets:
 
 
 def _write_content(folder: Path, table: Table) -> str:
-    """Write a table's rows, and return the digest of everything that a loader derives from them."""
+    """Write a table's rows, and return the digest of the data that determines a loader's batches."""
     if not table.is_lazy:
         return write_rows(folder, table)
     raw = write_rows(folder, replace(table, is_encoded=False))

@@ -63,8 +63,8 @@ def _with_step(table: Table, step: Step, template_of: TemplateOf) -> Table:
 def _filtered(table: Table, step: FilterStep, template_of: TemplateOf) -> Table:
     accepts = build_filter(step.filter, step.init_args)
     view = _view(table, template_of)
-    kept = [row for index, row in enumerate(table.rows) if is_kept(view[index], accepts, index=index)]
-    return replace(table, rows=kept, warnings=[*table.warnings, *report_of(accepts)])
+    accepted = [row for index, row in enumerate(table.rows) if is_kept(view[index], accepts, index=index)]
+    return replace(table, rows=accepted, warnings=[*table.warnings, *report_of(accepts)])
 
 
 def _view(table: Table, template_of: TemplateOf) -> LazyDataset:

@@ -115,7 +115,7 @@ class _StepRunner:
     def __init__(self, table: Table, template_of: Callable[[TemplateStep], Template]) -> None:
         self._dataset = PackingDataset(DatasetMeta(data=table.rows))
         self._dataset.is_encoded, self._dataset.is_packed = table.is_encoded, table.is_packed
-        self._step = table.template
+        self._template_step = table.template
         self._template_of = template_of
         self._warnings: list[str] = []
 
@@ -132,7 +132,7 @@ class _StepRunner:
                 self._warnings += report_of(row_filter)
             case TemplateStep():
                 dataset.set_template(self._template_of(step))
-                self._step = step
+                self._template_step = step
             case EncodeStep():
                 self._load_template()
                 self._warnings += dataset.encode(add_generation_prompt=step.is_generation_prompt_added)
@@ -150,13 +150,13 @@ class _StepRunner:
             rows=list(dataset),
             is_encoded=dataset.is_encoded,
             is_packed=dataset.is_packed,
-            template=self._step,
+            template=self._template_step,
             warnings=self._warnings,
         )
 
     def _load_template(self) -> None:
-        if self._dataset.template is None and self._step is not None:
-            self._dataset.template = self._template_of(self._step)
+        if self._dataset.template is None and self._template_step is not None:
+            self._dataset.template = self._template_of(self._template_step)
 
     def _check(self) -> list[str]:
         if self._dataset.is_encoded:

@@ -31,8 +31,8 @@ def write_rows(folder: Path, table: Table) -> str:
     offsets = [0]
     with (folder / _LINES).open('wb') as file:
         for row in table.rows:
-            kept = {name: plain(value) for name, value in row.items() if name not in omitted}
-            line = json.dumps(kept, ensure_ascii=False).encode() + b'\n'
+            stored = {name: plain(value) for name, value in row.items() if name not in omitted}
+            line = json.dumps(stored, ensure_ascii=False).encode() + b'\n'
             offsets.append(offsets[-1] + file.write(line))
             digest.update(line)
         file.flush()

@@ -69,7 +69,7 @@ class Dataset:
     pending: tuple[Step, ...] = ()
     """See `Table`."""
     content_digest: str = ''
-    """Digest of everything that a loader reads; set by the store of the rows."""
+    """Digest of the data that determines a loader's batches; set by the store when it writes the rows."""
 
     def fingerprint_of(self, request_id: str) -> str | None:
         """Return the fingerprint of an earlier request; None if the dataset has no request with this id."""

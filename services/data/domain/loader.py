@@ -77,9 +77,9 @@ class Loader:
         return cursor.consumed_rows
 
     def _check_begin(self, consumed_rows: int) -> None:
-        within = consumed_rows % self.epoch_rows if self.epoch_rows else consumed_rows
+        row_in_epoch = consumed_rows % self.epoch_rows if self.epoch_rows else consumed_rows
         is_past = self.end_row is not None and consumed_rows > self.end_row
-        if is_past or within % self.batch_size:
+        if is_past or row_in_epoch % self.batch_size:
             problem = f'must be a batch boundary; a batch has {self.batch_size} rows, an epoch {self.epoch_rows}'
             raise InvalidField('start.cursor.consumed_rows', problem)
 

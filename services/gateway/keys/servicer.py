@@ -16,7 +16,7 @@ from services.gateway.keys.tenants import Projects, Tenants
 from services.gateway.page_tokens import next_token, page_from_proto
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import (
-    LONGEST_TTL,
+    MAX_TTL,
     duration_from_proto,
     id_from_proto,
     text_from_proto,
@@ -167,7 +167,7 @@ def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
     """
     if not request.HasField('overlap'):
         return DEFAULT_OVERLAP
-    return duration_from_proto(request.overlap, 'overlap', least=timedelta(), most=LONGEST_TTL)
+    return duration_from_proto(request.overlap, 'overlap', least=timedelta(), most=MAX_TTL)
 
 
 def tenant_to_proto(tenant: Tenant) -> messages.Tenant:

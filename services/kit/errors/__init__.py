@@ -1,8 +1,8 @@
 """Domain errors as typed facts, independent of any transport.
 
-Each class is declared with `domain_error`, which fixes its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
-without the prefix). The family it derives from fixes its status `code`; its fields are the metadata for programs. Its
-`disposition` tells callers whether to retry. Errors that only one service raises are in that service's `errors` module.
+Each class is declared with `domain_error`, which sets its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
+without the prefix). Its base class, the family, sets the status `code`. Its fields become metadata for programs, and
+its `disposition` shows whether a retry may succeed. Errors of a single service are in that service's `errors` module.
 `services.kit.rpc.status` converts errors to and from `google.rpc.Status`.
 """
 

@@ -63,7 +63,7 @@ class InvalidPageToken(InvalidArgument):
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The token."""
+        """The field with the token."""
         return (FieldViolation('page_token', 'was not created by this method for this query'),)
 
 
@@ -94,7 +94,7 @@ class ScopeMissing(PermissionDenied):
     scope: str
 
 
-@domain_error('PEER_NOT_TRUSTED', 'only services with a trusted certificate may call this')
+@domain_error('PEER_NOT_TRUSTED', 'only services with a trusted certificate may call this method')
 class PeerNotTrusted(PermissionDenied):
     """The caller is not a service that may call this one; the error does not reveal which services may."""
 
@@ -165,7 +165,7 @@ class QuotaExceeded(ResourceExhausted):
 
 @domain_error('SERVICE_UNREACHABLE', 'the {service} service cannot be reached at the moment; retry later')
 class ServiceUnreachable(Unavailable):
-    """A service behind this one cannot be reached. The request may have reached it before."""
+    """A service that this one calls cannot be reached. It may have received the request before the failure."""
 
     service: str
 
@@ -179,14 +179,14 @@ class Draining(Unavailable):
 
 @domain_error('DEADLINE_PASSED', 'the deadline passed before the response was ready')
 class DeadlinePassed(DomainError):
-    """The caller's deadline passed first."""
+    """The caller's deadline passed before the call finished."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 @domain_error('CANCELLED', 'the call was cancelled')
 class Cancelled(DomainError):
-    """The caller, or another authorized one, cancelled the call."""
+    """The caller, or another authorized caller, cancelled the call."""
 
     code = Code.CANCELLED
 
@@ -201,7 +201,7 @@ class NotSupportedHere(FailedPrecondition):
 
 @domain_error('NOT_BUILT_YET', '{method} is not implemented yet; GetServerInfo lists the available methods')
 class NotBuiltYet(DomainError):
-    """The method is in the contract and not implemented yet."""
+    """The method is in the contract but not implemented yet."""
 
     code = Code.UNIMPLEMENTED
     method: str

@@ -28,11 +28,11 @@ class Disposition(StrEnum):
     """Assumption that a caller may make about a failed request; see `twinkle.api.error.v1.Disposition`."""
 
     REFUSED = 'REFUSED'
-    """Nothing changed. The same request fails again until something else changes. An operation's number is free."""
+    """Nothing changed. The same request fails again until something else changes. An operation frees its number."""
     RETRYABLE = 'RETRYABLE'
-    """Nothing changed. The same request may succeed later. An operation's number is free."""
+    """Nothing changed. The same request may succeed later. An operation frees its sequence number."""
     FAILED = 'FAILED'
-    """The request was carried out and failed. An operation's number is used; repeating it returns this error."""
+    """The request was run and failed. An operation's number is used up; repeating the operation returns this error."""
     INTERRUPTED = 'INTERRUPTED'
     """The request may have taken effect. Repeating it, with the same number or request id, may succeed."""
     UNKNOWN = 'UNKNOWN'

@@ -1,4 +1,4 @@
-"""Authentication of callers. The gateway checks API keys; the other services trust its token."""
+"""Authentication of callers. The gateway checks API keys; other services trust calls with the internal token."""
 
 import hmac
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Authenticator(Protocol):
         """Return the caller.
 
         Args:
-            method: Full name with a leading slash.
+            method: Full name of the method, with a leading slash.
             metadata: Metadata of the call.
 
         Raises:

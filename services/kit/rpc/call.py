@@ -14,7 +14,7 @@ from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
 
 UNKNOWN_METHOD = '_OTHER'
-"""Stands for every method that the server does not have, because callers without credentials choose such names."""
+"""Label of all methods that the server does not have. Callers without credentials could otherwise create labels."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
 
@@ -82,7 +82,7 @@ class Call:
     def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
-        Bytes are parsed here because grpc would reveal its internal message to the caller.
+        Bytes are parsed here because grpc would reveal its internal error message to the caller.
 
         Raises:
             MessageTooLarge, InvalidField: Immediately for a single message, during iteration for a stream.

@@ -1,4 +1,4 @@
-"""Channels between services, with retries by method and with identity and trace on every call."""
+"""Channels between services. Every call carries the caller's identity and the trace; retries depend on the method."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -58,15 +58,15 @@ def open_channel(
         address: Address as `host:port`.
         internal_token: Secret that the services of the deployment share.
         tls: TLS settings of this service; with authorities, the connection uses TLS.
-        service: Name of the called service, to look up the name in its certificate.
+        service: Name of the called service, used to look up the expected name in its certificate.
         message_bytes: Maximum size of a received message; larger ones fail their call with RESOURCE_EXHAUSTED. -1 for
             no limit.
 
     Returns:
         A channel that the caller closes. It connects lazily and reconnects automatically.
     """
-    own = {'grpc.service_config': service_config_json(), 'grpc.max_receive_message_length': message_bytes}
-    options: dict[str, Any] = {**dict(TRANSPORT_OPTIONS), **own}
+    overrides = {'grpc.service_config': service_config_json(), 'grpc.max_receive_message_length': message_bytes}
+    options: dict[str, Any] = {**dict(TRANSPORT_OPTIONS), **overrides}
     return _open(address, list(options.items()), _interceptors(internal_token), tls=tls, service=service)
 
 
@@ -116,7 +116,7 @@ def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
 
 
 def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a forwarded call: the authenticated caller, and nothing that the client claimed.
+    """Return the metadata of a forwarded call: the authenticated caller, without any metadata from the client.
 
     Args:
         internal_token: Token that makes the receiving service trust the identity.
@@ -134,8 +134,8 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
     )
 
 
-class _Outgoing:
-    """Adds identity and trace to calls, and ends their spans."""
+class _CallInterceptor:
+    """Adds identity and trace to outgoing calls, and closes their spans."""
 
     def __init__(self, internal_token: str) -> None:
         self._internal_token = internal_token
@@ -161,7 +161,7 @@ class _Outgoing:
 
 
 _span_tasks: set[asyncio.Future[None]] = set()
-"""References to the tasks that end spans, so that they are not garbage collected."""
+"""References to the tasks that close spans, so that they are not garbage collected."""
 
 
 async def _end_span(span: trace.Span, call: Any) -> None:
@@ -174,22 +174,22 @@ async def _end_span(span: trace.Span, call: Any) -> None:
         span.end()
 
 
-class _UnaryUnary(_Outgoing, grpc.aio.UnaryUnaryClientInterceptor):
+class _UnaryUnary(_CallInterceptor, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await self.start(continuation, client_call_details, request)
 
 
-class _UnaryStream(_Outgoing, grpc.aio.UnaryStreamClientInterceptor):
+class _UnaryStream(_CallInterceptor, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await self.start(continuation, client_call_details, request)
 
 
-class _StreamUnary(_Outgoing, grpc.aio.StreamUnaryClientInterceptor):
+class _StreamUnary(_CallInterceptor, grpc.aio.StreamUnaryClientInterceptor):
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await self.start(continuation, client_call_details, request_iterator)
 
 
-class _StreamStream(_Outgoing, grpc.aio.StreamStreamClientInterceptor):
+class _StreamStream(_CallInterceptor, grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await self.start(continuation, client_call_details, request_iterator)
 

@@ -12,7 +12,7 @@ from services.kit.errors import InvalidField
 from services.kit.names import ADAPTER_ID_RULE, NAME_RULE, is_adapter_id, is_name
 
 MAX_ID_LENGTH = 256
-LONGEST_TTL = timedelta(days=36_500)
+MAX_TTL = timedelta(days=36_500)
 MAX_LABELS, MAX_LABEL_LENGTH, MAX_LABEL_VALUE_LENGTH = 64, 256, 4096
 
 
@@ -110,7 +110,7 @@ def ttl_from_proto(message: Duration, field: str) -> timedelta:
     Raises:
         InvalidField: The duration is less than a second or more than a century.
     """
-    return duration_from_proto(message, field, least=timedelta(seconds=1), most=LONGEST_TTL)
+    return duration_from_proto(message, field, least=timedelta(seconds=1), most=MAX_TTL)
 
 
 def duration_to_proto(duration: timedelta) -> Duration:

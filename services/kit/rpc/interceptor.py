@@ -15,10 +15,10 @@ from services.kit.rpc.layers import Layer
 from services.kit.rpc.status import status_from_error
 from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
 
-_OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
-"""Prefixes of health and reflection, which reveal nothing about tenants and are called without credentials."""
+_PUBLIC_PREFIXES = ('/grpc.health.', '/grpc.reflection.')
+"""Prefixes of the health and reflection methods, which need no credentials and reveal nothing about tenants."""
 MAX_OPEN_STREAMS = 256
-"""Largest number of concurrent streams without credentials, so that they leave most concurrent calls to tenants."""
+"""Maximum number of concurrent streams without credentials. Most concurrent calls remain available to tenants."""
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
@@ -36,14 +36,14 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         """Return the wrapped handler of the method; for an unknown method, one that refuses the call."""
         method: str = handler_call_details.method
         handler: Any = await continuation(handler_call_details)
-        if method.startswith(_OPEN_TO_ALL):
+        if method.startswith(_PUBLIC_PREFIXES):
             return self._limited(handler)
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse, None, is_known=False))
         return self._wrap(method, handler)
 
     def _limited(self, handler: Any) -> Any:
-        """Limit the streams of a method that needs no credentials; other calls end at once and are not limited."""
+        """Limit the streams of a method that needs no credentials; other calls finish at once and are not limited."""
         if handler is None or not handler.response_streaming:
             return handler
         behaviour = handler.stream_stream or handler.unary_stream
@@ -59,8 +59,8 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 self._open_streams -= 1
 
-        shape = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.unary_stream_rpc_method_handler
-        return shape(serve, handler.request_deserializer, handler.response_serializer)
+        wrap = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.unary_stream_rpc_method_handler
+        return wrap(serve, handler.request_deserializer, handler.response_serializer)
 
     def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         # Requests are parsed inside the layers, so that parse errors are mapped and logged, too.

@@ -18,7 +18,7 @@ _EXACT_INTEGERS = 1 << 53
 def dict_from_struct(struct: Struct) -> dict[str, Any]:
     """Return a struct as a dictionary sorted by name.
 
-    The order of a message differs between processes, but journals and checkpoints must not.
+    The order of the fields in a message differs between processes, but journals and checkpoints need a fixed order.
     """
     return {name: value_from_proto(struct.fields[name]) for name in sorted(struct.fields)}
 
@@ -53,7 +53,7 @@ def value_to_proto(value: Any) -> Value:
     """Return the message of a JSON value; tuples become lists.
 
     Raises:
-        InvalidField: an integer exceeds the range of the message's 64-bit floating-point numbers.
+        InvalidField: An integer exceeds the range of the message's 64-bit floating-point numbers.
     """
     if value is None:
         return Value(null_value=0)  # pyright: ignore[reportArgumentType] (the enum's only value)

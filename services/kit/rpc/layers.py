@@ -123,7 +123,7 @@ async def count_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def log_call(call: Call) -> AsyncIterator[None]:
-    """Log the status of the call; successful calls only at debug level."""
+    """Log the status of the call; successful calls are logged at debug level only."""
     begin = time.perf_counter()
     try:
         yield
@@ -190,7 +190,7 @@ def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
 
 
 def authenticate_with(authenticator: Authenticator) -> Layer:
-    """Create the layer that determines the caller, and ends a stream once its caller is refused."""
+    """Create the layer that determines the caller, and cancels a stream once its caller is refused."""
 
     @asynccontextmanager
     async def authenticate(call: Call) -> AsyncIterator[None]:

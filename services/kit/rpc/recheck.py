@@ -1,4 +1,4 @@
-"""Ends calls whose credentials become invalid while they run."""
+"""Cancels running calls whose credentials become invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger('rpc')
 
 @asynccontextmanager
 async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedelta | None) -> AsyncIterator[None]:
-    """Authenticate the caller again at each interval, and end the block once it is refused.
+    """Authenticate the caller again at each interval, and cancel the block once the caller is refused.
 
     Args:
         check: Authenticates the caller. A check that fails for another reason is repeated after the next interval.
@@ -48,7 +48,7 @@ async def rechecked(check: Callable[[], Awaitable[object]], *, interval: timedel
 
 
 class _Timer:
-    """Runs a check at each interval; it has a task only while a check runs, as most calls end before the first one."""
+    """Runs a check at each interval; it has a task only while a check runs, because most calls finish before one."""
 
     def __init__(self, check: Callable[[], Awaitable[object]], scope: asyncio.Timeout, seconds: float) -> None:
         self._check = check

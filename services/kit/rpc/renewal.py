@@ -29,14 +29,14 @@ class RenewingChannel(grpc.aio.Channel):
         self._opened = opened
         self._material = files.current()
         self._channel = opened(channel_credentials(self._material))
-        self._former: list[grpc.aio.Channel] = []
+        self._previous: list[grpc.aio.Channel] = []
         """Previous channels, closed together with this one: closing one earlier would cancel its calls."""
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for a new call."""
         material = self._files.current()
         if material is not self._material:
-            self._former.append(self._channel)
+            self._previous.append(self._channel)
             self._material, self._channel = material, self._opened(channel_credentials(material))
         return self._channel
 
@@ -50,7 +50,7 @@ class RenewingChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Close all channels, after waiting for their calls for `grace` seconds."""
-        for channel in (*self._former, self._channel):
+        for channel in (*self._previous, self._channel):
             await channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 (grpc's own)
@@ -67,32 +67,32 @@ class RenewingChannel(grpc.aio.Channel):
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
         """Return a callable for a method; see `grpc.aio.Channel`."""
-        return _Renewed(self, lambda channel: channel.unary_unary(*arguments, **options))
+        return _RenewedMethod(self, lambda channel: channel.unary_unary(*arguments, **options))
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
         """Return a callable for a method; see `grpc.aio.Channel`."""
-        return _Renewed(self, lambda channel: channel.unary_stream(*arguments, **options))
+        return _RenewedMethod(self, lambda channel: channel.unary_stream(*arguments, **options))
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Any:
         """Return a callable for a method; see `grpc.aio.Channel`."""
-        return _Renewed(self, lambda channel: channel.stream_unary(*arguments, **options))
+        return _RenewedMethod(self, lambda channel: channel.stream_unary(*arguments, **options))
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
         """Return a callable for a method; see `grpc.aio.Channel`."""
-        return _Renewed(self, lambda channel: channel.stream_stream(*arguments, **options))
+        return _RenewedMethod(self, lambda channel: channel.stream_stream(*arguments, **options))
 
 
-class _Renewed:
-    """A method that is called over the current channel."""
+class _RenewedMethod:
+    """A method that uses the current channel for each call."""
 
-    def __init__(self, owner: RenewingChannel, of: Callable[[grpc.aio.Channel], Callable[..., Any]]) -> None:
+    def __init__(self, owner: RenewingChannel, create: Callable[[grpc.aio.Channel], Callable[..., Any]]) -> None:
         self._owner = owner
-        self._of = of
+        self._create = create
         self._channel = owner.current()
-        self._method = of(self._channel)
+        self._method = create(self._channel)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         channel = self._owner.current()
         if channel is not self._channel:
-            self._channel, self._method = channel, self._of(channel)
+            self._channel, self._method = channel, self._create(channel)
         return self._method(*arguments, **options)

@@ -37,7 +37,7 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 _log = structlog.get_logger('server')
 
 _TRANSPORT_FACTOR = 4
-"""The transport accepts messages up to this multiple of the limit, so that the refusal can name their size."""
+"""The transport accepts messages up to this multiple of the limit, so that the error can report their size."""
 _MAX_CONCURRENT_CALLS = 4096
 
 
@@ -113,11 +113,11 @@ class RpcServer:
         )
         info = ServerInfoServicer(config.service, facts=facts, methods=self.methods, limits=limits)
         self.describe = info.describe
-        self._endpoints = (*endpoints, _server_endpoint(server_info or info))
-        self.methods.update(self._endpoints[-1].methods())
+        self._shutdownpoints = (*endpoints, _server_endpoint(server_info or info))
+        self.methods.update(self._shutdownpoints[-1].methods())
         self._health = HealthServicer()
         self._drain_actions: list[Callable[[], None]] = []
-        self._end: asyncio.Future[None] | None = None
+        self._shutdown: asyncio.Future[None] | None = None
         self._server = self._build(authenticator)
         self._listeners = config.listeners()
         self._files = [shared_files(item.tls, field=item.tls_field) for item in self._listeners]
@@ -149,10 +149,10 @@ class RpcServer:
         """
         self.ports = tuple(map(self._bind, self._listeners, self._files))
         await self._server.start()
-        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
+        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._shutdownpoints)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def say_not_serving(self) -> None:
+    async def report_not_serving(self) -> None:
         """Report NOT_SERVING in the health service; calls are still served."""
         await self._health.enter_graceful_shutdown()
 
@@ -161,13 +161,13 @@ class RpcServer:
 
         Concurrent calls wait for the same shutdown, because grpc.aio 1.85 crashes if a server is stopped twice.
         """
-        if self._end is None:
+        if self._shutdown is None:
             seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
-            self._end = asyncio.ensure_future(self._stop(seconds))
-        await asyncio.shield(self._end)
+            self._shutdown = asyncio.ensure_future(self._stop(seconds))
+        await asyncio.shield(self._shutdown)
 
     async def _stop(self, seconds: float) -> None:
-        await self.say_not_serving()
+        await self.report_not_serving()
         for action in self._drain_actions:
             action()
         await self._server.stop(seconds)
@@ -208,12 +208,12 @@ class RpcServer:
                 ('grpc.keepalive_permit_without_calls', 1),
             ],
         )
-        for endpoint in self._endpoints:
+        for endpoint in self._shutdownpoints:
             endpoint.register(endpoint.servicer, server)
         if self._generic_handlers:
             server.add_generic_rpc_handlers(tuple(self._generic_handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
+        names = [endpoint.descriptor.full_name for endpoint in self._shutdownpoints]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server
 
@@ -222,15 +222,15 @@ async def serve_until_stopped(
     server: RpcServer,
     config: ServiceConfig,
     *,
-    beside: Callable[[asyncio.Event], AbstractAsyncContextManager[None]] | None = None,
+    while_serving: Callable[[asyncio.Event], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
     """Start `server`, publish its address, and shut it down on SIGINT or SIGTERM.
 
     Args:
         server: Server to start.
         config: Configuration with the address file and the drain time.
-        beside: Returns a context that is entered once the server serves and left before it drains. It receives an event
-            that it may set to stop the service. None for no context.
+        while_serving: Returns a context that is entered once the server serves, and exited before the server drains. It
+            receives an event that it may set to stop the service. None for no context.
 
     Raises:
         SystemExit: The server cannot listen on the address; the message names the setting.
@@ -246,7 +246,7 @@ async def serve_until_stopped(
     _log.info('serving', address=server.address)
     if config.address_file is not None:
         write_address_file(config.address_file, service=config.service, address=server.address)
-    async with nullcontext() if beside is None else beside(stopping):
+    async with nullcontext() if while_serving is None else while_serving(stopping):
         await stopping.wait()
     _log.info('draining', seconds=config.drain_seconds)
     await server.stop()

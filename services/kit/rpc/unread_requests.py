@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 _IDLE_SECONDS = 0.2
-"""A client that sends nothing for this long is waiting for the response, so the status reaches it."""
-_LONGEST_SECONDS = 10.0
+"""A client that sends nothing for this long is assumed to wait for the response, so the status reaches it."""
+_MAX_SECONDS = 10.0
 """Maximum time to read; a client that sends for longer may miss the status."""
 
 
@@ -54,7 +54,7 @@ async def _discard(request: Any) -> None:
         return
     messages = aiter(request)
     try:
-        async with asyncio.timeout(_LONGEST_SECONDS):
+        async with asyncio.timeout(_MAX_SECONDS):
             while True:
                 async with asyncio.timeout(_IDLE_SECONDS):
                     await anext(messages)

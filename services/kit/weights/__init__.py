@@ -1,7 +1,7 @@
 """Weights in transit between services: frames, encodings, shared-memory segments, and the sender.
 
-Modules here know neither messages nor connections. `services.kit.weights.wire` converts frames to messages and receives
-states.
+Modules here depend on neither messages nor connections. `services.kit.weights.wire` converts frames to messages and
+receives states.
 """
 
 from services.kit.weights.frames import (

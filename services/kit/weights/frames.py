@@ -42,7 +42,7 @@ class CheckpointTarget:
     request_id: str = ''
     """Id of the request that creates the checkpoint; empty if the caller gave none."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the owner."""
+    """Labels that the caller attached to the checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Sender:
             header: Header without the encoding, which this method chooses.
             source: Bytes of the state; closed when the generator finishes.
             wanted: Encodings and position that the receiver requests.
-            base: Version that the receiver has; None for none.
+            base: Version that the receiver has; None if it has no version.
             offset_field: Field of the request with the offset, for errors.
 
         Raises:

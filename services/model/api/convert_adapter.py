@@ -13,10 +13,10 @@ from services.model.application.estimate import EstimateRequest
 from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
-_MAX_METADATA, _LABEL_NAME, _LABEL_VALUE = 64, 256, 4096
+_MAX_LABELS, _MAX_NAME_LENGTH, _MAX_VALUE_LENGTH = 64, 256, 4096
 """Maximum number of labels per adapter, and of characters in a name and a value. Labels stay in memory as long as the
 adapter exists."""
-_SESSION_ID = 128
+_MAX_SESSION_ID_LENGTH = 128
 _SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
@@ -28,7 +28,7 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     """
     _check_labels(request.user_metadata)
     adapters_limit = request.adapters_limit if request.HasField('adapters_limit') else None
-    # The limit reports the tenant's current usage, so it is not part of the request's fingerprint.
+    # The gateway sets the limit only while the quota is exhausted, so it is not part of the request's fingerprint.
     request.ClearField('adapters_limit')
     if request.checkpoint_path:
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
@@ -63,8 +63,8 @@ def session_id_from_proto(session_id: str) -> str:
     Raises:
         InvalidField: The id is too long.
     """
-    if len(session_id) > _SESSION_ID:
-        raise InvalidField('session_id', f'must have at most {_SESSION_ID} characters')
+    if len(session_id) > _MAX_SESSION_ID_LENGTH:
+        raise InvalidField('session_id', f'must have at most {_MAX_SESSION_ID_LENGTH} characters')
     return session_id
 
 
@@ -82,27 +82,27 @@ def save_prefix_from_proto(prefix: str) -> str:
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:
-    if len(labels) > _MAX_METADATA:
-        raise InvalidField('user_metadata', f'must have at most {_MAX_METADATA} labels')
+    if len(labels) > _MAX_LABELS:
+        raise InvalidField('user_metadata', f'must have at most {_MAX_LABELS} labels')
     for name, value in labels.items():
-        if len(name) > _LABEL_NAME:
-            raise InvalidField('user_metadata', f'must have names of at most {_LABEL_NAME} characters')
-        if len(value) > _LABEL_VALUE:
-            raise InvalidField(f'user_metadata[{name!r}]', f'must have at most {_LABEL_VALUE} characters')
+        if len(name) > _MAX_NAME_LENGTH:
+            raise InvalidField('user_metadata', f'must have names of at most {_MAX_NAME_LENGTH} characters')
+        if len(value) > _MAX_VALUE_LENGTH:
+            raise InvalidField(f'user_metadata[{name!r}]', f'must have at most {_MAX_VALUE_LENGTH} characters')
 
 
 def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
-    """Return the names of the parameters to train; an empty tuple stands for all parameters.
+    """Return the names of the parameters to train; an empty tuple selects all parameters.
 
     Raises:
         InvalidField: A name is empty or repeated.
     """
     names = tuple(message.target_modules)
     if len(names) > MAX_NAMES:
-        raise InvalidField(f'{field}.target_modules', f'must be at most {MAX_NAMES} names, got {len(names)}')
+        raise InvalidField(f'{field}.target_modules', f'must have at most {MAX_NAMES} names, got {len(names)}')
     for index, name in enumerate(names):
         if not name or name in names[:index]:
-            raise InvalidField(f'{field}.target_modules[{index}]', f'must be a name, and not repeated; got {name!r}')
+            raise InvalidField(f'{field}.target_modules[{index}]', f'must be a name that occurs once, got {name!r}')
     return names
 
 

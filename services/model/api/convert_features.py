@@ -1,4 +1,4 @@
-"""Converts examples. Every error names its field."""
+"""Converts the examples of a batch. Every error names its field."""
 
 import numpy as np
 

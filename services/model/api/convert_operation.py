@@ -30,7 +30,7 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')
     verb = verb_from_proto(message, field, vocabulary_size=vocabulary_size)
     if message.save.HasField('stored_bytes_limit'):
-        # The limit reports the tenant's current usage, so it is not part of the operation's fingerprint.
+        # The gateway sets the limit only while the quota is used up, so it is not part of the operation's fingerprint.
         message.save.ClearField('stored_bytes_limit')
     payload = message.SerializeToString(deterministic=True)
     name = message.WhichOneof('verb') or ''
@@ -49,10 +49,10 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
 
 def _fingerprint_without_batch(message: wire.Operation) -> str:
     """Return the fingerprint of the operation as sent, without the batch that was fetched from its loader."""
-    bare = wire.Operation()
-    bare.CopyFrom(message)
-    getattr(bare, bare.WhichOneof('verb') or '').batch.loader.ClearField('loaded')
-    return fingerprint_of(bare)
+    original = wire.Operation()
+    original.CopyFrom(message)
+    getattr(original, original.WhichOneof('verb') or '').batch.loader.ClearField('loaded')
+    return fingerprint_of(original)
 
 
 def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:

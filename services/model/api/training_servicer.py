@@ -96,5 +96,5 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
             try:
                 yield await self._read(caller, message, 'operation')
             except DomainError as error:
-                # A malformed operation does not end the stream.
+                # A malformed operation does not close the stream.
                 yield OperationFailure(message.adapter_id, message.sequence_number, error)

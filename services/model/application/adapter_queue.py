@@ -16,19 +16,19 @@ from services.model.domain.sequence import Action, OperationSequence
 
 @dataclass(frozen=True, eq=False)
 class _Waiter:
-    """A caller that waits for its operation's turn, or for the outcome of the same operation."""
+    """A caller that waits until its operation may run, or until the same operation of an earlier call has finished."""
 
     number: int
-    since: float
-    turn: 'asyncio.Future[None]'
+    start_time: float
+    ready: 'asyncio.Future[None]'
 
     def wake(self) -> None:
-        if not self.turn.done():
-            self.turn.set_result(None)
+        if not self.ready.done():
+            self.ready.set_result(None)
 
     def fail(self, error: DomainError) -> None:
-        if not self.turn.done():
-            self.turn.set_exception(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
 
 
 class AdapterQueue:
@@ -87,7 +87,7 @@ class AdapterQueue:
         return await asyncio.shield(self._running)
 
     def is_urgent(self, operation: Operation) -> bool:
-        """Return whether the operation is the next one, for which others may wait, or its outcome is already recorded.
+        """Return whether other operations may wait for this one, or its outcome is already recorded.
 
         Raises:
             SequenceReused, OperationNotFound: The sequence number is wrong.
@@ -150,9 +150,9 @@ class AdapterQueue:
         self._waiters.setdefault(number, []).append(waiter)
         self._watch_gap()
         try:
-            await waiter.turn
+            await waiter.ready
         except asyncio.CancelledError:
-            # If this caller was just granted the turn, another caller with the same number must take over.
+            # If this caller was just woken, another caller with the same number must run the operation.
             self._watch_gap()
             raise
         finally:
@@ -168,7 +168,7 @@ class AdapterQueue:
     def _fail(self, number: int, error: DomainError) -> bool:
         if not self.is_waiting(number):
             return False
-        waiters = [waiter for waiter in self._waiters[number] if not waiter.turn.done()]
+        waiters = [waiter for waiter in self._waiters[number] if not waiter.ready.done()]
         for waiter in waiters:
             waiter.fail(error)
         self.notify_watchers()
@@ -181,15 +181,15 @@ class AdapterQueue:
 
     def _refuse_gaps(self) -> None:
         loop, expected = asyncio.get_running_loop(), self.sequence.last_number + 1
-        self._gap_timer, next_end = None, math.inf
+        self._gap_timer, next_deadline = None, math.inf
         for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters]:
-            end = max(waiter.since, self._idle_since) + self._gap_seconds
-            if end <= loop.time():
+            deadline = max(waiter.start_time, self._idle_since) + self._gap_seconds
+            if deadline <= loop.time():
                 waiter.fail(SequenceGap(self._adapter_id, waiter.number, expected))
             else:
-                next_end = min(next_end, end)
-        if next_end < math.inf:
-            self._gap_timer = loop.call_at(next_end, self._refuse_gaps)
+                next_deadline = min(next_deadline, deadline)
+        if next_deadline < math.inf:
+            self._gap_timer = loop.call_at(next_deadline, self._refuse_gaps)
 
     def _stop_gap_timer(self) -> None:
         if self._gap_timer is not None:

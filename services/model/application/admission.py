@@ -47,8 +47,8 @@ class _Load:
 
     def has_capacity(self, size_bytes: int, limits: QueueLimits) -> bool:
         """Return whether one more operation is within the limits; the first is always accepted."""
-        is_in_bytes = not self.count or self.size_bytes + size_bytes <= limits.request_bytes
-        return self.count < limits.operation_count and is_in_bytes
+        is_within_bytes = not self.count or self.size_bytes + size_bytes <= limits.request_bytes
+        return self.count < limits.operation_count and is_within_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +90,8 @@ class Admission:
             tenant_id: Tenant of the operation.
             size_bytes: Size of the request.
             is_waiting_allowed: Whether to wait for a slot if no slot is free; slots are granted in order of arrival.
-            is_urgent: Whether to use a slot beyond the limits. This is for an operation for which others in progress
-                wait, because refusing it would block all of them. Each adapter has at most one such operation.
+            is_urgent: Whether to use a slot even beyond the limits. Set it if other operations in progress wait for
+                this one, because refusing it would block them. Each adapter has at most one such operation.
 
         Raises:
             QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.

@@ -1,7 +1,7 @@
 """Runs one operation exactly once, when it is the next operation of its adapter.
 
-A compute verb is written to the journal while it runs, and its result is returned when both are done; replay can repeat
-it. A state verb, which calls other services, runs first. Repeating it is harmless, so it is journaled afterwards,
+A compute verb is written to the journal while it runs, because replay can repeat it; its result is returned when both
+are done. A state verb, which calls other services, runs first. Repeating it is harmless, so it is journaled afterwards,
 together with its outcome.
 """
 
@@ -84,9 +84,9 @@ class CarryOut:
             queue_time = timedelta(seconds=max(self._clock.monotonic() - arrival, 0.0))
             execution = _Execution(adapter, operation, resident, queue_time)
             if isinstance(operation.verb, StateVerb):
-                result = await self._settled(execution, operation.verb)
+                result = await self._run_and_settle(execution, operation.verb)
             else:
-                result = await self._computed(execution)
+                result = await self._compute_and_record(execution)
         reach('operation.answered')
         return result
 
@@ -113,7 +113,7 @@ class CarryOut:
                 current = self._directory.find(adapter.adapter_id) or adapter
                 await self._consume_number(current, operation, outcome)
 
-    async def _computed(self, execution: _Execution) -> OperationResult:
+    async def _compute_and_record(self, execution: _Execution) -> OperationResult:
         accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
         outcome: VerbRun | DomainError | None = Internal('')
         try:
@@ -128,11 +128,11 @@ class CarryOut:
         finally:
             # Defects are recorded too: the number is used up, and must still be used up after a crash.
             if outcome is not None:
-                await self._accepted(execution, accepting)
+                await self._wait_until_accepted(execution, accepting)
                 await self._record(execution, outcome)
         return result_of(execution.operation, run, queue_time=execution.queue_time)
 
-    async def _accepted(self, execution: _Execution, accepting: Awaitable[None]) -> None:
+    async def _wait_until_accepted(self, execution: _Execution, accepting: Awaitable[None]) -> None:
         reach('operation.computed')
         is_durable = False
         try:
@@ -186,7 +186,7 @@ class CarryOut:
         if isinstance(outcome, BatchTooLarge) and is_in_place:
             await self._residency.discard(execution.operation.adapter_id)
 
-    async def _settled(self, execution: _Execution, verb: StateVerb) -> OperationResult:
+    async def _run_and_settle(self, execution: _Execution, verb: StateVerb) -> OperationResult:
         outcome: StateChange | DomainError | None = Internal('')
         try:
             outcome = change = await self._run_state_verb(execution.adapter, execution.operation, verb)

@@ -1,4 +1,4 @@
-"""Deletes adapters. Their checkpoints are kept."""
+"""Deletes adapters. Their checkpoints remain stored."""
 
 import asyncio
 

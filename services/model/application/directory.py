@@ -86,14 +86,14 @@ class AdapterDirectory:
             ScopeMissing: The API key lacks the scope `train`.
         """
         require_scope(caller, 'train')
-        wanted = (
+        matching = (
             adapter
             for adapter in self._adapters.values()
             if adapter.tenant_id == caller.tenant_id
             and (not session_id or adapter.session_id == session_id)
             and (after is None or sort_key(adapter) < after)
         )
-        return heapq.nlargest(size, wanted, key=sort_key)
+        return heapq.nlargest(size, matching, key=sort_key)
 
     def put(self, adapter: Adapter) -> None:
         """Add or replace an adapter."""

@@ -201,8 +201,8 @@ class Dispatcher:
     async def _gather(self) -> None:
         """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
 
-        Without this wait, adapters whose operations are out of phase would stay so, and each would run alone. The wait
-        is a small share of the batch's duration; it is skipped if a quick verb is ready or the batch is full.
+        Without this wait, adapters whose operations arrive at different times would never share a pass. The wait is a
+        small share of the batch's duration; it is skipped if a quick verb is ready or the batch is full.
         """
         while (seconds := self._gathering_time()) > 0.0:
             begin = self._clock.monotonic()
@@ -261,9 +261,9 @@ class Dispatcher:
         if error is None and not loop.cancelled():
             return
         _log.error('dispatcher failed', exc_info=error)
-        lost = [*self._running.values(), *self._waiting.values()]
+        unfinished = [*self._running.values(), *self._waiting.values()]
         self._running, self._waiting = {}, {}
-        for submission in lost:
+        for submission in unfinished:
             self._scheduler.remove(submission.ready.adapter_id)
             submission.settle(Internal(''))
 

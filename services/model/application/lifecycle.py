@@ -56,7 +56,7 @@ class Recover:
             _log.error('adapter not recovered', adapter=item.adapter.adapter_id, error=str(error))
 
 
-class Upkeep:
+class Cleanup:
     """Evicts idle adapters and queues. Concurrency: for one event loop."""
 
     def __init__(self, residency: Residency, queues: Queues) -> None:

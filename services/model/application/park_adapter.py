@@ -26,7 +26,7 @@ _log = structlog.get_logger('parking')
 
 
 class ParkAdapter:
-    """Parks adapters of ended sessions. Concurrency: for one event loop."""
+    """Parks the adapters of finished sessions. Concurrency: for one event loop."""
 
     def __init__(self, ports: Ports, directory: AdapterDirectory, residency: Residency) -> None:
         self._ports = ports

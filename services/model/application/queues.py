@@ -1,4 +1,4 @@
-"""The queues of all adapters, which are opened from the record on demand and dropped when idle."""
+"""The queues of all adapters. A queue is restored from the journal's record on demand, and dropped when it is idle."""
 
 import asyncio
 from collections import Counter
@@ -13,7 +13,7 @@ from services.model.ports import Journal, RecordEntry
 
 
 class Queues:
-    """Holds one queue for each adapter in use. Concurrency: for one event loop."""
+    """Stores one queue for each adapter in use. Concurrency: for one event loop."""
 
     def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
         """Create an empty collection; `gap_seconds` is passed to each `AdapterQueue`."""

@@ -112,12 +112,12 @@ class Residency:
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
             self._drop_unused(resident)
-            # Others may wait until this adapter can be evicted, which is now the case.
+            # This adapter can be evicted now, which other adapters may be waiting for.
             self._changes.notify()
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
-        """Hold an adapter between two operations, with its state in a snapshot.
+        """Keep an adapter in the engine between two operations, with its state in a snapshot.
 
         The next operation starts after the block. The context yields False if an operation of the adapter is running.
 
@@ -127,7 +127,7 @@ class Residency:
         async with self.hold(adapter_id) as resident, resident.lock:
             is_at_rest = resident.holder_count == 1
             if is_at_rest and resident.operation_count:
-                await _finished(resident.writing)
+                await _wait_for(resident.writing)
                 await self._snapshot_now(resident)
             yield is_at_rest
 
@@ -135,7 +135,7 @@ class Residency:
         """Evict an adapter now, after a snapshot; do nothing if an operation uses it or waits for it."""
         resident = self._residents.get(adapter_id)
         if resident is not None and not resident.user_count and not self.lease.is_held_by(adapter_id):
-            await _finished(resident.copying)
+            await _wait_for(resident.copying)
             await self._page_out(resident)
 
     async def discard(self, adapter_id: str) -> None:
@@ -145,7 +145,7 @@ class Residency:
             await self._unload(resident)
 
     def reject_waiters(self, adapter_id: str) -> None:
-        """Reject operations of an adapter that is being deleted while they wait for the end of a lease."""
+        """Reject the operations that wait for the end of a lease and whose adapter is being deleted."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             resident.is_being_deleted = True
@@ -160,8 +160,8 @@ class Residency:
         """Remove a deleted adapter once its snapshots are written, and release its lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
-            await _finished(resident.copying)
-            await _finished(resident.writing)
+            await _wait_for(resident.copying)
+            await _wait_for(resident.writing)
             async with resident.lock:
                 await self._unload(resident)
             # If the deletion cannot be recorded, the adapter remains and may be loaded again.
@@ -185,7 +185,7 @@ class Residency:
 
     async def _acquire(self, resident: Resident) -> None:
         # A due snapshot is taken first; otherwise a busy adapter would never get one.
-        await _finished(resident.copying)
+        await _wait_for(resident.copying)
         async with resident.lock:
             if not resident.is_loaded:
                 await self._page_in(resident)
@@ -264,7 +264,7 @@ class Residency:
         async with resident.lock:
             if not resident.is_loaded or resident.holder_count:
                 return
-            await _finished(resident.writing)
+            await _wait_for(resident.writing)
             if resident.operation_count:
                 await self._snapshot_now(resident)
             reach('page_out.recorded')
@@ -365,6 +365,6 @@ def _snapshot_of(adapter: Adapter, state: AdapterState) -> Snapshot:
     return Snapshot(sequence_number=adapter.sequence_number, adapter=adapter, state=state)
 
 
-async def _finished(task: asyncio.Task[None] | None) -> None:
+async def _wait_for(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         await asyncio.wait([task])

@@ -55,7 +55,7 @@ class ReplicaLease:
         return self._holder_id is not None
 
     def take(self, adapter_id: str) -> None:
-        """Give the lease to an adapter; do nothing if it already has it.
+        """Grant the lease to an adapter; do nothing if it already has it.
 
         Raises:
             ReplicaLeased: Another adapter has the lease.

@@ -13,7 +13,7 @@ from services.model.application.dispatcher import Dispatcher
 from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.fetch_batch import FetchBatch
-from services.model.application.lifecycle import Recover, Upkeep
+from services.model.application.lifecycle import Cleanup, Recover
 from services.model.application.operations import Operations
 from services.model.application.park_adapter import ParkAdapter
 from services.model.application.queues import Queues
@@ -67,7 +67,7 @@ class ModelService:
     """Gets, lists and watches adapters; close its watches before draining."""
     recover: Recover
     """Call once before serving."""
-    upkeep: Upkeep
+    cleanup: Cleanup
     """Call periodically."""
     vocabulary_size: int
     """Upper bound of token ids, exclusive."""
@@ -105,7 +105,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         read_upload=ReadUpload(ports.uploads),
         directory=directory,
         recover=Recover(ports, directory, residency, create),
-        upkeep=Upkeep(residency, queues),
+        cleanup=Cleanup(residency, queues),
         close=partial(_close, residency, fetch_batch, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
     )

@@ -15,10 +15,10 @@ class UploadBatch:
         self._uploads = uploads
 
     async def __call__(self, caller: Caller, parts: AsyncIterator[UploadHeader | UploadChunk]) -> UploadStatus:
-        """Receive a stream and return the upload's status; if the stream breaks, the received bytes are kept.
+        """Receive a stream and return the upload's status; if the stream breaks, the received bytes stay stored.
 
         Raises:
-            ScopeMissing: The key may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             StreamOutOfOrder: The first message is not a header, or a chunk leaves a gap.
             InvalidField: A chunk exceeds the announced size, or the header differs from an earlier stream's header.
             QuotaExceeded: The tenant has too many uploads, or they have too many bytes.
@@ -53,7 +53,7 @@ class ReadUpload:
         """Return the bytes of a complete upload, and restart its time to live.
 
         Raises:
-            ScopeMissing: The key may not train.
+            ScopeMissing: The API key lacks the scope `train`.
             UploadNotFound: The tenant has no such upload, or it is incomplete, damaged or expired.
         """
         require_scope(caller, 'train')

@@ -73,18 +73,18 @@ def _loaded(reference: BatchReference, response: wire.StreamBatchesResponse) -> 
 
 def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
     """Convert an error of the data service to the error for the operation's caller."""
-    fact = error_from_call(error, service='data')
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(fact, ServiceUnreachable):
+    failure = error_from_call(error, service='data')
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(failure, ServiceUnreachable):
         return InvalidField(
             'batch.loader', f'its batch has more than {MAX_BATCH_BYTES} bytes; use a smaller batch size'
         )
-    if fact.code is Code.INVALID_ARGUMENT and fact.violations:
-        return InvalidField(_field_in_operation(fact.violations[0].field), fact.violations[0].problem)
-    if fact.code is Code.UNAUTHENTICATED:
+    if failure.code is Code.INVALID_ARGUMENT and failure.violations:
+        return InvalidField(_field_in_operation(failure.violations[0].field), failure.violations[0].problem)
+    if failure.code is Code.UNAUTHENTICATED:
         # The deployment's own token was refused, which is not the caller's mistake.
         return ServiceUnreachable('data')
-    if fact.code is Code.INTERNAL or fact.disposition is Disposition.REFUSED or fact.retry_after is not None:
-        return fact
+    if failure.code is Code.INTERNAL or failure.disposition is Disposition.REFUSED or failure.retry_after is not None:
+        return failure
     return ServiceUnreachable('data')
 
 

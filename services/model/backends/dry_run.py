@@ -4,7 +4,7 @@ import asyncio
 from datetime import timedelta
 
 from services.kit.worker import SingleWorker
-from services.model.backends.refusals import engine_errors_as_facts
+from services.model.backends.refusals import engine_errors_as_domain_errors
 from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.model.dry_run import (
     BatchShape,
@@ -35,7 +35,7 @@ class EngineDryRun:
         self._measurement_lock = asyncio.Lock()
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             size = self._size(plan)
         async with self._measurement_lock:
             if self._cost_model is None:

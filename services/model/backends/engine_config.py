@@ -111,7 +111,7 @@ def _has_reduction(loss: object) -> bool:
 
 
 def _warnings(config: TrainingConfig) -> tuple[str, ...]:
-    """Return the owner's warnings about an applied configuration."""
+    """Return warnings about an applied configuration for the adapter's owner."""
     loss = config.loss
     is_sum_requested = loss is not None and loss.is_mean is False
     found = [_TEMPLATE_WARNING] if config.template is not None else []

@@ -16,7 +16,7 @@ _log = structlog.get_logger('refusals')
 
 
 @contextmanager
-def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Iterator[None]:
+def engine_errors_as_domain_errors(*, token_count: int = 0, token_limit: int = 0) -> Iterator[None]:
     """Convert errors of the engine to domain errors; exceptions caused by defects are raised unchanged.
 
     Args:
@@ -28,17 +28,17 @@ def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Ite
     except DomainError:
         raise
     except Exception as error:
-        fact = domain_error_of(error, token_count=token_count, token_limit=token_limit)
-        if fact is None:
+        domain_error = domain_error_of(error, token_count=token_count, token_limit=token_limit)
+        if domain_error is None:
             raise
-        raise fact from error
+        raise domain_error from error
 
 
 def domain_error_of(error: Exception, *, token_count: int = 0, token_limit: int = 0) -> DomainError | None:
     """Return the domain error for an error of the engine; None for a defect."""
     if is_out_of_memory(error):
         return BatchTooLarge(token_count=token_count, token_limit=token_limit)
-    return next((fact_of(error) for kind, fact_of in _FACTS if isinstance(error, kind)), None)
+    return next((convert(error) for kind, convert in _CONVERTERS if isinstance(error, kind)), None)
 
 
 def _unknown_component(error: component.UnknownComponent) -> DomainError:
@@ -49,7 +49,7 @@ def _unknown_component(error: component.UnknownComponent) -> DomainError:
 def _failed(component_name: str, problem: str) -> DomainError:
     # The message comes from a library or a plugin of this process, so only the operator sees it.
     _log.warning('component failed on a batch', component=component_name, problem=problem)
-    return InvalidField('features', f'{component_name} failed on them with its current options')
+    return InvalidField('features', f'{component_name} failed on these examples with its current options')
 
 
 def _field_path(index: int | None, field: str | None = None) -> str:
@@ -57,7 +57,7 @@ def _field_path(index: int | None, field: str | None = None) -> str:
     return '.'.join(filter(None, (feature, field)))
 
 
-_FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
+_CONVERTERS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
     (errors.UnknownAdapter, lambda error: AdapterNotFound(error.adapter_id)),
     (errors.ModelLeased, lambda _: ReplicaLeased()),
     (errors.AdapterNotReady, lambda error: AdapterNotReady(error.adapter_id, error.needs)),

@@ -16,7 +16,7 @@ class LoaderCursor:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReference:
-    """A reference to the batch after a cursor. It always denotes the same batch."""
+    """A reference to the batch after a cursor. It always refers to the same batch."""
 
     loader_id: str
     cursor: LoaderCursor | None = None

@@ -134,9 +134,9 @@ class Save:
     consumed_train_samples: int | None = None
     """The caller's data cursor, saved with the optimizer."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the checkpoint."""
+    """Labels that the caller attaches to the checkpoint."""
     stored_bytes_limit: int | None = None
-    """The tenant's quota, which the gateway sets if it is exhausted."""
+    """The tenant's storage quota in bytes, which the gateway sets only while the quota is exhausted."""
 
 
 @dataclass(frozen=True, kw_only=True)

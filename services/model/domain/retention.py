@@ -9,7 +9,7 @@ from services.model.domain.operation import ClipGradAndStep, Operation, Step
 from services.model.domain.result import OperationResult
 from twinkle.data_format import StepResult
 
-SNAPSHOTS_KEPT = 2
+MIN_SNAPSHOTS = 2
 """Number of snapshots that are always stored. If the newest is damaged, the adapter is restored from the one before."""
 
 
@@ -22,7 +22,7 @@ class Retention:
     snapshots: frozenset[int]
     """Operation numbers of the snapshots."""
     ranges: tuple[tuple[int, int | None], ...]
-    """Replayable operations, as ranges of numbers without their bounds; None stands for no upper bound."""
+    """Replayable operations, as ranges of numbers without their bounds; None means no upper bound."""
 
     def is_replayable(self, number: int) -> bool:
         """Return whether an operation's payload is stored."""
@@ -32,8 +32,8 @@ class Retention:
 def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -> Retention:
     """Return the parts of an adapter's history to store.
 
-    The state before a step is the newest snapshot before it and the operations between the two. Without that snapshot,
-    the step cannot be undone.
+    The state before a step is restored from the newest snapshot before it and the operations between the two. Without
+    that snapshot, the step cannot be undone.
 
     Args:
         steps: Operations that applied a step and were not undone, in order.
@@ -43,7 +43,7 @@ def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -
     last = steps[-undo_steps:] if undo_steps else ()
     bases = {step: max((number for number in snapshots if number < step), default=-1) for step in last}
     undoable = tuple(step for step in last if bases[step] >= 0)
-    roots = snapshots[-SNAPSHOTS_KEPT:]
+    roots = snapshots[-MIN_SNAPSHOTS:]
     ranges = [(bases[step], step) for step in undoable] + [(number, None) for number in roots[:1]]
     return Retention(undoable, frozenset([*roots, *(bases[step] for step in undoable)]), tuple(ranges))
 

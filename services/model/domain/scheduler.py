@@ -235,9 +235,9 @@ class Scheduler:
         return verb
 
     def _begin_round(self) -> bool:
-        """Start a new round if all waiting tenants have spent their credit; return whether it did.
+        """Start a new round if all waiting tenants have spent their credit; return whether a round was started.
 
-        The credit of as many rounds is added as the first tenant needs to have positive credit.
+        If one round does not give any tenant positive credit, the credit of several rounds is added at once.
         """
         waiting = [tenant for tenant in self._tenants.values() if tenant.verbs]
         if not waiting or any(tenant.credit > 0 for tenant in waiting):
@@ -251,5 +251,5 @@ class Scheduler:
         return True
 
 
-def _move_to_end(turns: dict[str, _Value], tenant_id: str) -> None:
-    turns[tenant_id] = turns.pop(tenant_id)
+def _move_to_end(order: dict[str, _Value], tenant_id: str) -> None:
+    order[tenant_id] = order.pop(tenant_id)

@@ -35,7 +35,7 @@ def event_to_proto(event: GenerationEvent) -> sampler_service_pb2.SampleResponse
         return sampler_service_pb2.SampleResponse(prompt=_prompt_to_proto(event))
     if isinstance(event, TokensSampled):
         return sampler_service_pb2.SampleResponse(delta=_delta_to_proto(event))
-    return sampler_service_pb2.SampleResponse(finished=_end_to_proto(event))
+    return sampler_service_pb2.SampleResponse(finished=_finished_to_proto(event))
 
 
 def completed_to_proto(prompt: CompletedPrompt) -> sampler_service_pb2.SampleBatchResponse:
@@ -106,7 +106,7 @@ def _delta_to_proto(event: TokensSampled) -> sampling_pb2.TokenDelta:
     )
 
 
-def _end_to_proto(event: SequenceFinished) -> sampling_pb2.SequenceFinished:
+def _finished_to_proto(event: SequenceFinished) -> sampling_pb2.SequenceFinished:
     return sampling_pb2.SequenceFinished(
         sequence_index=event.sequence_index,
         stop_reason=_STOP_REASONS[event.stop_reason],

@@ -96,7 +96,7 @@ class FollowedRun:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
-        """Prevent the replacement of the served version within this block, if it satisfies `choice`.
+        """Wait until the served version satisfies `choice`, and prevent its replacement within this block.
 
         Raises:
             AdapterNotFound: The run belongs to another tenant.
@@ -110,7 +110,7 @@ class FollowedRun:
             async with asyncio.timeout(choice.wait.total_seconds()):
                 version = await self._find(choice)
         except TimeoutError as error:
-            raise VersionNotReady(choice.adapter_id, choice.wanted_version) from error
+            raise VersionNotReady(choice.adapter_id, choice.lowest_version) from error
         version.use_count += 1
         try:
             yield version
@@ -164,7 +164,7 @@ class FollowedRun:
             version = self._current.key.version if self._current else 0
             if choice.exact and choice.exact < version:
                 raise VersionNotFound(choice.adapter_id, choice.exact)
-            if self._is_admitting and self._current and version >= choice.wanted_version:
+            if self._is_admitting and self._current and version >= choice.lowest_version:
                 return self._current
             self._check_problem(choice)
             await self._changed.wait()
@@ -172,7 +172,7 @@ class FollowedRun:
     def _check_problem(self, choice: AdapterChoice) -> None:
         """Raise the error of the unusable newest version if the request needs that version or an earlier one."""
         problem = self._problem
-        if problem is None or choice.wanted_version > problem.version:
+        if problem is None or choice.lowest_version > problem.version:
             return
         if choice.exact and choice.exact < problem.version:
             # The stream has already skipped the requested version.

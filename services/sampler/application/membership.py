@@ -39,7 +39,7 @@ class _Lease:
 
 
 class Membership:
-    """Keeps a lease at each gateway and retries gateways that cannot be reached.
+    """Maintains a lease at each gateway and retries gateways that cannot be reached.
 
     Concurrency: for one event loop.
     """
@@ -126,7 +126,7 @@ class Membership:
         stopping.set()
 
     async def _maintain(self, lease: _Lease) -> None:
-        """Acquire the lease, again after every loss, since a sampler without a lease gets no requests."""
+        """Acquire the lease whenever it is lost, because a sampler without a lease gets no requests."""
         while True:
             holding = asyncio.create_task(self._hold(lease), name=f'hold a lease of {lease.gateway.address}')
             try:

@@ -26,9 +26,9 @@ class SubscribeRequest:
     held_version: int = 0
     """Version that the subscriber has; 0 if it has none. Only later versions are sent, possibly as a delta to it."""
     resume_version: int = 0
-    """Version whose transfer was interrupted; 0 if no transfer was."""
+    """Version whose transfer was interrupted; 0 if no transfer was interrupted."""
     is_single: bool = False
-    """Whether the stream ends once the subscriber has the newest version."""
+    """Whether the stream closes once the subscriber has the newest version."""
     wanted: Wanted = field(default_factory=Wanted)
     """Encodings that the subscriber accepts, and the position at which its last transfer was interrupted."""
 

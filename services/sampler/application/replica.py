@@ -1,4 +1,4 @@
-"""The state of this sampler that it reports to the fleet. Gateways route requests by these reports."""
+"""Reports on this sampler's state, which gateways use to route requests."""
 
 from collections.abc import Callable
 

@@ -23,7 +23,7 @@ class ResidentAdapters:
         return items, _sort_key(items[-1]) if len(resident) > page.size else None
 
     async def load(self, caller: Caller, choice: AdapterChoice) -> ResidentVersion:
-        """Load a version before a request needs it; it stays in memory until the memory is needed.
+        """Load a version before a request needs it; it stays in memory until it is evicted.
 
         Raises:
             ScopeMissing: The caller may not sample.

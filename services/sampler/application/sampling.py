@@ -41,7 +41,7 @@ class Sampling:
         self._max_concurrent_prompts = max_concurrent_prompts
 
     async def sample(self, caller: Caller, request: SampleRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the prompt once, tokens as they are sampled, and one end event per sequence.
+        """Yield the prompt once, tokens as they are sampled, and one `SequenceFinished` per sequence.
 
         Args:
             caller: The tenant that samples.

@@ -67,7 +67,7 @@ class VersionStore:
             async with asyncio.timeout(choice.wait.total_seconds()):
                 version = await self._find(caller, choice, facts)
         except TimeoutError as error:
-            raise VersionNotReady(choice.adapter_id or choice.checkpoint_path, choice.wanted_version) from error
+            raise VersionNotReady(choice.adapter_id or choice.checkpoint_path, choice.lowest_version) from error
         self._residency.use(version)
         try:
             yield version

@@ -213,7 +213,7 @@ class EngineThread:
         """Run a step; a failed step makes all running requests fail.
 
         Raises:
-            Exception: The error of the last of too many consecutive failures.
+            Exception: The step failed, and so did too many steps directly before it.
         """
         try:
             events = self.engine.step()

@@ -46,9 +46,9 @@ class FleetClient:
         return Registration(lease_interval=interval, checkpoint_address=response.checkpoint_address)
 
     async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
-        outbox = _Outbox()
-        filling = asyncio.create_task(outbox.fill(reports), name=f'report to {self.address}')
-        call: Any = self._stub.Lease(outbox.messages())
+        queue = _ReportQueue()
+        filling = asyncio.create_task(queue.fill(reports), name=f'report to {self.address}')
+        call: Any = self._stub.Lease(queue.messages())
         try:
             async for response in call:
                 yield LeaseRenewal(
@@ -67,7 +67,7 @@ class FleetClient:
             await asyncio.wait([filling])
 
 
-class _Outbox:
+class _ReportQueue:
     """A queue of reports between their generator and a call, which may stop reading at any time."""
 
     def __init__(self) -> None:

@@ -44,5 +44,5 @@ class FleetMember:
 
     async def _finish(self) -> None:
         """Stop accepting requests, and wait until all running requests are done."""
-        await self._server.say_not_serving()
+        await self._server.report_not_serving()
         await self._replica.wait_idle()

@@ -64,7 +64,7 @@ class TorchEngine:
     """Implements `ports.SamplerEngine`."""
 
     def __init__(self, options: TorchEngineOptions) -> None:
-        """Load the model and start the thread; blocks for seconds.
+        """Load the model and start the thread. This call blocks for several seconds.
 
         Raises:
             OSError, UnsupportedModel: The folder does not contain a supported model.
@@ -146,7 +146,7 @@ class TorchEngine:
         adapter = self._adapter(request.adapter) if request.adapter else self._base
         open_sequences = request.open_sequences
         begin = partial(self._thread.add, request.request_id, request.prompt_token_ids, request.params)
-        so_far = [SequenceSoFar(token_ids=one.token_ids, is_finished=one.is_finished) for one in request.continued]
+        so_far = [SequenceSoFar(token_ids=item.token_ids, is_finished=item.is_finished) for item in request.continued]
         try:
             await self._call(partial(begin, adapter=adapter, mailbox=mailbox, continued=so_far))
             while open_sequences:

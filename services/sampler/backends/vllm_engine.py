@@ -57,7 +57,7 @@ class VllmEngine:
     """
 
     def __init__(self, options: VllmEngineOptions) -> None:
-        """Start vLLM; blocks for many seconds.
+        """Start vLLM. This call blocks for many seconds.
 
         Raises:
             OSError: The folder does not contain a model.

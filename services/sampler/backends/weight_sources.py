@@ -132,7 +132,7 @@ class WeightSources:
     async def _relayed(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None, address: str
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield the updates of a relay until its stream ends, with or without an error."""
+        """Yield the updates of a relay until its stream finishes or fails."""
         async with (
             self._relay(address) as client,
             aclosing(client.follow(adapter_id, **held_by(held), is_retried=False, patience=self._patience)) as events,
@@ -178,7 +178,7 @@ class WeightSources:
 async def _until(
     stream: AsyncGenerator[WeightUpdate, None], changed: asyncio.Event
 ) -> AsyncGenerator[WeightUpdate, None]:
-    """Yield the updates of `stream` until it ends or `changed` is set."""
+    """Yield the updates of `stream` until it finishes or `changed` is set."""
     change = asyncio.ensure_future(changed.wait())
     try:
         async with aclosing(stream):
@@ -189,7 +189,7 @@ async def _until(
 
 
 async def _next(stream: AsyncGenerator[WeightUpdate, None], change: asyncio.Future[bool]) -> WeightUpdate | None:
-    """Return the next update; None if the stream has ended or `change` was done first."""
+    """Return the next update; None if the stream has finished or `change` completed first."""
     update = asyncio.ensure_future(anext(stream, None))
     try:
         await asyncio.wait({update, change}, return_when=asyncio.FIRST_COMPLETED)

@@ -26,7 +26,7 @@ class AdapterChoice:
     """Maximum time to wait for the version."""
 
     @property
-    def wanted_version(self) -> int:
+    def lowest_version(self) -> int:
         """Lowest acceptable version; 0 if any version is acceptable."""
         return self.exact or self.at_least or 0
 

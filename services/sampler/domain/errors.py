@@ -53,7 +53,7 @@ class VersionNotReady(Unavailable):
 
     adapter_id: str
     version: int
-    """Requested version; 0 stands for any version."""
+    """Requested version; 0 means any version."""
 
     def __str__(self) -> str:
         requested = f'version {self.version} of adapter' if self.version else 'any version of adapter'
@@ -69,7 +69,7 @@ class AdapterMisfit(FailedPrecondition):
 
 
 class EngineInUse(Exception):
-    """The base model cannot be replaced because requests run or the engine sleeps. This service handles the error."""
+    """The base model cannot be replaced because requests run or the engine sleeps. Clients never see this error."""
 
 
 @domain_error('ENGINE_PAUSED', 'the engine is paused; retry later', disposition=Disposition.RETRYABLE)

@@ -25,7 +25,7 @@ from services.sampler.__main__ import (
     make_replica,
     make_server,
     make_versions,
-    serve_while_engine_lives,
+    serve_until_engine_fails,
 )
 from services.sampler.application.versions import Versions
 from services.sampler.backends.weight_sources import WeightSources
@@ -64,7 +64,7 @@ async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]
     server = make_server(config, engine, versions, admission)
     fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
     try:
-        yield Member(engine, source, versions, lambda: serve_while_engine_lives(server, engine, config, fleet))
+        yield Member(engine, source, versions, lambda: serve_until_engine_fails(server, engine, config, fleet))
     finally:
         await versions.close()
         await sources.close()

@@ -118,7 +118,7 @@ def test_a_follower_ends_with_the_current_state_or_must_restart(
         log.record(key, is_deletion=is_deletion)
         (truth.discard if is_deletion else truth.add)(key.name)
         if index in polls or index == len(steps) - 1:
-            if not log.knows(seen):
+            if not log.is_complete_after(seen):
                 followed, seen = set(), 0
             for change in log.after(seen):
                 (followed.discard if change.is_deletion else followed.add)(change.key.name)
@@ -129,7 +129,7 @@ def test_a_follower_ends_with_the_current_state_or_must_restart(
 
 def test_revision_of_an_earlier_process_is_refused() -> None:
     """A revision from an earlier process is not accepted by a new log."""
-    assert not ChangeLog(deletion_limit=3).knows(1)
+    assert not ChangeLog(deletion_limit=3).is_complete_after(1)
 
 
 @given(kinds=st.lists(st.sampled_from(FrameKind), max_size=6))

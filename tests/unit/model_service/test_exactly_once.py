@@ -117,7 +117,7 @@ class _Run:
 
 
 async def _state(service: Any, adapter_id: str) -> Any:
-    async with service.verbs.upkeep._residency.hold(adapter_id):  # noqa: SLF001 - the engine's state has no verb
+    async with service.verbs.cleanup._residency.hold(adapter_id):  # noqa: SLF001 - the engine's state has no verb
         adapter = service.trainer.adapters[adapter_id]
     known = service.verbs.directory.find(adapter_id)
     return {

@@ -287,7 +287,7 @@ async def test_a_crash_while_parking_changes_nothing(is_forward_first):
         moments = max(moments, service.journal.moments)
         assert [path.rpartition('-')[2] for path in store.checkpoints] == ['1', '2']
         (known,) = await journal.adapters()
-        async with service.verbs.upkeep._residency.hold(known.adapter.adapter_id):  # noqa: SLF001 - as other tests do
+        async with service.verbs.cleanup._residency.hold(known.adapter.adapter_id):  # noqa: SLF001 - as other tests do
             weights.add(service.trainer.adapters[known.adapter.adapter_id].weights.tobytes())
     assert crash > 20
     assert len(weights) == 1

@@ -87,12 +87,12 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
     service = await start(journal, StrictStore(), idle_seconds=60.0)
     adapter_id = await create(service)
     first = await service.execute(journals.batch_operation(1, adapter_id))
-    await service.verbs.upkeep()
+    await service.verbs.cleanup()
     assert service.trainer.adapters
     service.clock.advance(timedelta(seconds=61))
-    await service.verbs.upkeep()
+    await service.verbs.cleanup()
     assert not service.trainer.adapters
-    assert len(service.verbs.upkeep._queues) == 0  # noqa: SLF001 - memory has no verb
+    assert len(service.verbs.cleanup._queues) == 0  # noqa: SLF001 - memory has no verb
     again = await service.execute(journals.batch_operation(1, adapter_id))
     assert again.is_replayed
     assert again.outcome.loss == first.outcome.loss
@@ -234,7 +234,7 @@ async def test_divergence_is_counted_and_training_continues(journal):
     row.outcome = replace(row.outcome, outcome=replace(row.outcome.outcome, loss=0.25))
     service = await start(journal, StrictStore())
     assert isinstance(await service.execute(journals.step_operation(3, adapter_id)), OperationResult)
-    assert service.verbs.upkeep._residency.restore.divergence_count == 1  # noqa: SLF001
+    assert service.verbs.cleanup._residency.restore.divergence_count == 1  # noqa: SLF001
 
 
 async def test_a_creation_is_known_after_a_restart(journal):

@@ -20,14 +20,14 @@ from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_o
 from services.kit.weights.wire.convert_manifest import fill_manifest
 from services.kit.weights.wire.handlers import WeightStreamStub
 from services.kit.weights.wire.outgoing import Outgoing, place
-from services.kit.weights.wire.receiver import EncodingFailed, Memory, ReceivedState, Receiver, broken
+from services.kit.weights.wire.receiver import EncodingFailed, Memory, ReceivedState, Receiver, broken_stream
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
 from twinkle.checkpoint_engine.packing import StatePlan
 
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_MAX_PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class WeightClient:
         Idempotency: publishing the same version with the same state again returns the same result.
 
         Raises:
-            DomainError: Any error of the contract of Publish.
+            DomainError: Any error of the method Publish.
         """
         target = weights_pb2.VersionTarget(version=version, is_pinned=is_pinned)
         header = weights_pb2.FrameHeader(adapter_id=adapter_id, version=target)
@@ -70,7 +70,7 @@ class WeightClient:
         """Save `state` as a durable checkpoint, which the response describes.
 
         Raises:
-            DomainError: Any error of the contract of Publish.
+            DomainError: Any error of the method Publish.
         """
         return await self._publish(weights_pb2.FrameHeader(adapter_id=adapter_id, checkpoint=target), state)
 
@@ -78,7 +78,7 @@ class WeightClient:
         """Return the weights of a version; 0 selects the newest one.
 
         Raises:
-            DomainError: Any error of the contract of Fetch.
+            DomainError: Any error of the method Fetch.
         """
         reference = wire.VersionRef(adapter_id=adapter_id, version=version)
         return await self._fetch(wire.FetchRequest(version=reference, is_adapter_only=True))
@@ -87,7 +87,7 @@ class WeightClient:
         """Return the state of a checkpoint.
 
         Raises:
-            DomainError: Any error of the contract of Fetch.
+            DomainError: Any error of the method Fetch.
         """
         return await self._fetch(wire.FetchRequest(checkpoint_path=checkpoint_path, is_adapter_only=is_adapter_only))
 
@@ -111,8 +111,8 @@ class WeightClient:
             held: State of `held_version`, so that the next version can be sent as a delta. None: it is sent whole.
             is_retried: Whether to reconnect after the stream finishes or breaks. If False, the generator finishes
                 instead.
-            patience: Silence after which a stream counts as broken, before the newest version or within a version.
-                None for no limit.
+            patience: Maximum time between two messages, until the newest version is received and within later versions.
+                After it, the stream counts as broken. None for no limit.
 
         Raises:
             DomainError: An error that is not transient, such as an adapter without published versions.
@@ -139,7 +139,7 @@ class WeightClient:
         is_synced = False
         try:
             # A synchronized stream may be silent for days.
-            while message := await _next(messages, None if is_synced and not receiver.half_version else patience):
+            while message := await _next(messages, None if is_synced and not receiver.partial_version else patience):
                 event = await _event(receiver, message)
                 is_synced = is_synced or isinstance(event, Synced)
                 if event is not None:
@@ -193,7 +193,7 @@ class WeightClient:
             request.offset = begin = receiver.offset
             request.host_id = receiver.host_id
             try:
-                return await self._fetch_on(request, receiver)
+                return await self._fetch_once(request, receiver)
             except EncodingFailed:
                 continue
             except DomainError as error:
@@ -203,7 +203,7 @@ class WeightClient:
                 backoff.reset()
             await backoff.pause()
 
-    async def _fetch_on(self, request: wire.FetchRequest, receiver: Receiver) -> ReceivedState:
+    async def _fetch_once(self, request: wire.FetchRequest, receiver: Receiver) -> ReceivedState:
         call = self._stub.fetch(request)
         received: ReceivedState | None = None
         try:
@@ -212,7 +212,7 @@ class WeightClient:
         finally:
             call.cancel()
         if received is None:
-            raise broken()
+            raise broken_stream()
         return received
 
 
@@ -226,7 +226,7 @@ class _Backoff:
         self.count = 0
 
     async def pause(self) -> None:
-        await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**self.count, _LONGEST_PAUSE_SECONDS))
+        await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**self.count, _MAX_PAUSE_SECONDS))
         self.count = min(self.count + 1, 32)
 
 
@@ -234,7 +234,7 @@ def _subscription(adapter_id: str, receiver: Receiver) -> wire.SubscribeRequest:
     return wire.SubscribeRequest(
         adapter_id=adapter_id,
         held_version=receiver.held_version,
-        resume_version=receiver.half_version,
+        resume_version=receiver.partial_version,
         resume_offset=receiver.offset,
         resume_digest=receiver.resume_digest,
         accepted_encodings=encodings_to_proto(receiver.encodings),
@@ -271,7 +271,7 @@ async def _next(messages: AsyncIterator[Any], patience: timedelta | None) -> Any
         async with asyncio.timeout(patience.total_seconds() if patience else None):
             return await anext(messages, None)
     except TimeoutError as silence:
-        raise broken() from silence
+        raise broken_stream() from silence
 
 
 async def _translated(call: Any) -> AsyncIterator[Any]:

@@ -1,7 +1,7 @@
 """Conversion of frames between messages and the values of `services.kit.weights`.
 
-`codec` encodes and decodes chunks. The checkpoint service checks the headers of publishers; the checks of all headers
-are here.
+`codec` encodes and decodes chunks. Checks that apply to every header are here; the checkpoint service adds the checks
+of published headers.
 """
 
 from services.kit.errors import InvalidField
@@ -75,7 +75,7 @@ def _fill_header(message: weights_pb2.FrameHeader, header: Header) -> None:
 def frame_of(
     message: StateChunk | wire.PublishRequest | wire.SubscribeResponse | wire.FetchResponse,
 ) -> StateChunk | weights_pb2.FrameHeader | Commit:
-    """Return the frame of a message; a header stays a message.
+    """Return the frame of a message; a header is returned as its message.
 
     Raises:
         InvalidField: The message has no frame.

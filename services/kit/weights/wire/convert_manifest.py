@@ -17,7 +17,7 @@ _SECTIONS = {
 }
 _SECTIONS_BY_NUMBER = {number: section for section, number in _SECTIONS.items()}
 _CACHE_SIZE = 32
-"""Number of cached manifests; the versions of a run differ only in the digest."""
+"""Number of cached manifests. The versions of a run share one entry, because they differ only in the digest."""
 _NO_DIGEST = '0' * 64
 
 
@@ -52,7 +52,7 @@ def manifest_from_proto(message: weights_pb2.WeightManifest, field: str) -> Weig
     layout.CopyFrom(message)
     layout.ClearField('digest')
     try:
-        known = _known_manifest(layout.SerializeToString(deterministic=True), field)
+        known = _cached_manifest(layout.SerializeToString(deterministic=True), field)
         return replace(known, digest=message.digest)
     except InvalidManifest as error:
         raise InvalidField(f'{field}.{error.field}', error.problem) from error
@@ -76,7 +76,7 @@ def _tensors_of(layout: Layout) -> bytes:
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
-def _known_manifest(data: bytes, field: str) -> WeightManifest:
+def _cached_manifest(data: bytes, field: str) -> WeightManifest:
     """Return the cached manifest of a message without a digest.
 
     Raises:

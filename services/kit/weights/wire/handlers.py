@@ -1,7 +1,7 @@
 """Server handlers and client stub of WeightStreamService that use the chunk codec.
 
 Servicers and callers use `StateChunk` instead of messages with a chunk, and generated messages otherwise. The bytes are
-those of the contract, so other languages use their generated stubs.
+those of the contract, so clients in other languages can use their generated stubs.
 """
 
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
 """The receiver of states: it assembles frames, applies deltas, opens segments, and verifies all results.
 
-A receiver outlives a broken stream; the next stream continues at `offset`. If an encoding does not work (a delta cannot
-be applied, or memory is not shared), the receiver raises `EncodingFailed` and requests plain bytes next.
+A receiver remains usable after a broken stream; the next stream continues at `offset`. If an encoding does not work (a
+delta cannot be applied, or memory is not shared), the receiver raises `EncodingFailed` and requests plain bytes next.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Receiver:
         self.held_version = held_version
 
     @property
-    def half_version(self) -> int:
+    def partial_version(self) -> int:
         """Version that is partially received; 0 for none."""
         return self._incoming.header.version.version if self._incoming is not None else 0
 
@@ -129,14 +129,14 @@ class Receiver:
             self._incoming, self._is_plain_requested = None, True
             raise EncodingFailed('checkpoint') from error
         except StateError as error:
-            raise broken() from error
+            raise broken_stream() from error
 
     async def _take(self, frame: StateChunk | weights_pb2.FrameHeader | Commit) -> ReceivedState | None:
         if isinstance(frame, weights_pb2.FrameHeader):
             self._begin(frame)
             return None
         if self._incoming is None:
-            raise broken()
+            raise broken_stream()
         if isinstance(frame, StateChunk):
             self._incoming.add(frame)
             return None
@@ -146,7 +146,7 @@ class Receiver:
     def _begin(self, header: weights_pb2.FrameHeader) -> None:
         new = _Incoming(header)
         if new.encoding is not Encoding.WHOLE and new.encoding not in self.encodings:
-            raise broken()
+            raise broken_stream()
         if new.encoding is Encoding.DELTA:
             self._check_base(new)
         is_continued = self._incoming is not None and self._incoming.is_continued_by(new)
@@ -278,6 +278,6 @@ def _adopted(segments: Segments, incoming: _Incoming) -> Segment:
     return segment
 
 
-def broken() -> DomainError:
+def broken_stream() -> DomainError:
     """Return the error of a stream that is incomplete or damaged; the next stream may succeed."""
     return ServiceUnreachable('checkpoint')

@@ -16,20 +16,20 @@ _FILE = 'circumstances.json'
 ReplayEnvironment = Mapping[str, str | int]
 
 
-def changed_environment(folder: Path, present: ReplayEnvironment) -> dict[str, str]:
-    """Return the settings that changed since the last call, each as `old -> new`, and store the present ones."""
+def changed_environment(folder: Path, current: ReplayEnvironment) -> dict[str, str]:
+    """Return the settings that changed since the last call, each as `old -> new`, and store the current ones."""
     path = folder / _FILE
     try:
         before = json.loads(path.read_text())
     except (OSError, ValueError):
         before = {}
-    path.write_text(json.dumps(present, indent=2, sort_keys=True))
-    known = [name for name in present if name in before]
-    return {name: f'{before[name]} -> {present[name]}' for name in known if before[name] != present[name]}
+    path.write_text(json.dumps(current, indent=2, sort_keys=True))
+    known = [name for name in current if name in before]
+    return {name: f'{before[name]} -> {current[name]}' for name in known if before[name] != current[name]}
 
 
-def log_environment_changes(folder: Path, present: ReplayEnvironment) -> None:
+def log_environment_changes(folder: Path, current: ReplayEnvironment) -> None:
     """Log the settings that changed since the journal was last used."""
-    changed = changed_environment(folder, present)
+    changed = changed_environment(folder, current)
     if changed:
         _log.warning('environment changed; replayed results may differ in the last bits', **changed)

@@ -58,9 +58,9 @@ class Folder:
         """Delete a file if it exists; it may reappear after a power loss."""
         (self.path / name).unlink(missing_ok=True)
 
-    def sweep(self, wanted: set[str]) -> int:
-        """Delete all files that are not in `wanted`, including temporary ones, and return their number."""
-        unwanted = [path for path in self.path.iterdir() if path.name not in wanted]
-        for path in unwanted:
+    def sweep(self, used_names: set[str]) -> int:
+        """Delete all files that are not in `used_names`, including temporary ones, and return their number."""
+        unused = [path for path in self.path.iterdir() if path.name not in used_names]
+        for path in unused:
             path.unlink()
-        return len(unwanted)
+        return len(unused)

@@ -17,7 +17,7 @@ from services.model.domain.retention import ReplayKind, is_applied_step, retain
 from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
-CREATIONS_KEPT = 4096
+MAX_CREATIONS = 4096
 """Maximum number of creation requests stored to recognize repeats."""
 
 
@@ -64,7 +64,7 @@ class MemoryJournal:
     ) -> None:
         first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
         self._adapters[adapter.adapter_id] = _AdapterHistory(adapter, {0: first})
-        self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
+        self._creations = [*self._creations, creation][-MAX_CREATIONS:]
         self._creation_by_adapter[adapter.adapter_id] = creation
 
     async def remove_adapter(self, adapter_id: str) -> None:
@@ -148,7 +148,7 @@ class MemoryJournal:
         return retain(history.steps, sorted(history.snapshots), undo_steps=self._undo_steps).steps
 
     async def close(self) -> None:
-        """Do nothing: the data is kept, because a test may use the same journal again."""
+        """Do nothing: the data stays in memory, because a test may use the same journal again."""
 
     def _history_of(self, adapter_id: str) -> _AdapterHistory:
         if adapter_id not in self._adapters:

@@ -71,9 +71,9 @@ class Payloads:
             if digest not in self._pins:
                 self._folder.drop(digest)
 
-    def sweep(self, wanted: set[str]) -> int:
-        """Delete all payloads that are not in `wanted`; call this before the first `put`."""
-        return self._folder.sweep(wanted)
+    def sweep(self, used_digests: set[str]) -> int:
+        """Delete all payloads that are not in `used_digests`; call this before the first `put`."""
+        return self._folder.sweep(used_digests)
 
     def _is_stored(self, digest: str, payload: bytes) -> bool:
         # Compare the content: a damaged file would otherwise never be replaced.

@@ -10,7 +10,7 @@ from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord
 
-CREATIONS_KEPT = 4096
+MAX_CREATIONS = 4096
 """Maximum number of creation requests stored to recognize repeats."""
 
 
@@ -28,7 +28,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """A row of the table `snapshots`; a row without a file stands for the adapter's creation."""
+    """A row of the table `snapshots`; a row without a file represents the adapter's creation."""
 
     number: int
     file: SnapshotFile | None
@@ -98,7 +98,7 @@ def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, 
 
 
 def add_creation(tx: Transaction, creation: CreationRecord) -> None:
-    """Add a request and delete the oldest beyond CREATIONS_KEPT; the used id is stored permanently."""
+    """Add a request and delete the oldest beyond MAX_CREATIONS; the used id is stored permanently."""
     tx.execute(
         'INSERT OR REPLACE INTO creations (tenant_id, request_id, fingerprint, adapter_id) VALUES (?, ?, ?, ?)',
         creation.tenant_id,
@@ -113,7 +113,7 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
         creation.request_id,
         creation.fingerprint,
     )
-    tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', CREATIONS_KEPT)
+    tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', MAX_CREATIONS)
 
 
 def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:

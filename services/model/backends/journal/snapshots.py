@@ -78,9 +78,9 @@ class SnapshotFiles:
         """Delete a file."""
         self._folder.drop(name)
 
-    def sweep(self, wanted: set[str]) -> int:
-        """Delete all files that are not in `wanted`; call this before the first `write`."""
-        return self._folder.sweep(wanted)
+    def sweep(self, used_names: set[str]) -> int:
+        """Delete all files that are not in `used_names`; call this before the first `write`."""
+        return self._folder.sweep(used_names)
 
 
 def _entries(tensors: Mapping[str, TensorData]) -> list[TensorEntry]:

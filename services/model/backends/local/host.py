@@ -10,7 +10,7 @@ from services.kit.errors import DomainError, Internal
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.local.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
-from services.model.backends.refusals import domain_error_of, engine_errors_as_facts
+from services.model.backends.refusals import domain_error_of, engine_errors_as_domain_errors
 from services.model.domain import operation as verbs
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.errors import BatchTooLarge
@@ -41,7 +41,7 @@ class EngineHost:
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             if full_parameters is None:
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
@@ -82,7 +82,7 @@ class EngineHost:
                 raise outcome
             return outcome
         self._check_size(verb)
-        with engine_errors_as_facts(token_count=verbs.token_count(verb), token_limit=self._token_limit):
+        with engine_errors_as_domain_errors(token_count=verbs.token_count(verb), token_limit=self._token_limit):
             if isinstance(verb, verbs.Configure):
                 return self._configure(adapter_id, verb)
             if isinstance(verb, verbs.Forward | verbs.CalculateLoss | verbs.Backward):
@@ -98,7 +98,7 @@ class EngineHost:
         items: list[tuple[BatchPart, BatchItem]] = []
         for part in parts:
             try:
-                with engine_errors_as_facts():
+                with engine_errors_as_domain_errors():
                     items.append((part, self._item_of(part)))
             except DomainError as error:
                 outcomes[part.adapter_id] = error
@@ -121,11 +121,11 @@ class EngineHost:
     def _outcome_of(self, part: BatchPart, result: BatchResult | Exception) -> VerbRun | DomainError:
         if isinstance(result, Exception):
             token_count = verbs.token_count(part.verb)
-            fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
-            if fact is None:
+            error = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
+            if error is None:
                 # Only this adapter's part failed; the gradients of the other parts have already been added.
                 _log.error('operation failed', adapter=part.adapter_id, exc_info=result)
-            return fact or Internal('')
+            return error or Internal('')
         return self._forward_run(part.adapter_id, result, forward_outcome(result, part.verb.options))
 
     def _run_forward(self, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward) -> VerbRun:
@@ -160,18 +160,18 @@ class EngineHost:
             raise BatchTooLarge(token_count=token_count, token_limit=self._token_limit)
 
     def snapshot(self, adapter_id: str) -> AdapterState | None:
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             snapshot = self._engine.snapshot(adapter_id)
         return None if snapshot is None else state_of(snapshot)
 
     def restore(self, adapter_id: str, state: AdapterState) -> VerbRun:
         snapshot = snapshot_of(state)
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             if adapter_id in self._engine.adapter_ids and state.full_parameters is not None:
                 # Two full-parameter adapters do not fit in memory, so the old one is deleted first.
                 self._engine.delete_adapter(adapter_id)
             elif adapter_id in self._engine.adapter_ids:
-                # Test the snapshot first, so that the existing adapter is kept if the snapshot is invalid.
+                # Test the snapshot first, so that the existing adapter remains if the snapshot is invalid.
                 self._engine.restore_adapter(_TEMPORARY_ID, snapshot)
                 self._engine.delete_adapter(_TEMPORARY_ID)
                 self._engine.delete_adapter(adapter_id)
@@ -188,7 +188,7 @@ class EngineHost:
         the model.
         """
         cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
         if state.full_parameters is None or is_trainer_included:
             return state
@@ -198,7 +198,7 @@ class EngineHost:
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         snapshot = snapshot_of(state)
-        with engine_errors_as_facts():
+        with engine_errors_as_domain_errors():
             counters = counters_of(snapshot) if is_trainer_included else {}
             self._engine.import_state(adapter_id, snapshot, is_optimizer_included=is_trainer_included)
             adapter = self._engine.adapter(adapter_id)
