@@ -113,8 +113,8 @@ class RpcServer:
         )
         info = ServerInfoServicer(config.service, facts=facts, methods=self.methods, limits=limits)
         self.describe = info.describe
-        self._shutdownpoints = (*endpoints, _server_endpoint(server_info or info))
-        self.methods.update(self._shutdownpoints[-1].methods())
+        self._endpoints = (*endpoints, _server_endpoint(server_info or info))
+        self.methods.update(self._endpoints[-1].methods())
         self._health = HealthServicer()
         self._drain_actions: list[Callable[[], None]] = []
         self._shutdown: asyncio.Future[None] | None = None
@@ -149,7 +149,7 @@ class RpcServer:
         """
         self.ports = tuple(map(self._bind, self._listeners, self._files))
         await self._server.start()
-        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._shutdownpoints)):
+        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def report_not_serving(self) -> None:
@@ -208,12 +208,12 @@ class RpcServer:
                 ('grpc.keepalive_permit_without_calls', 1),
             ],
         )
-        for endpoint in self._shutdownpoints:
+        for endpoint in self._endpoints:
             endpoint.register(endpoint.servicer, server)
         if self._generic_handlers:
             server.add_generic_rpc_handlers(tuple(self._generic_handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [endpoint.descriptor.full_name for endpoint in self._shutdownpoints]
+        names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server
 
