@@ -27,8 +27,8 @@ from services.kit.weights.wire import (
     frame_of,
     frame_to_subscribed,
     manifest_from_proto,
+    receiver_options_from_proto,
     segment_from_proto,
-    wanted_from_proto,
 )
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
@@ -59,13 +59,13 @@ def subscribe_from_proto(request: wire.SubscribeRequest) -> SubscribeRequest:
     Raises:
         InvalidField: A field is malformed or negative.
     """
-    wanted = wanted_from_proto(request)
+    receiver = receiver_options_from_proto(request)
     return SubscribeRequest(
         adapter_id_from_proto(request.adapter_id, 'adapter_id'),
         held_version=not_negative(request.held_version, 'held_version'),
         resume_version=not_negative(request.resume_version, 'resume_version'),
         is_single=request.is_single,
-        wanted=wanted,
+        receiver=receiver,
     )
 
 

@@ -23,10 +23,10 @@ from services.kit.weights import (
     Encoding,
     Frame,
     Header,
+    ReceiverOptions,
     Sender,
     StateBytes,
     VersionTarget,
-    Wanted,
 )
 from twinkle.checkpoint_engine import WeightManifest
 
@@ -42,7 +42,7 @@ class SubscribeRequest:
     """Version whose transfer was interrupted; 0 if no transfer was interrupted."""
     is_single: bool = False
     """Whether the stream closes once the subscriber has the newest version."""
-    wanted: Wanted = field(default_factory=Wanted)
+    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
     """Encodings that the subscriber accepts, and the position at which its last transfer was interrupted."""
 
 
@@ -79,10 +79,10 @@ class FetchRequest:
     """Id of the caller's shared memory if it accepts a segment instead of bytes; empty otherwise."""
 
     @property
-    def wanted(self) -> Wanted:
+    def receiver(self) -> ReceiverOptions:
         """Encodings that the caller accepts, and the byte to start from."""
         shared = frozenset({Encoding.SHARED_MEMORY}) if self.host_id else frozenset[Encoding]()
-        return Wanted(shared, self.host_id, resume_offset=self.offset)
+        return ReceiverOptions(shared, self.host_id, resume_offset=self.offset)
 
 
 class WeightFeed:
@@ -121,7 +121,7 @@ class WeightFeed:
         record = self._find(caller, request.reference)
         source = await self._registry.store.open_state(record.key, is_adapter_only=request.is_adapter_only)
         header = _header_of(record, source.manifest)
-        frames = self._sender.frames(header, source, wanted=request.wanted, offset_field='offset')
+        frames = self._sender.frames(header, source, receiver=request.receiver, offset_field='offset')
         async with aclosing(frames):
             async for frame in frames:
                 yield frame
@@ -148,7 +148,7 @@ class WeightFeed:
                     return
                 await self._registry.announcements.wait(changed)
                 continue
-            async for frame in self._frames(version, _wanted(request, version, resume_version), held):
+            async for frame in self._frames(version, _receiver_options(request, version, resume_version), held):
                 yield frame
             held, resume_version = version.version, 0
 
@@ -161,7 +161,9 @@ class WeightFeed:
         newest = ring.newest
         return newest if newest is not None and newest.version > held else None
 
-    async def _frames(self, version: AdapterVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
+    async def _frames(
+        self, version: AdapterVersion, receiver: ReceiverOptions, held: int
+    ) -> AsyncGenerator[Frame, None]:
         """Yield a version's frames; yield nothing if the version was evicted before it could be opened."""
         try:
             source = await self._registry.store.open_state(version.key, is_adapter_only=True)
@@ -171,7 +173,7 @@ class WeightFeed:
             return
         base = Base(held, lambda: self._open_base(version.adapter, held)) if held else None
         header = _header_of(version, source.manifest)
-        async with aclosing(self._sender.frames(header, source, wanted=wanted, base=base)) as frames:
+        async with aclosing(self._sender.frames(header, source, receiver=receiver, base=base)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -182,10 +184,10 @@ class WeightFeed:
         return None
 
 
-def _wanted(request: SubscribeRequest, version: AdapterVersion, resume_version: int) -> Wanted:
+def _receiver_options(request: SubscribeRequest, version: AdapterVersion, resume_version: int) -> ReceiverOptions:
     """Return the accepted encodings, with the resume position only for the version whose transfer was interrupted."""
-    wanted = request.wanted
-    return wanted if version.version == resume_version else replace(wanted, resume_offset=0, resume_digest='')
+    receiver = request.receiver
+    return receiver if version.version == resume_version else replace(receiver, resume_offset=0, resume_digest='')
 
 
 def _header_of(record: Record, manifest: WeightManifest) -> Header:

@@ -20,7 +20,7 @@ from services.checkpoint.backends.tier_writer import TierWriter
 from services.checkpoint.domain import CheckpointKey, NewestMark, Record, VersionKey
 from services.checkpoint.ports import ByteSource, StateSource, StateStore
 from services.kit import failpoints
-from services.kit.weights import HeldBytes
+from services.kit.weights import BytesInMemory
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest, iter_chunks
 
@@ -323,7 +323,7 @@ def _create_time(cached: CachedVersion) -> datetime:
     return cached.record.create_time
 
 
-class _MemorySource(HeldBytes):
+class _MemorySource(BytesInMemory):
     """Implements `StateSource` over a version in memory; its segment keeps its name until the source is closed."""
 
     def __init__(self, tier: MemoryTier, entry: _Entry) -> None:

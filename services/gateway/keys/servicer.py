@@ -167,7 +167,7 @@ def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
     """
     if not request.HasField('overlap'):
         return DEFAULT_OVERLAP
-    return duration_from_proto(request.overlap, 'overlap', least=timedelta(), most=MAX_TTL)
+    return duration_from_proto(request.overlap, 'overlap', minimum=timedelta(), maximum=MAX_TTL)
 
 
 def tenant_to_proto(tenant: Tenant) -> messages.Tenant:

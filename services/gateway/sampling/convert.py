@@ -152,7 +152,7 @@ def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)
-    return duration_from_proto(request.interval, 'interval', least=MIN_WATCH_INTERVAL, most=MAX_WATCH_INTERVAL)
+    return duration_from_proto(request.interval, 'interval', minimum=MIN_WATCH_INTERVAL, maximum=MAX_WATCH_INTERVAL)
 
 
 def is_version_open(message: sampling_pb2.AdapterRef) -> bool:

@@ -88,8 +88,8 @@ def not_negative(value: int, field: str) -> int:
     return value
 
 
-def duration_from_proto(message: Duration, field: str, *, least: timedelta, most: timedelta) -> timedelta:
-    """Return a duration from `least` to `most`.
+def duration_from_proto(message: Duration, field: str, *, minimum: timedelta, maximum: timedelta) -> timedelta:
+    """Return a duration from `minimum` to `maximum`.
 
     Raises:
         InvalidField: The duration is malformed or out of range.
@@ -98,8 +98,8 @@ def duration_from_proto(message: Duration, field: str, *, least: timedelta, most
         duration = message.ToTimedelta()
     except (ValueError, OverflowError) as error:
         raise InvalidField(field, 'is not a valid duration') from error
-    if not least <= duration <= most:
-        range_text = f'{least.total_seconds():g} to {most.total_seconds():.0f} seconds'
+    if not minimum <= duration <= maximum:
+        range_text = f'{minimum.total_seconds():g} to {maximum.total_seconds():.0f} seconds'
         raise InvalidField(field, f'must be {range_text}, got {duration.total_seconds():g}')
     return duration
 
@@ -110,7 +110,7 @@ def ttl_from_proto(message: Duration, field: str) -> timedelta:
     Raises:
         InvalidField: The duration is less than a second or more than a century.
     """
-    return duration_from_proto(message, field, least=timedelta(seconds=1), most=MAX_TTL)
+    return duration_from_proto(message, field, minimum=timedelta(seconds=1), maximum=MAX_TTL)
 
 
 def duration_to_proto(duration: timedelta) -> Duration:

@@ -14,19 +14,20 @@ from services.kit.weights.frames import (
     VersionTarget,
 )
 from services.kit.weights.segments import Segment, Segments, SegmentsConfig, open_segments
-from services.kit.weights.sender import Base, Sender, Wanted
-from services.kit.weights.state_bytes import HeldBytes, StateBytes
+from services.kit.weights.sender import Base, ReceiverOptions, Sender
+from services.kit.weights.state_bytes import BytesInMemory, StateBytes
 from services.kit.weights.transfer import FrameKind, Transfer
 
 __all__ = [
     'Base',
+    'BytesInMemory',
     'CheckpointTarget',
     'Commit',
     'Encoding',
     'Frame',
     'FrameKind',
     'Header',
-    'HeldBytes',
+    'ReceiverOptions',
     'Segment',
     'SegmentRef',
     'Segments',
@@ -35,6 +36,5 @@ __all__ = [
     'StateBytes',
     'Transfer',
     'VersionTarget',
-    'Wanted',
     'open_segments',
 ]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from services.kit.errors import InvalidField
 from services.kit.weights.delta_cache import Delta, Deltas
 from services.kit.weights.frames import Commit, Encoding, Frame, Header
-from services.kit.weights.state_bytes import HeldBytes, StateBytes
+from services.kit.weights.state_bytes import BytesInMemory, StateBytes
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
 from twinkle.checkpoint_engine.delta import is_delta_possible
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReceiverOptions:
     """Encodings that a receiver accepts, and the position at which it resumes an interrupted transfer."""
 
     encodings: frozenset[Encoding] = frozenset()
@@ -51,7 +51,7 @@ class Sender:
         header: Header,
         source: StateBytes,
         *,
-        wanted: Wanted = Wanted(),
+        receiver: ReceiverOptions = ReceiverOptions(),
         base: Base | None = None,
         offset_field: str = 'resume_offset',
     ) -> AsyncGenerator[Frame, None]:
@@ -62,7 +62,7 @@ class Sender:
         Args:
             header: Header without the encoding, which this method chooses.
             source: Bytes of the state; closed when the generator finishes.
-            wanted: Encodings and position that the receiver requests.
+            receiver: Encodings and position that the receiver requests.
             base: Version that the receiver has; None if it has no version.
             offset_field: Field of the request with the offset, for errors.
 
@@ -70,8 +70,8 @@ class Sender:
             InvalidField: The offset is beyond the end of the encoded bytes.
         """
         try:
-            header, encoded = await self._encoded(header, source, wanted, base)
-            header = header.resumed(_offset(header, wanted, offset_field))
+            header, encoded = await self._encoded(header, source, receiver, base)
+            header = header.resumed(_offset(header, receiver, offset_field))
             yield header
             async with aclosing(_chunks(header, encoded)) as chunks:
                 async for chunk in chunks:
@@ -81,17 +81,18 @@ class Sender:
             await source.close()
 
     async def _encoded(
-        self, header: Header, source: StateBytes, wanted: Wanted, base: Base | None
+        self, header: Header, source: StateBytes, receiver: ReceiverOptions, base: Base | None
     ) -> tuple[Header, StateBytes]:
         """Return the header with the chosen encoding, and the encoded bytes."""
         segment = source.segment
-        is_shared = segment is not None and segment.host_id == wanted.host_id
-        if is_shared and Encoding.SHARED_MEMORY in wanted.encodings:
+        is_shared = segment is not None and segment.host_id == receiver.host_id
+        if is_shared and Encoding.SHARED_MEMORY in receiver.encodings:
             return replace(header, encoding=Encoding.SHARED_MEMORY, segment=segment), source
-        if base is not None and Encoding.DELTA in wanted.encodings:
+        if base is not None and Encoding.DELTA in receiver.encodings:
             delta = await self._delta(source, base)
             if delta is not None:
-                return _delta_header(header, delta, base.version), HeldBytes(source.manifest, memoryview(delta.data))
+                encoded = BytesInMemory(source.manifest, memoryview(delta.data))
+                return _delta_header(header, delta, base.version), encoded
         return header, source
 
     async def _delta(self, source: StateBytes, base: Base) -> Delta | None:
@@ -115,15 +116,15 @@ def _delta_header(header: Header, delta: Delta, base_version: int) -> Header:
     )
 
 
-def _offset(header: Header, wanted: Wanted, field: str) -> int:
+def _offset(header: Header, receiver: ReceiverOptions, field: str) -> int:
     """Return the position of the first chunk: the receiver's position if it has the beginning of the same bytes."""
-    digest = wanted.resume_digest or header.manifest.digest
+    digest = receiver.resume_digest or header.manifest.digest
     if header.encoding is Encoding.SHARED_MEMORY or digest != header.resume_digest:
         return 0
-    if wanted.resume_offset > header.encoded_size_bytes:
-        problem = f'must be at most {header.encoded_size_bytes}, got {wanted.resume_offset}'
+    if receiver.resume_offset > header.encoded_size_bytes:
+        problem = f'must be at most {header.encoded_size_bytes}, got {receiver.resume_offset}'
         raise InvalidField(field, problem)
-    return wanted.resume_offset
+    return receiver.resume_offset
 
 
 async def _chunks(header: Header, encoded: StateBytes) -> AsyncGenerator[StateChunk, None]:

@@ -32,7 +32,7 @@ class StateBytes(Protocol):
         ...
 
 
-class HeldBytes:
+class BytesInMemory:
     """A state in the memory of this process."""
 
     def __init__(self, manifest: WeightManifest, data: memoryview, *, segment: SegmentRef | None = None) -> None:

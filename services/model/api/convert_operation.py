@@ -63,4 +63,4 @@ def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> t
     """
     if not request.HasField('timeout'):
         return _DEFAULT_WAIT
-    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_MAX_WAIT)
+    return duration_from_proto(request.timeout, 'timeout', minimum=timedelta(), maximum=_MAX_WAIT)

@@ -106,7 +106,7 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
     wait = DEFAULT_VERSION_WAIT
     if message.HasField('wait_timeout'):
         wait = duration_from_proto(
-            message.wait_timeout, f'{field}.wait_timeout', least=timedelta(), most=MAX_VERSION_WAIT
+            message.wait_timeout, f'{field}.wait_timeout', minimum=timedelta(), maximum=MAX_VERSION_WAIT
         )
     return AdapterChoice(
         adapter_id=message.adapter_id,
@@ -158,7 +158,7 @@ def interval_from_proto(request: sampler_service_pb2.WatchLoadRequest) -> timede
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)
-    return duration_from_proto(request.interval, 'interval', least=MIN_WATCH_INTERVAL, most=MAX_WATCH_INTERVAL)
+    return duration_from_proto(request.interval, 'interval', minimum=MIN_WATCH_INTERVAL, maximum=MAX_WATCH_INTERVAL)
 
 
 def tokens_from_proto(request: sampler_service_pb2.DescribeTokensRequest) -> tuple[str, tuple[int, ...]]:

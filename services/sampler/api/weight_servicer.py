@@ -14,8 +14,8 @@ import grpc
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative
-from services.kit.weights import Encoding, Frame, Wanted
-from services.kit.weights.wire import frame_to_fetched, frame_to_subscribed, wanted_from_proto
+from services.kit.weights import Encoding, Frame, ReceiverOptions
+from services.kit.weights.wire import frame_to_fetched, frame_to_subscribed, receiver_options_from_proto
 from services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
 from services.sampler.ports import Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -57,7 +57,7 @@ def subscribe_from_proto(request: wire.SubscribeRequest) -> SubscribeRequest:
         held_version=not_negative(request.held_version, 'held_version'),
         resume_version=not_negative(request.resume_version, 'resume_version'),
         is_single=request.is_single,
-        wanted=wanted_from_proto(request),
+        receiver=receiver_options_from_proto(request),
     )
 
 
@@ -78,5 +78,5 @@ def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
     return FetchRequest(
         adapter_id=adapter_id_from_proto(request.version.adapter_id, 'version.adapter_id'),
         version=not_negative(request.version.version, 'version.version'),
-        wanted=Wanted(shared, request.host_id, resume_offset=offset),
+        receiver=ReceiverOptions(shared, request.host_id, resume_offset=offset),
     )

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import Draining, VersionNotFound
-from services.kit.weights import Base, Frame, Header, HeldBytes, SegmentRef, Sender, VersionTarget, Wanted
+from services.kit.weights import Base, BytesInMemory, Frame, Header, ReceiverOptions, SegmentRef, Sender, VersionTarget
 from services.sampler.application.followers import Follower
 from services.sampler.application.versions import Versions
 from services.sampler.domain.adapter import AdapterKey, VersionKey
@@ -29,7 +29,7 @@ class SubscribeRequest:
     """Version whose transfer was interrupted; 0 if no transfer was interrupted."""
     is_single: bool = False
     """Whether the stream closes once the subscriber has the newest version."""
-    wanted: Wanted = field(default_factory=Wanted)
+    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
     """Encodings that the subscriber accepts, and the position at which its last transfer was interrupted."""
 
 
@@ -40,7 +40,7 @@ class FetchRequest:
     adapter_id: str
     version: int
     """Version to send; 0 for the newest resident one."""
-    wanted: Wanted = field(default_factory=Wanted)
+    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
     """Encodings that the caller accepts, and the byte to start from."""
 
 
@@ -78,7 +78,7 @@ class Relay:
             with self._versions.followers.following(caller, adapter) as follower:
                 newest = self._versions.newest(adapter)
                 if newest is not None and newest.key.version > held:
-                    async with aclosing(self._frames(newest, _wanted(request, newest), held)) as frames:
+                    async with aclosing(self._frames(newest, _receiver_options(request, newest), held)) as frames:
                         async for frame in frames:
                             yield frame
                     held = newest.key.version
@@ -108,7 +108,7 @@ class Relay:
         )
         if version is None:
             raise VersionNotFound(request.adapter_id, request.version)
-        async with aclosing(self._frames(version, request.wanted, 0)) as frames:
+        async with aclosing(self._frames(version, request.receiver, 0)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -116,22 +116,24 @@ class Relay:
         """Make every subscription raise `Draining`, so that open ones do not delay shutdown."""
         self._closing.set()
 
-    async def _frames(self, version: ResidentVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
+    async def _frames(
+        self, version: ResidentVersion, receiver: ReceiverOptions, held: int
+    ) -> AsyncGenerator[Frame, None]:
         key = version.key
         source = self._open(version)
         if source is None:
             raise VersionNotFound(key.adapter.name, key.version)
         header = Header(key.adapter.name, source.manifest, VersionTarget(key.version))
         base = Base(held, lambda: self._open_base(VersionKey(key.adapter, held))) if held else None
-        async with aclosing(self._sender.frames(header, source, wanted=wanted, base=base)) as frames:
+        async with aclosing(self._sender.frames(header, source, receiver=receiver, base=base)) as frames:
             async for frame in frames:
                 yield frame
 
-    async def _open_base(self, key: VersionKey) -> HeldBytes | None:
+    async def _open_base(self, key: VersionKey) -> BytesInMemory | None:
         version = self._versions.get(key)
         return self._open(version) if version else None
 
-    def _open(self, version: ResidentVersion) -> HeldBytes | None:
+    def _open(self, version: ResidentVersion) -> BytesInMemory | None:
         """Return the bytes of a version, which stay readable even if the version is unloaded."""
         weights = version.weights
         if weights is None or not isinstance(weights.packed, PackedState):
@@ -139,7 +141,7 @@ class Relay:
         state, segment = weights.packed, None
         if weights.segment_path and self._host_id:
             segment = SegmentRef(self._host_id, PurePath(weights.segment_path).name, len(state.data))
-        return HeldBytes(state.manifest, memoryview(state.data), segment=segment)
+        return BytesInMemory(state.manifest, memoryview(state.data), segment=segment)
 
     async def _wait(self, follower: Follower) -> None:
         """Wait for the next change of the follower.
@@ -160,7 +162,7 @@ class Relay:
             tasks[0].result()
 
 
-def _wanted(request: SubscribeRequest, version: ResidentVersion) -> Wanted:
+def _receiver_options(request: SubscribeRequest, version: ResidentVersion) -> ReceiverOptions:
     """Return the accepted encodings, with the resume position only for the version whose transfer was interrupted."""
     is_resumed = version.key.version == request.resume_version
-    return request.wanted if is_resumed else replace(request.wanted, resume_offset=0, resume_digest='')
+    return request.receiver if is_resumed else replace(request.receiver, resume_offset=0, resume_digest='')

@@ -90,7 +90,7 @@ class _ReportQueue:
 
 
 def _interval(message: duration_pb2.Duration) -> timedelta:
-    return duration_from_proto(message, 'lease_interval', least=_MIN_LEASE, most=_MAX_LEASE)
+    return duration_from_proto(message, 'lease_interval', minimum=_MIN_LEASE, maximum=_MAX_LEASE)
 
 
 def _replica(report: ReplicaReport) -> wire.Replica:

@@ -53,7 +53,7 @@ def test_valid_values_are_returned_unchanged() -> None:
 def test_durations_out_of_range_are_refused(message: Duration) -> None:
     """Durations outside the range are refused, also those that Python cannot represent."""
     with pytest.raises(InvalidField):
-        duration_from_proto(message, 'timeout', least=timedelta(), most=timedelta(minutes=1))
+        duration_from_proto(message, 'timeout', minimum=timedelta(), maximum=timedelta(minutes=1))
 
 
 def test_a_count_below_zero_is_refused() -> None:

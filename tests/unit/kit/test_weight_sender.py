@@ -11,14 +11,14 @@ from fixtures.checkpoint_service import make_state
 from services.kit.errors import InvalidField
 from services.kit.weights import (
     Base,
+    BytesInMemory,
     Commit,
     Encoding,
     Header,
-    HeldBytes,
+    ReceiverOptions,
     SegmentRef,
     Sender,
     VersionTarget,
-    Wanted,
 )
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, StateChunk, pack_state, unpack_state
@@ -29,7 +29,7 @@ DELTA = frozenset({Encoding.DELTA})
 SHARED = frozenset({Encoding.DELTA, Encoding.SHARED_MEMORY})
 
 
-class Counted(HeldBytes):
+class Counted(BytesInMemory):
     """Records reads of a state, and whether it was closed."""
 
     def __init__(self, state: PackedState, *, segment: SegmentRef | None = None) -> None:
@@ -93,7 +93,7 @@ def base_of(state: PackedState, opened: list[Counted] | None = None) -> Base:
     return Base(1, open_base)
 
 
-async def frames(sender: Sender, source: HeldBytes, **fields: Any) -> tuple[Header, bytes, Commit]:
+async def frames(sender: Sender, source: BytesInMemory, **fields: Any) -> tuple[Header, bytes, Commit]:
     """Return the header, the concatenated data and the commit of version 2."""
     header = Header('ad', source.manifest, VersionTarget(2))
     return await collected(sender.frames(header, source, **fields))
@@ -110,16 +110,16 @@ async def collected(stream: AsyncIterator[Any]) -> tuple[Header, bytes, Commit]:
 
 async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
     """A delta is sent only to a receiver that accepts deltas and has a base with the same tensors."""
-    header, data, commit = await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))
+    header, data, commit = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     assert (header.encoding, header.base_version, header.encoded_size_bytes) == (Encoding.DELTA, 1, len(data))
     assert len(data) < len(NEW.data) / 2
     target = bytearray(len(NEW.data))
     apply_delta(NEW.manifest, OLD.data, data, target)
     assert (bytes(target), commit.digest) == (bytes(NEW.data), NEW.manifest.digest)
     for fields in (
-        {'wanted': Wanted(DELTA)},
+        {'receiver': ReceiverOptions(DELTA)},
         {'base': base_of(OLD)},
-        {'wanted': Wanted(DELTA), 'base': base_of(make_state(1, size_bytes=64))},
+        {'receiver': ReceiverOptions(DELTA), 'base': base_of(make_state(1, size_bytes=64))},
     ):
         header, data, _ = await frames(sender, Counted(NEW), **fields)
         assert (header.encoding, header.encoded_digest, data) == (Encoding.WHOLE, '', bytes(NEW.data))
@@ -128,7 +128,7 @@ async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
 async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
     """Unrelated states are sent whole."""
     other = different(OLD)
-    header, data, _ = await frames(sender, Counted(other), wanted=Wanted(DELTA), base=base_of(OLD))
+    header, data, _ = await frames(sender, Counted(other), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     # Compared outside the assertion, which would search for the difference in megabytes.
     is_same = data == bytes(other.data)
     assert (header.encoding, is_same) == (Encoding.WHOLE, True)
@@ -140,34 +140,36 @@ async def test_missing_base_leads_to_a_whole_state(sender: Sender) -> None:
     async def gone() -> None:
         return None
 
-    header, _, _ = await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=Base(1, gone))
+    header, _, _ = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=Base(1, gone))
     assert header.encoding is Encoding.WHOLE
 
 
 async def test_same_host_gets_the_segment(sender: Sender) -> None:
     """A receiver on the same host gets the segment, and other receivers get bytes."""
     ref = SegmentRef('here', 'segment', len(NEW.data))
-    header, data, _ = await frames(sender, Counted(NEW, segment=ref), wanted=Wanted(SHARED, 'here'), base=base_of(OLD))
+    header, data, _ = await frames(
+        sender, Counted(NEW, segment=ref), receiver=ReceiverOptions(SHARED, 'here'), base=base_of(OLD)
+    )
     assert (header.encoding, header.segment, data) == (Encoding.SHARED_MEMORY, ref, b'')
-    for wanted in (Wanted(SHARED, 'elsewhere'), Wanted(DELTA, 'here'), Wanted(SHARED)):
-        header, _, _ = await frames(sender, Counted(NEW, segment=ref), wanted=wanted)
+    for receiver in (ReceiverOptions(SHARED, 'elsewhere'), ReceiverOptions(DELTA, 'here'), ReceiverOptions(SHARED)):
+        header, _, _ = await frames(sender, Counted(NEW, segment=ref), receiver=receiver)
         assert (header.encoding, header.segment) == (Encoding.WHOLE, None)
 
 
 @pytest.mark.parametrize('cut', [1, 1000, 1 << 20, -1, None])
 async def test_resumes_only_the_same_bytes(sender: Sender, cut: int | None) -> None:
     """A transfer resumes at any byte of the same encoded bytes, and any other transfer starts over."""
-    header, whole, _ = await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))
+    header, whole, _ = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     offset = len(whole) if cut is None else cut % len(whole)
-    wanted = Wanted(DELTA, resume_offset=offset, resume_digest=header.encoded_digest)
-    resumed, tail, _ = await frames(sender, Counted(NEW), wanted=wanted, base=base_of(OLD))
+    receiver = ReceiverOptions(DELTA, resume_offset=offset, resume_digest=header.encoded_digest)
+    resumed, tail, _ = await frames(sender, Counted(NEW), receiver=receiver, base=base_of(OLD))
     assert (resumed.resume_offset, tail) == (offset, whole[offset:])
     other_base = base_of(similar(OLD, bit=2))
-    anew, data, _ = await frames(sender, Counted(NEW), wanted=wanted, base=other_base)
+    anew, data, _ = await frames(sender, Counted(NEW), receiver=receiver, base=other_base)
     assert anew.resume_offset == 0
     assert len(data) == anew.encoded_size_bytes
-    plain = Wanted(resume_offset=offset, resume_digest=header.encoded_digest)
-    anew, data, _ = await frames(sender, Counted(NEW), wanted=plain)
+    plain = ReceiverOptions(resume_offset=offset, resume_digest=header.encoded_digest)
+    anew, data, _ = await frames(sender, Counted(NEW), receiver=plain)
     assert (anew.resume_offset, data) == (0, bytes(NEW.data))
 
 
@@ -175,7 +177,7 @@ async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
     """An offset beyond the end is refused with the name of its field, and the source is closed."""
     source = Counted(NEW)
     with pytest.raises(InvalidField) as caught:
-        await frames(sender, source, wanted=Wanted(resume_offset=len(NEW.data) + 1), offset_field='offset')
+        await frames(sender, source, receiver=ReceiverOptions(resume_offset=len(NEW.data) + 1), offset_field='offset')
     assert caught.value.field == 'offset'
     assert source.is_closed
 
@@ -183,9 +185,11 @@ async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
 async def test_subscribers_share_one_encoding(sender: Sender) -> None:
     """Concurrent and later requests for the same delta use one encoding."""
     opened: list[Counted] = []
-    asking = [frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD, opened)) for _ in range(8)]
+    asking = [
+        frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)) for _ in range(8)
+    ]
     results = await asyncio.gather(*asking)
-    results.append(await frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD, opened)))
+    results.append(await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)))
     assert len({data for _, data, _ in results}) == 1
     assert sorted(source.reads > 0 for source in opened) == [False] * 8 + [True]
     assert all(source.is_closed for source in opened)
@@ -194,7 +198,8 @@ async def test_subscribers_share_one_encoding(sender: Sender) -> None:
 async def test_cancelled_subscriber_does_not_fail_the_others(sender: Sender) -> None:
     """A waiting subscriber encodes the delta if the first one is cancelled."""
     first, second = (
-        asyncio.ensure_future(frames(sender, Counted(NEW), wanted=Wanted(DELTA), base=base_of(OLD))) for _ in range(2)
+        asyncio.ensure_future(frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD)))
+        for _ in range(2)
     )
     await asyncio.sleep(0)
     first.cancel()
@@ -209,7 +214,7 @@ async def test_states_of_whole_models_are_sent(sender: Sender) -> None:
     tensors = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), bytes(2 << 10))}
     changed = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), b'\x01\x00' * (1 << 10))}
     old, new = (pack_state(each, base_model='org/m', lora_config=None) for each in (tensors, changed))
-    header, data, _ = await frames(sender, Counted(new), wanted=Wanted(DELTA), base=base_of(old))
+    header, data, _ = await frames(sender, Counted(new), receiver=ReceiverOptions(DELTA), base=base_of(old))
     assert (header.encoding, header.manifest.lora_config) == (Encoding.DELTA, None)
     target = bytearray(len(new.data))
     apply_delta(new.manifest, old.data, data, target)

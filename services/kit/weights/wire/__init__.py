@@ -11,8 +11,8 @@ from services.kit.weights.wire.convert_frames import (
     frame_to_fetched,
     frame_to_proto,
     frame_to_subscribed,
+    receiver_options_from_proto,
     segment_from_proto,
-    wanted_from_proto,
 )
 from services.kit.weights.wire.convert_lora_config import MAX_NAMES, lora_config_from_proto, lora_config_to_proto
 from services.kit.weights.wire.convert_manifest import (
@@ -42,6 +42,6 @@ __all__ = [
     'lora_config_to_proto',
     'manifest_from_proto',
     'manifest_to_proto',
+    'receiver_options_from_proto',
     'segment_from_proto',
-    'wanted_from_proto',
 ]

@@ -6,7 +6,7 @@ of published headers.
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import not_negative
-from services.kit.weights import Commit, Encoding, Frame, Header, SegmentRef, VersionTarget, Wanted
+from services.kit.weights import Commit, Encoding, Frame, Header, ReceiverOptions, SegmentRef, VersionTarget
 from services.kit.weights.wire.convert_manifest import chunk_from_proto, fill_manifest
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
@@ -119,7 +119,7 @@ def encodings_to_proto(encodings: frozenset[Encoding]) -> list[weights_pb2.Frame
     return sorted(_ENCODINGS[encoding] for encoding in encodings)
 
 
-def wanted_from_proto(request: wire.SubscribeRequest) -> Wanted:
+def receiver_options_from_proto(request: wire.SubscribeRequest) -> ReceiverOptions:
     """Return the encodings that a subscriber accepts, and the position at which it resumes.
 
     Unknown encodings are ignored.
@@ -128,7 +128,7 @@ def wanted_from_proto(request: wire.SubscribeRequest) -> Wanted:
         InvalidField: The offset is negative.
     """
     offered = (_ENCODINGS_BY_NUMBER.get(number) for number in request.accepted_encodings)
-    return Wanted(
+    return ReceiverOptions(
         frozenset(encoding for encoding in offered if encoding is not None),
         request.host_id,
         resume_offset=not_negative(request.resume_offset, 'resume_offset'),
