@@ -9,6 +9,6 @@ from fixtures.s3_server import S3Server, s3_serving
 
 @pytest.fixture(scope='session')
 def s3_server() -> Iterator[S3Server]:
-    """A server of the S3 API."""
+    """A local server that implements the S3 API."""
     with s3_serving() as server:
         yield server

@@ -1,4 +1,4 @@
-"""A crash at every request that changes a bucket: a new store then finds either the old state or the new one."""
+"""Tests that a new store finds the old or the new state after a crash at any request that changes the bucket."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -20,7 +20,7 @@ from twinkle.checkpoint_engine import PackedState, iter_chunks
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
 PART_BYTES = 8 << 20
-_OF_THE_STATE = 6
+MAX_OBJECTS = 6
 """Maximum number of objects of a state: record, manifest, two descriptions and two tensor files."""
 
 
@@ -34,15 +34,15 @@ class CrashingBucket(RemoteDisk):
     def __init__(self, url: str, server: S3Server, *, remaining: int) -> None:
         """Allow `remaining` changes before the crash."""
         super().__init__(*fsspec.url_to_fs(url, **server.options))
-        self._left = remaining
+        self._remaining = remaining
 
     def _count_change(self) -> None:
-        if self._left == 0:
+        if self._remaining == 0:
             raise Crash
-        self._left -= 1
+        self._remaining -= 1
 
     def close_synced(self, file: IO[bytes]) -> None:
-        """Put an object, or crash first, which leaves no object."""
+        """Complete the upload of an object, or crash first, which leaves no object."""
         self._count_change()
         super().close_synced(file)
 
@@ -52,7 +52,7 @@ class CrashingBucket(RemoteDisk):
         super().write(name, data)
 
     def remove(self, name: str) -> None:
-        """Remove object by object, or crash in between."""
+        """Remove the objects one by one, or crash before one of them."""
         for below in reversed(self.names(name)):
             self._count_change()
             super().remove(f'{name}/{below}')
@@ -65,7 +65,7 @@ class CrashingBucket(RemoteDisk):
 
 
 @pytest.mark.parametrize('action', ['commit', 'replace', 'update', 'delete'])
-def test_a_crash_at_any_request_leaves_the_old_or_the_new(s3_server: S3Server, action: str) -> None:
+def test_crash_at_any_request_leaves_the_old_or_new_state(s3_server: S3Server, action: str) -> None:
     """A store finds the old or the new state after a crash at any request."""
     asyncio.run(_crash_everywhere(s3_server, action))
 
@@ -94,10 +94,10 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
         url = server.new_url()
         if action != 'commit':
             await _put(FolderStore(open_disk(url, server.options), threads), OLD)
-        is_done = await _survives(_act(action, FolderStore(CrashingBucket(url, server, remaining=step), threads)))
-        await _survives(FolderStore(CrashingBucket(url, server, remaining=step % 3), threads).load())
-        seen.append(await _found(FolderStore(open_disk(url, server.options), threads)))
-        assert len(_files(url, server)) <= (_OF_THE_STATE if seen[-1] is not None else 0)
+        is_done = await _completes(_perform(action, FolderStore(CrashingBucket(url, server, remaining=step), threads)))
+        await _completes(FolderStore(CrashingBucket(url, server, remaining=step % 3), threads).load())
+        seen.append(await _stored_state(FolderStore(open_disk(url, server.options), threads)))
+        assert len(_objects(url, server)) <= (MAX_OBJECTS if seen[-1] is not None else 0)
         if is_done:
             break
     threads.close()
@@ -110,7 +110,7 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
     assert is_old == sorted(is_old, reverse=True)
 
 
-async def _act(action: str, store: FolderStore) -> None:
+async def _perform(action: str, store: FolderStore) -> None:
     if action == 'delete':
         await store.delete(KEY)
     elif action == 'update':
@@ -126,7 +126,7 @@ async def _put(store: FolderStore, state: PackedState) -> None:
             await writer.add(chunk)
         await writer.commit(_record(state))
     except Crash:
-        for file in writer._files:  # noqa: SLF001 (a dead process closes nothing)
+        for file in writer._files:  # noqa: SLF001 (a crashed process closes no file)
             _drop(file)
         raise
 
@@ -136,7 +136,7 @@ def _drop(file: Any) -> None:
     file.closed = True
 
 
-async def _survives(action: Awaitable[Any]) -> bool:
+async def _completes(action: Awaitable[Any]) -> bool:
     try:
         await action
     except Crash:
@@ -144,7 +144,7 @@ async def _survives(action: Awaitable[Any]) -> bool:
     return True
 
 
-async def _found(store: FolderStore) -> PackedState | None:
+async def _stored_state(store: FolderStore) -> PackedState | None:
     if not await store.load():
         return None
     source = await store.open_state(KEY, is_adapter_only=False)
@@ -153,7 +153,7 @@ async def _found(store: FolderStore) -> PackedState | None:
     return PackedState(source.manifest, memoryview(data))
 
 
-def _files(url: str, server: S3Server) -> list[str]:
+def _objects(url: str, server: S3Server) -> list[str]:
     system: Any = fsspec.filesystem('s3', **server.options)
     system.invalidate_cache()
     return system.find(url)

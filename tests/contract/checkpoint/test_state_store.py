@@ -1,4 +1,4 @@
-"""One suite for every store: in memory, on disk, through fsspec, over the S3 API, and in shared memory."""
+"""Contract tests of the state stores: in memory, on disk, through fsspec, over the S3 API, and in shared memory."""
 
 import io
 import random
@@ -140,8 +140,8 @@ async def test_adapter_section_is_opened_without_the_trainer_section(store: Stat
     assert manifest == make_state(2).manifest
 
 
-async def test_reads_begin_and_end_anywhere(store: StateStore) -> None:
-    """A read may start and end at any byte, and is shorter only at the end of the state."""
+async def test_reads_start_and_end_at_any_byte(store: StateStore) -> None:
+    """A read may start and end at any byte, and returns fewer bytes only at the end of the state."""
     state = make_state(2, is_trainer_included=True)
     await put_checkpoint(store, state)
     source = await store.open_state(CHECKPOINT, is_adapter_only=False)
@@ -153,7 +153,7 @@ async def test_reads_begin_and_end_anywhere(store: StateStore) -> None:
 
 
 async def test_nothing_is_visible_before_the_commit(store: StateStore) -> None:
-    """A state is not visible before its commit, and a discarded one leaves nothing."""
+    """A state is not visible before its commit, and a discarded upload leaves no data."""
     state = make_state(1)
     writer = store.begin(VERSION, state.manifest)
     for chunk in iter_chunks(state.data):
@@ -187,17 +187,17 @@ async def test_refused_chunks_change_nothing(store: StateStore) -> None:
 
 async def test_a_state_with_another_digest_is_not_committed(store: StateStore) -> None:
     """A state whose bytes do not match the announced digest is not committed."""
-    promised, sent = make_state(1), make_state(2)
-    writer = store.begin(VERSION, promised.manifest)
+    announced, sent = make_state(1), make_state(2)
+    writer = store.begin(VERSION, announced.manifest)
     for chunk in iter_chunks(sent.data):
         await writer.add(chunk)
     with pytest.raises(DigestMismatch):
-        await writer.commit(version_record(promised))
+        await writer.commit(version_record(announced))
     await writer.discard()
     assert await store.load() == []
 
 
-async def test_replacing_keeps_what_is_being_read(store: StateStore) -> None:
+async def test_replacing_a_state_keeps_open_sources_readable(store: StateStore) -> None:
     """A source that was opened before a replacement returns the old state."""
     old, new = make_state(1), make_state(2)
     await put_version(store, old)
@@ -209,7 +209,7 @@ async def test_replacing_keeps_what_is_being_read(store: StateStore) -> None:
     assert len(await store.load()) == 1
 
 
-async def test_deleting_keeps_what_is_being_read(store: StateStore) -> None:
+async def test_deleting_a_state_keeps_open_sources_readable(store: StateStore) -> None:
     """A source that was opened before a deletion stays readable, and deleting twice is allowed."""
     state = make_state(1)
     await put_version(store, state)
@@ -237,13 +237,13 @@ async def test_updated_records_are_loaded(store: StateStore) -> None:
 async def test_marks_are_loaded(store: StateStore) -> None:
     """The last mark of each adapter is loaded together with its states."""
     other = AdapterKey('te/nant', 'ad-2')
-    kept = await put_version(store, make_state(1))
+    record = await put_version(store, make_state(1))
     for number in (3, 7):
         await store.mark_newest(NewestMark(ADAPTER, number))
     await store.mark_newest(NewestMark(other, 1))
     await store.delete(VersionKey(ADAPTER, 9))
     found = await store.load()
-    assert sorted(found, key=str) == sorted([kept, NewestMark(ADAPTER, 7), NewestMark(other, 1)], key=str)
+    assert sorted(found, key=str) == sorted([record, NewestMark(ADAPTER, 7), NewestMark(other, 1)], key=str)
 
 
 async def test_open_readers_survive_a_deletion_and_a_new_state(store: StateStore) -> None:
@@ -260,7 +260,7 @@ async def test_open_readers_survive_a_deletion_and_a_new_state(store: StateStore
 
 
 async def test_missing_states_raise_the_error_of_their_kind(store: StateStore) -> None:
-    """Opening a missing version or checkpoint raises the error of its kind."""
+    """Opening a missing version or checkpoint raises VersionNotFound or CheckpointNotFound."""
     with pytest.raises(VersionNotFound):
         await store.open_state(VERSION, is_adapter_only=True)
     with pytest.raises(CheckpointNotFound):
@@ -296,7 +296,7 @@ async def test_tenants_have_separate_folders(store: StateStore, tenant_id: str) 
 
 @pytest.mark.parametrize('adapter_id', ['0b5c:train:0', 'a' + 127 * ':'], ids=['parts', 'longest'])
 async def test_adapter_ids_may_contain_colons(store: StateStore, adapter_id: str) -> None:
-    """Adapter ids with colons do not collide with ids with dots."""
+    """Adapter ids with colons do not collide with the same ids with dots."""
     keys = [VersionKey(AdapterKey('alice', run), 1) for run in (adapter_id, adapter_id.replace(':', '.'))]
     for seed, key in enumerate(keys):
         await put_version(store, make_state(seed), key)
@@ -310,11 +310,11 @@ async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
-    kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
-    torn = _only(tmp_path, 'versions/1/*/adapter_model.safetensors')
-    torn.write_bytes(torn.read_bytes()[:-500])
-    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [kept]
-    assert not torn.parents[1].exists()
+    intact = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
+    truncated = _only(tmp_path, 'versions/1/*/adapter_model.safetensors')
+    truncated.write_bytes(truncated.read_bytes()[:-500])
+    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [intact]
+    assert not truncated.parents[1].exists()
     threads.close()
 
 
@@ -323,16 +323,16 @@ async def test_unreadable_record_does_not_affect_other_states(tmp_path: Path) ->
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
-    kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
+    intact = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
     record = _only(tmp_path, 'versions/1/record.json')
     record.write_text('{')
-    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [kept]
+    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [intact]
     assert record.exists()
     threads.close()
 
 
-async def test_pinning_keeps_the_state_as_it_was(tmp_path: Path) -> None:
-    """A version that was written unsynced keeps its state when it is pinned."""
+async def test_pinning_keeps_the_state(tmp_path: Path) -> None:
+    """A version that was written without a sync keeps its state when it is pinned."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     record = replace(await put_version(store, make_state(1)), is_pinned=True)

@@ -30,8 +30,8 @@ def _bare_status(code: Code, *, has_retry_time: bool) -> status_pb2.Status:
     return status
 
 
-def test_all_sides_have_the_dispositions_of_the_contract() -> None:
-    """The values of the contract are those of the services and of the client."""
+def test_services_and_client_have_the_dispositions_of_the_contract() -> None:
+    """The services and the client have exactly the dispositions that the contract defines."""
     names = {name.removeprefix('DISPOSITION_') for name in disposition_pb2.Disposition.DESCRIPTOR.values_by_name} - {
         'UNSPECIFIED'
     }
@@ -62,7 +62,7 @@ def test_client_and_services_fall_back_to_the_code(code: Code, has_retry_time: b
 
 
 def test_unknown_dispositions_fall_back_to_the_code() -> None:
-    """A value of a later release is ignored."""
+    """A disposition that this release does not know is ignored, and the status code decides."""
     status = status_pb2.Status(code=int(Code.NOT_FOUND), message='failed')
     info = error_details_pb2.ErrorInfo(reason='REASON', domain='twinkle', metadata={DISPOSITION_KEY: 'LATER'})
     status.details.add().Pack(info)
@@ -77,7 +77,7 @@ def test_failures_of_the_transport_are_ambiguous() -> None:
 
 
 def test_contract_lists_the_codes_of_each_disposition() -> None:
-    """The comment of the contract lists the status codes that the implementation uses."""
+    """The comment in the contract lists the status codes that the implementation uses."""
     comment = ' '.join(re.findall(r'^// ?(.*)', CONTRACT.read_text(), re.MULTILINE))
     refused = {code for code in CODES if disposition_by_code(code, has_retry_time=False) is Disposition.REFUSED}
     listed = re.search(r'REFUSED for (.*?); RETRYABLE', comment)

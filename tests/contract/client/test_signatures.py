@@ -1,4 +1,4 @@
-"""The client has the methods and names of the library, so that a training loop moves by changing its imports."""
+"""Tests that the client has the methods and arguments of the library, so that training loops change only imports."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ RENAMED_OR_ABSENT = {
     'resume_from_checkpoint': {'checkpoint_dir'},
     'save': {'output_dir', 'merge_lora'},
 }
-"""Arguments that name a local folder, that the contract lacks, or that are separate verbs there (`export_merged`).
+"""Library arguments that name a local folder, that the contract lacks, or that have a method instead (`export_merged`).
 
 This list may only shrink.
 """
@@ -43,7 +43,7 @@ def test_every_verb_of_the_library_exists() -> None:
     assert set(verbs_of(LibraryModel)) - set(verbs_of(RemoteModel)) == LOCAL_ONLY
 
 
-def test_arguments_have_the_library_s_names() -> None:
+def test_client_arguments_have_the_library_names() -> None:
     """Every argument of a library verb exists in the client, except for the listed ones."""
     remote = verbs_of(RemoteModel)
     missing = {
@@ -55,8 +55,8 @@ def test_arguments_have_the_library_s_names() -> None:
     assert {name: names for name, names in missing.items() if names} == RENAMED_OR_ABSENT
 
 
-def test_arguments_have_the_library_s_defaults() -> None:
-    """Default numbers and flags are equal in the library and in the client."""
+def test_client_arguments_have_the_library_defaults() -> None:
+    """Default numbers, flags and strings are equal in the library and in the client."""
     remote = verbs_of(RemoteModel)
     differing = [
         (name, parameter.name)
@@ -83,7 +83,7 @@ def test_every_remote_verb_has_blocking_and_async_forms() -> None:
 
 
 def test_verbs_of_the_client_take_an_adapter_name() -> None:
-    """All verbs that only the client has use the same argument for the adapter's name."""
+    """All verbs that only the client has, except `estimate`, take the argument `adapter_name`."""
     added = set(verbs_of(RemoteModel)) - set(verbs_of(LibraryModel))
     lacking = {
         name
@@ -93,7 +93,7 @@ def test_verbs_of_the_client_take_an_adapter_name() -> None:
     assert lacking == {'estimate'}
 
 
-def test_step_outputs_have_the_library_s_fields() -> None:
+def test_step_outputs_have_the_library_fields() -> None:
     """The client's step dictionaries have the fields of the library's results, and the receipt of a remote call."""
     assert list(LayerHealthDict.__annotations__) == _fields(LayerHealth)
     assert set(StepOutput.__annotations__) == {*_fields(StepResult), 'receipt'}

@@ -45,7 +45,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Yield empty stores."""
+    """Empty stores of one implementation."""
     if request.param == 'memory':
         yield Stores(
             tenants=MemoryTenantStore(),

@@ -1,4 +1,4 @@
-"""Transactions whose caller is cancelled, on each database."""
+"""Tests transactions whose caller is cancelled, on each database."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ ROUNDS = 80
 
 async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:
     """Another connection can write immediately after a cancellation at any step."""
-    here, there = await Database.open(database_url), await Database.open(database_url)
+    first, second = await Database.open(database_url), await Database.open(database_url)
     moment = FakeClock().now()
 
     async def add(database: Database, name: str) -> None:
@@ -21,14 +21,14 @@ async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:
         await store.get(name)
 
     for steps in range(ROUNDS):
-        cut = [asyncio.create_task(add(here, f'cut-{steps}-{number}')) for number in range(3)]
+        cancelled = [asyncio.create_task(add(first, f'cancelled-{steps}-{number}')) for number in range(3)]
         for _ in range(steps):
             await asyncio.sleep(0)
-        for task in cut:
+        for task in cancelled:
             task.cancel()
-        await asyncio.gather(*cut, return_exceptions=True)
-        # If a lock were left behind, this write would wait longer than the time limit of the test.
-        await add(there, f'other-{steps}')
-        assert await SqlTenantStore(here).get(f'other-{steps}') is not None
-    for database in (here, there):
+        await asyncio.gather(*cancelled, return_exceptions=True)
+        # If a cancelled caller left a lock, this write would wait longer than the time limit of the test.
+        await add(second, f'other-{steps}')
+        assert await SqlTenantStore(first).get(f'other-{steps}') is not None
+    for database in (first, second):
         await database.close()

@@ -1,4 +1,4 @@
-"""Filters of lists of runs and checkpoints, in every store."""
+"""Tests the filters for lists of runs and checkpoints in every store."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

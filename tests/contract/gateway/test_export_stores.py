@@ -40,7 +40,7 @@ async def store(database_url: str) -> AsyncIterator[ExportStore]:
 
 
 def numbered(number: int, **fields: Any) -> Export:
-    """Return an export that was accepted `number` seconds later."""
+    """Return an export that was accepted `number` seconds after START."""
     later = START + timedelta(seconds=number)
     changes: dict[str, Any] = {
         'export_id': f'ex-{number}',
@@ -99,8 +99,8 @@ async def test_equal_push_is_returned_at_the_limit(store: ExportStore) -> None:
     assert (await add(store, other, max_unfinished=1)).export_id == 'ex-3'
 
 
-async def test_claim_is_exclusive_until_its_lease_ends(store: ExportStore) -> None:
-    """A claim whose lease has ended can be taken over, and then the first claim can neither renew nor settle it."""
+async def test_claim_is_exclusive_until_its_lease_expires(store: ExportStore) -> None:
+    """A claim whose lease has expired can be taken over, and then the first claim can neither renew nor settle it."""
     await add(store, EXPORT)
     assert await store.claim(START - LEASE, lease=LEASE) is None
     first = await store.claim(START, lease=LEASE)
@@ -129,7 +129,7 @@ async def test_longest_due_export_is_claimed_first(store: ExportStore) -> None:
 
 
 async def test_cancelled_export_loses_its_claim_and_token(store: ExportStore) -> None:
-    """A cancellation deletes the token and ends the claim; finished exports are deleted after a time."""
+    """A cancellation deletes the token and revokes the claim; finished exports can be deleted."""
     await add(store, EXPORT)
     await add(store, numbered(2, target='hf://org/other'))
     claim = await store.claim(START, lease=LEASE)

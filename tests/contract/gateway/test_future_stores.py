@@ -1,4 +1,4 @@
-"""One suite for every implementation of the stores of futures and payloads."""
+"""Contract tests of the stores of futures and payloads, for every implementation."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -23,10 +23,10 @@ DAY = timedelta(days=1)
 
 def future_of(key: str, *, lane: str = '', position: int = 0, tenant: str = 'alice') -> Future:
     """Return an accepted future."""
-    order = FutureRequest(
+    request = FutureRequest(
         kind='execute', key=key, payload=key.encode(), session_id='ses-1', lane=lane, position=position, note='{"a": 1}'
     )
-    return Future.accepted(order, tenant_id=tenant, moment=START)
+    return Future.accepted(request, tenant_id=tenant, moment=START)
 
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
@@ -109,18 +109,18 @@ async def test_future_is_settled_once(store: Any) -> None:
     ],
     ids=lambda error: error.reason,
 )
-async def test_error_is_stored_with_all_facts(store: Any, error: Any) -> None:
-    """A stored error has its code, reason, message, facts, fields and retry time."""
+async def test_error_is_stored_with_all_fields(store: Any, error: Any) -> None:
+    """A stored error has its code, reason, message, metadata, violations and retry time."""
     future = await store.add_if_absent(future_of('one'))
     await store.settle(future.failed(error, moment=START))
-    kept = (await store.get('alice', future.future_id)).error
-    assert (kept.code, kept.reason, str(kept)) == (error.code, error.reason, str(error))
-    assert (dict(kept.metadata()), kept.violations) == (dict(error.metadata()), error.violations)
-    assert kept.retry_after == error.retry_after
+    stored = (await store.get('alice', future.future_id)).error
+    assert (stored.code, stored.reason, str(stored)) == (error.code, error.reason, str(error))
+    assert (dict(stored.metadata()), stored.violations) == (dict(error.metadata()), error.violations)
+    assert stored.retry_after == error.retry_after
 
 
 async def test_waiting_futures_are_listed_in_order(store: Any) -> None:
-    """Waiting futures are listed by lane and position for any order of arrival, without the finished ones."""
+    """Waiting futures are listed by lane and position, not by arrival, and finished ones are left out."""
     for position in (3, 1, 2):
         await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
     await store.add_if_absent(future_of('a1', lane='a', position=1, tenant='bob'))
@@ -175,10 +175,10 @@ async def test_payload_is_stored_replaced_and_deleted(payloads: Any) -> None:
     assert await payloads.get(future.payload_name) is None
 
 
-async def test_size_of_a_payload_is_that_of_its_bytes(payloads: Any) -> None:
-    """The size of a payload counts its bytes only, and is 0 for an absent one."""
+async def test_size_of_a_payload_is_its_number_of_bytes(payloads: Any) -> None:
+    """The size of a payload is its number of bytes, and 0 if the payload is absent."""
     future = future_of('one')
-    await payloads.put(future.payload_name, b'asked')
+    await payloads.put(future.payload_name, b'query')
     assert await payloads.size(future.payload_name) == 5
     assert await payloads.size(future.result_name) == 0
 
@@ -186,8 +186,8 @@ async def test_size_of_a_payload_is_that_of_its_bytes(payloads: Any) -> None:
 async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
     """Payloads are listed by the time at which they were stored, and their names identify their futures."""
     future = future_of('one')
-    await payloads.put(future.payload_name, b'asked')
-    await payloads.put(future.result_name, b'answered')
+    await payloads.put(future.payload_name, b'query')
+    await payloads.put(future.result_name, b'result')
     now = datetime.now(UTC)
     assert list(await payloads.list_old(stored_before=now - DAY)) == []
     names = await payloads.list_old(stored_before=now + DAY)
@@ -204,8 +204,8 @@ def files(tmp_path: Path) -> Iterator[PayloadFiles]:
 
 
 @pytest.mark.parametrize('name', ['../../etc/passwd', 'a/../x.result', '.half-1', '', 'FU-1.result', 'fu-1\0.result'])
-async def test_name_that_could_leave_the_folder_is_refused(files: PayloadFiles, name: str) -> None:
-    """A name that could leave the folder is refused for reads and writes."""
+async def test_invalid_file_name_is_refused(files: PayloadFiles, name: str) -> None:
+    """A name that is not a payload name, such as a path outside the folder, is refused."""
     with pytest.raises(ValueError, match=r'.'):
         await files.put(name, b'x')
 
@@ -213,21 +213,21 @@ async def test_name_that_could_leave_the_folder_is_refused(files: PayloadFiles, 
 async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Path) -> None:
     """A damaged file counts as missing, an old temporary file is deleted, and other files stay."""
     future = future_of('one')
-    await files.put(future.result_name, b'answered')
+    await files.put(future.result_name, b'result')
     (path,) = (tmp_path / 'payloads').glob('*/*')
     path.write_bytes(path.read_bytes()[:-1])
     assert await files.get(future.result_name) is None
-    half = path.parent / '.half-one'
-    half.write_bytes(b'x')
-    foreign = path.parent / '.nfs000000000001'
-    foreign.write_bytes(b'y')
+    temporary = path.parent / '.half-one'
+    temporary.write_bytes(b'x')
+    unrelated = path.parent / '.nfs000000000001'
+    unrelated.write_bytes(b'y')
     assert await files.list_old(stored_before=datetime.now(UTC) + DAY) == [path.name]
-    assert not half.exists()
-    assert foreign.exists()
+    assert not temporary.exists()
+    assert unrelated.exists()
 
 
-async def test_failing_disk_is_a_domain_error(tmp_path: Path) -> None:
-    """A folder that cannot be created is reported as an unreachable service."""
+async def test_unusable_folder_raises_a_domain_error(tmp_path: Path) -> None:
+    """A write to a folder that cannot be created raises ServiceUnreachable."""
     (tmp_path / 'file').write_bytes(b'')
     store = PayloadFiles(tmp_path / 'file', is_synced=False)
     with pytest.raises(ServiceUnreachable):
@@ -235,20 +235,20 @@ async def test_failing_disk_is_a_domain_error(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_ends_of_a_topic_are_listed_in_order(store: Any) -> None:
-    """Futures that wait, expired, ended earlier, or belong to another topic or tenant are left out."""
-    ends = {'a': 3, 'b': 1, 'c': 2}
-    for key, hours in ends.items():
-        future = replace(future_of(key), topic='talk')
+async def test_finished_futures_of_a_topic_are_listed_in_order(store: Any) -> None:
+    """Finished futures are listed by finish time, without expired ones and those of other topics or tenants."""
+    finish_hours = {'a': 3, 'b': 1, 'c': 2}
+    for key, hours in finish_hours.items():
+        future = replace(future_of(key), topic='topic-1')
         await store.add_if_absent(future)
         await store.settle(future.done(moment=START + timedelta(hours=hours)))
-    other = replace(future_of('d'), topic='else')
+    other = replace(future_of('d'), topic='topic-2')
     await store.add_if_absent(other)
     await store.settle(other.done(moment=START))
-    await store.add_if_absent(replace(future_of('e'), topic='talk'))
+    await store.add_if_absent(replace(future_of('e'), topic='topic-1'))
 
     async def keys(since: datetime | None, limit: int = 9, tenant: str = 'alice') -> list[str]:
-        return [item.key for item in await store.list_ended(tenant, 'talk', since=since, limit=limit)]
+        return [item.key for item in await store.list_ended(tenant, 'topic-1', since=since, limit=limit)]
 
     assert await keys(None) == ['b', 'c', 'a']
     assert await keys(None, limit=2) == ['b', 'c']
@@ -259,7 +259,7 @@ async def test_ends_of_a_topic_are_listed_in_order(store: Any) -> None:
 
 
 async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
-    """A future of an owned lane goes to the owner; once nothing waits in the lane, the next gateway owns it."""
+    """A future joins the owner of its lane; once the lane has no waiting futures, another gateway can own it."""
     first = replace(future_of('b0', lane='b'), owner='gw-1')
     assert await lane_store.add_if_absent(first) is first
     second = await lane_store.add_if_absent(replace(future_of('b1', lane='b', position=1), owner='gw-2'))
@@ -275,12 +275,12 @@ async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
 
 
 async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
-    """Another gateway cannot number or settle a future, and its attempt to number it fails."""
+    """Another gateway cannot number or settle a future, and its attempt to number it raises FutureTaken."""
     future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
-    stranger = replace(future, owner='gw-2')
+    other_owner = replace(future, owner='gw-2')
     with pytest.raises(FutureTaken):
-        await lane_store.number(stranger, 7, instead_of=None)
-    assert await lane_store.settle(stranger.done(moment=START)) == future
-    assert stranger.result_name != future.result_name
+        await lane_store.number(other_owner, 7, instead_of=None)
+    assert await lane_store.settle(other_owner.done(moment=START)) == future
+    assert other_owner.result_name != future.result_name
     assert await lane_store.number(future, 8, instead_of=None) == 8
     assert (await lane_store.settle(future.done(moment=START))).state is FutureState.DONE

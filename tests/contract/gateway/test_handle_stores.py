@@ -1,4 +1,4 @@
-"""One suite for every implementation of the store of sampling handles."""
+"""Contract tests of the store of sampling handles, for every implementation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,8 +51,8 @@ async def test_handle_is_stored_as_first_created(store: Any) -> None:
     assert await store.get('alice', HANDLE.handle_id) == HANDLE
 
 
-async def test_facts_of_a_handle_are_filled_in(store: Any) -> None:
-    """Base model and version are filled in, other fields stay, and an absent handle is no error."""
+async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> None:
+    """Base model and version are set once, other fields stay, and settling an absent handle is no error."""
     await store.add_if_absent(HANDLE)
     await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
     await store.settle('bob', HANDLE.handle_id, base_model='other', version=1)
@@ -72,7 +72,7 @@ async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
 
 
 async def test_session_lists_its_handles_oldest_first(store: Any) -> None:
-    """Handles of other sessions and tenants are left out."""
+    """A session lists only its own handles, and other tenants' handles are left out."""
     for number, (session, tenant) in enumerate([('ses-1', 'alice'), ('ses-2', 'alice'), ('ses-1', 'bob')]):
         for hours in (2, 1):
             name = f'{number}-{hours}'

@@ -1,4 +1,4 @@
-"""The schema that the migrations create, on each database."""
+"""Tests the schema that the migrations create, on each database."""
 
 import asyncio
 from typing import Any
@@ -37,9 +37,9 @@ async def test_gateways_that_start_together_create_the_schema_once(database_url:
     await SqlTenantStore(databases[0]).add_if_absent(tenant)
     for database in databases:
         await database.close()
-    again = await Database.open(database_url)
-    assert await SqlTenantStore(again).get('alice') == tenant
-    await again.close()
+    reopened = await Database.open(database_url)
+    assert await SqlTenantStore(reopened).get('alice') == tenant
+    await reopened.close()
 
 
 async def _set_revision(database: Database, revision: str) -> None:
@@ -47,16 +47,16 @@ async def _set_revision(database: Database, revision: str) -> None:
         await connection.execute(text('UPDATE alembic_version SET version_num = :revision'), {'revision': revision})
 
 
-async def test_database_of_the_last_development_revision_stays_in_use(database_url: str) -> None:
+async def test_database_of_the_last_development_revision_stays_usable(database_url: str) -> None:
     """A database at revision r0011 counts as up to date, and its rows stay readable."""
     database = await Database.open(database_url)
     tenant = Tenant(tenant_id='alice', display_name='Alice', create_time=FakeClock().now())
     await SqlTenantStore(database).add_if_absent(tenant)
     await _set_revision(database, 'r0011')
     await database.close()
-    again = await Database.open(database_url)
-    assert await SqlTenantStore(again).get('alice') == tenant
-    await again.close()
+    reopened = await Database.open(database_url)
+    assert await SqlTenantStore(reopened).get('alice') == tenant
+    await reopened.close()
 
 
 @pytest.mark.parametrize('revision', ['r0004', 'r0010', 'r9999'])

@@ -86,7 +86,7 @@ async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
 
 
 async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) -> None:
-    """Both keys of a rotation are stored, or none if `rotate` raises an error."""
+    """Both keys of a rotation are stored, or neither if `rotate` raises an error."""
     await owned.keys.add(KEY, digest=b'a' * 32)
     successor = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
     retired = replace(KEY, retire_time=START + timedelta(hours=1))
@@ -106,7 +106,7 @@ async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) ->
 
 
 async def test_existing_tenant_is_not_replaced(stores: Any) -> None:
-    """Adding a tenant of an existing id returns the existing tenant unchanged."""
+    """Adding a tenant with an existing id returns the existing tenant unchanged."""
     assert await stores.tenants.add_if_absent(ALICE) == ALICE
     assert await stores.tenants.add_if_absent(replace(ALICE, display_name='Other')) == ALICE
     assert await stores.tenants.get('alice') == ALICE
@@ -120,7 +120,7 @@ async def test_key_is_found_by_its_exact_digest(owned: Any) -> None:
     assert await owned.keys.find(b'2' * 32) is None
 
 
-async def test_tenant_has_a_valid_key_until_each_has_ended(owned: Any) -> None:
+async def test_only_usable_keys_count_as_valid(owned: Any) -> None:
     """Expired, retired and revoked keys, and keys of other tenants, do not count as valid keys of a tenant."""
     end = START + timedelta(hours=1)
     assert not await owned.keys.has_valid('alice', moment=START)
@@ -143,7 +143,7 @@ async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
     assert await owned.keys.find(b'1' * 32) == replace(KEY, revoke_time=START)
 
 
-async def test_key_revoked_twice_keeps_the_first_moment(owned: Any) -> None:
+async def test_key_revoked_twice_keeps_the_first_revoke_time(owned: Any) -> None:
     """Revoking a key again keeps its revoke time, and revoking an unknown key returns None."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     assert (await owned.keys.revoke('key-1', moment=START)).revoke_time == START
@@ -194,7 +194,7 @@ async def test_only_silent_active_sessions_expire(owned: Any) -> None:
 
 
 async def test_ended_sessions_are_listed_until_they_are_settled(owned: Any) -> None:
-    """Unsettled sessions are listed page by page, the longest silent first, until they are settled."""
+    """Ended sessions are listed in pages, the oldest heartbeat first, until they are settled."""
     for number in range(5):
         session = replace(SESSION, session_id=f'ses-{number}', request_id=f'rq-{number}')
         await owned.sessions.add_if_absent(replace(session, heartbeat_time=START + timedelta(minutes=number // 2)))
@@ -208,13 +208,13 @@ async def test_ended_sessions_are_listed_until_they_are_settled(owned: Any) -> N
     assert [item.session_id for item in rest] == ['ses-3', 'ses-4']
     paths = ('twinkle://a/weights/session-expired-1', 'twinkle://b/weights/mine')
     await owned.sessions.change('alice', 'ses-1', lambda found: found.settled(found, paths))
-    left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
-    assert left == ['ses-0', 'ses-2', 'ses-3', 'ses-4']
+    unsettled = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
+    assert unsettled == ['ses-0', 'ses-2', 'ses-3', 'ses-4']
     assert (await owned.sessions.get('alice', 'ses-1')).checkpoint_paths == paths
     await owned.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START))
     await owned.sessions.expire(silent_since=START + timedelta(minutes=2))
-    left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
-    assert left == ['ses-0', 'ses-1', 'ses-2', 'ses-3', 'ses-4']
+    unsettled = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
+    assert unsettled == ['ses-0', 'ses-1', 'ses-2', 'ses-3', 'ses-4']
 
 
 async def test_run_is_replaced_by_its_last_report(stores: Any) -> None:
@@ -233,8 +233,8 @@ async def test_deleted_run_stays_listed(stores: Any) -> None:
     for hours in (1, 2):
         await stores.runs.mark_deleted(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
     await stores.runs.mark_deleted(('alice', 'unknown'), moment=START)
-    gone = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
-    assert await stores.runs.list_newest('alice', ALL, RunFilter()) == [gone]
+    deleted = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
+    assert await stores.runs.list_newest('alice', ALL, RunFilter()) == [deleted]
 
 
 async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
@@ -300,35 +300,35 @@ async def test_checkpoints_absent_from_a_snapshot_are_not_listed(stores: Any) ->
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == [other]
 
 
-async def _fill_tenants(stores: Any, number: int, moment: datetime) -> None:
+async def _add_tenant(stores: Any, number: int, moment: datetime) -> None:
     await stores.tenants.add_if_absent(Tenant(tenant_id=f'item-{number}', display_name='', create_time=moment))
 
 
-async def _fill_keys(stores: Any, number: int, moment: datetime) -> None:
+async def _add_key(stores: Any, number: int, moment: datetime) -> None:
     key = replace(KEY, key_id=f'item-{number}', create_time=moment)
     await stores.keys.add(key, digest=bytes([number]) * 32)
 
 
-async def _fill_sessions(stores: Any, number: int, moment: datetime) -> None:
+async def _add_session(stores: Any, number: int, moment: datetime) -> None:
     session = replace(SESSION, session_id=f'item-{number}', request_id=f'rq-{number}', create_time=moment)
     await stores.sessions.add_if_absent(session)
 
 
-async def _fill_runs(stores: Any, number: int, moment: datetime) -> None:
+async def _add_run(stores: Any, number: int, moment: datetime) -> None:
     await stores.runs.save(replace(RUN, run_id=f'item-{number}', create_time=moment))
 
 
-async def _fill_checkpoints(stores: Any, number: int, moment: datetime) -> None:
+async def _add_checkpoint(stores: Any, number: int, moment: datetime) -> None:
     await stores.checkpoints.save(replace(CHECKPOINT, checkpoint_id=f'item-{number}', create_time=moment))
 
 
 LISTS: dict[str, tuple[Any, Any, str]] = {
-    'tenants': (_fill_tenants, lambda stores, page: stores.tenants.list_newest(page), 'tenant_id'),
-    'keys': (_fill_keys, lambda stores, page: stores.keys.list_newest('alice', page), 'key_id'),
-    'sessions': (_fill_sessions, lambda stores, page: stores.sessions.list_newest('alice', page), 'session_id'),
-    'runs': (_fill_runs, lambda stores, page: stores.runs.list_newest('alice', page, RunFilter()), 'run_id'),
+    'tenants': (_add_tenant, lambda stores, page: stores.tenants.list_newest(page), 'tenant_id'),
+    'keys': (_add_key, lambda stores, page: stores.keys.list_newest('alice', page), 'key_id'),
+    'sessions': (_add_session, lambda stores, page: stores.sessions.list_newest('alice', page), 'session_id'),
+    'runs': (_add_run, lambda stores, page: stores.runs.list_newest('alice', page, RunFilter()), 'run_id'),
     'checkpoints': (
-        _fill_checkpoints,
+        _add_checkpoint,
         lambda stores, page: stores.checkpoints.list_newest('alice', page, CheckpointFilter()),
         'checkpoint_id',
     ),
@@ -337,12 +337,12 @@ LISTS: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize('name', LISTS)
 async def test_pages_contain_each_item_once_newest_first(stores: Any, name: str) -> None:
-    """Pages of two cover all items in order of creation time and id, also for equal times."""
-    fill, list_newest, id_field = LISTS[name]
+    """Pages of two items cover all items once, ordered by creation time and id, even for equal times."""
+    add, list_newest, id_field = LISTS[name]
     if name in {'keys', 'sessions'}:
         await stores.tenants.add_if_absent(ALICE)
     for number in range(7):
-        await fill(stores, number, START + timedelta(microseconds=number // 3))
+        await add(stores, number, START + timedelta(microseconds=number // 3))
     seen = await _read_pages(lambda page: list_newest(stores, page), id_field)
     assert seen == [f'item-{number}' for number in (6, 5, 4, 3, 2, 1, 0)]
 

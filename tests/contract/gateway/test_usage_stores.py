@@ -1,4 +1,4 @@
-"""One suite for every store of quotas and usage."""
+"""Contract tests of the stores of quotas and usage, for every implementation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,11 +31,11 @@ FULL = Quota(
 
 @dataclass(frozen=True)
 class Stores:
-    """Stores of one implementation, and those of a second gateway on the same database."""
+    """Stores of recorded implementation, and the usage store of a second gateway on the same database."""
 
     quotas: Any
     usage: Any
-    others: Any
+    other_usage: Any
 
 
 @pytest.fixture(params=['memory', 'sqlite', 'postgres'])
@@ -82,7 +82,7 @@ async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
 
 
 async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
-    """Work of every kind adds up per tenant and run; tenants with equal run ids are separate."""
+    """All kinds of work add up per tenant and run; tenants with equal run ids are separate."""
     work = Work(
         trained_token_count=1,
         sampled_token_count=1 << 40,
@@ -100,8 +100,8 @@ async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
 async def test_repeated_batch_counts_once(stores: Stores) -> None:
     """A batch that is recorded twice counts once; the same number of another writer is another batch."""
     work = ('alice', 'run-1', Work(prompt_count=1))
-    for one in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
-        await stores.usage.record(one)
+    for recorded in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
+        await stores.usage.record(recorded)
     assert await used(stores.usage) == {'run-1': Work(prompt_count=3)}
     await stores.usage.forget_writer('w1')
     await stores.usage.forget_writer('unknown')
@@ -111,22 +111,22 @@ async def test_repeated_batch_counts_once(stores: Stores) -> None:
 async def test_meter_counts_only_its_increase(stores: Stores) -> None:
     """Repeated and reordered readings of a meter count only its increase."""
     for number, (store, tokens) in enumerate(
-        [(stores.usage, 10), (stores.others, 10), (stores.others, 25), (stores.usage, 17), (stores.usage, 25)], 1
+        [(stores.usage, 10), (stores.other_usage, 10), (stores.other_usage, 25), (stores.usage, 17), (stores.usage, 25)], 1
     ):
         await store.record(batch(number, writer=f'w{number}', readings=(reading(tokens, tokens // 5),)))
     assert await used(stores.usage) == {'run-1': Work(trained_token_count=25, operation_count=5)}
 
 
-async def test_two_gateways_lose_and_double_nothing(stores: Stores) -> None:
+async def test_two_gateways_count_everything_once(stores: Stores) -> None:
     """Two gateways that add samples and read the same meters concurrently count everything once."""
 
-    async def run(store: Any, writer: str) -> None:
+    async def record_all(store: Any, writer: str) -> None:
         for number in range(1, 21):
             works = tuple(('alice', f'run-{run}', Work(sampled_token_count=1)) for run in (number % 3, 3))
             readings = tuple(reading(10 * number, number, f'run-{run}') for run in range(3))
             await store.record(batch(number, *works, writer=writer, readings=readings))
 
-    await asyncio.gather(run(stores.usage, 'w1'), run(stores.others, 'w2'))
+    await asyncio.gather(record_all(stores.usage, 'w1'), record_all(stores.other_usage, 'w2'))
     found = await used(stores.usage)
     assert {name: (work.trained_token_count, work.operation_count) for name, work in found.items()} == {
         'run-0': (200, 20),
@@ -158,10 +158,10 @@ async def test_period_covers_whole_hours(stores: Stores) -> None:
 async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> None:
     """Stored bytes are reported by run and in total, without deleted checkpoints."""
     database = await Database.open(database_url)
-    shelf, usage = SqlCheckpointStore(database), SqlUsageStore(database)
+    checkpoints, usage = SqlCheckpointStore(database), SqlUsageStore(database)
     for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:
-        await shelf.save(_checkpoint(run, name, size))
-    await shelf.mark_absent_deleted({_key(_checkpoint(run, 'a', 0)) for run in ('run-1', 'run-2')}, moment=START)
+        await checkpoints.save(_checkpoint(run, name, size))
+    await checkpoints.mark_absent_deleted({_key(_checkpoint(run, 'a', 0)) for run in ('run-1', 'run-2')}, moment=START)
     await usage.record(batch(1, ('alice', 'run-2', Work(prompt_count=1))))
     assert await usage.stored_bytes('alice') == (1 << 40) + 7
     assert await usage.stored_bytes('bob') == 0

@@ -1,4 +1,4 @@
-"""Fixtures of the trainer port's contract suites."""
+"""Fixtures for the contract tests of the trainer port."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +14,6 @@ from services.model.ports import TrainerBackend
 async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
     """Each implementation of the trainer port."""
     options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
-    made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
-    yield made
-    await made.close()
+    trainer = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
+    yield trainer
+    await trainer.close()

@@ -1,4 +1,4 @@
-"""Contract of batch sources, for the data service's client and the fake."""
+"""Contract tests of batch sources, for the data service's client and the fake."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ TEXTS = ['a', 'two words', 'and three words', 'four', 'five and no more']
 
 
 @dataclass
-class Opened:
-    """A source, with alice's loader over five examples in batches of two."""
+class OpenedLoader:
+    """A batch source and a loader of alice with five examples in batches of two."""
 
     source: BatchSource
     loader_id: str
@@ -41,13 +41,13 @@ class Opened:
 
 
 @pytest.fixture(params=['fake', 'data-service'])
-async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Opened]:
+async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[OpenedLoader]:
     """Each implementation of the port."""
     if request.param == 'fake':
         examples = [[index] * (index + 2) for index in range(5)]
         features = [InputFeature(input_ids=np.array(ids), labels=np.array(ids)) for ids in examples]
         fake = FakeBatches(loaders={'ld-1': FakeLoader('alice', features, 2)})
-        yield Opened(fake, 'ld-1', examples)
+        yield OpenedLoader(fake, 'ld-1', examples)
         return
     async with (
         serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,
@@ -57,10 +57,10 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir:
         dataset = await data.create(source, set_template(tiny_llama_dir), ENCODE)
         loader = await data.open(dataset.dataset_id, 2)
         examples = [ids for batch in await data.read_all(loader.loader_id) for ids in batch]
-        yield Opened(DataClient(channel), loader.loader_id, examples)
+        yield OpenedLoader(DataClient(channel), loader.loader_id, examples)
 
 
-async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
+async def test_cursors_traverse_the_whole_loader(opened: OpenedLoader) -> None:
     """Following the cursors reads all examples in order."""
     read: list[object] = []
     cursor = None
@@ -72,41 +72,41 @@ async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
     assert read == [opened.examples[:2], opened.examples[2:4], opened.examples[4:]]
 
 
-async def test_equal_reference_returns_the_same_batch(opened: Opened) -> None:
-    """Repeated loads of a reference, also by count alone, return the same examples and cursor."""
+async def test_equal_reference_returns_the_same_batch(opened: OpenedLoader) -> None:
+    """Repeated loads of a reference, even with only a row count, return the same examples and cursor."""
     _, cursor = await opened.load()
     first = await opened.load(cursor)
     assert await opened.load(cursor) == first
     assert await opened.load(LoaderCursor(consumed_rows=2)) == first
 
 
-async def test_error_at_the_end_contains_the_position(opened: Opened) -> None:
+async def test_error_at_the_end_contains_the_position(opened: OpenedLoader) -> None:
     """Loading after the last batch raises LoaderAtEnd with the position."""
     with pytest.raises(LoaderAtEnd) as refusal:
         await opened.load(LoaderCursor(consumed_rows=5))
     assert refusal.value.metadata() == {'loaderId': opened.loader_id, 'consumedRows': '5'}
 
 
-async def test_loader_of_another_tenant_is_not_found(opened: Opened) -> None:
+async def test_loader_of_another_tenant_is_not_found(opened: OpenedLoader) -> None:
     """Another tenant's loader raises the same error as an unknown one."""
-    unknown = Opened(opened.source, 'ld-nothing', [])
-    for asked, caller in ((opened, BOB), (unknown, ALICE)):
+    unknown = OpenedLoader(opened.source, 'ld-unknown', [])
+    for loader, caller in ((opened, BOB), (unknown, ALICE)):
         with pytest.raises(DomainError) as refusal:
-            await asked.load(caller=caller)
+            await loader.load(caller=caller)
         assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'LOADER_NOT_FOUND')
 
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
-async def test_cursor_of_another_loader_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
-    """A cursor that is not between two batches, or belongs to another loader, is refused by its field."""
+async def test_cursor_of_another_loader_is_refused(opened: OpenedLoader, cursor: LoaderCursor) -> None:
+    """A cursor that is not between two batches, or belongs to another loader, is refused with its field."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')
 
 
 async def test_unreachable_service_is_retryable(tmp_path: Path) -> None:
-    """An unreachable data service is UNAVAILABLE with a retry time."""
-    async with open_channel(f'unix:{tmp_path}/nobody', service='data') as channel:
+    """An unreachable data service raises UNAVAILABLE with a retry time."""
+    async with open_channel(f'unix:{tmp_path}/absent', service='data') as channel:
         with pytest.raises(DomainError) as refusal, acting_for(ALICE):
             await DataClient(channel).load(BatchReference(loader_id='ld-1'))
     assert (refusal.value.code, refusal.value.reason) == (Code.UNAVAILABLE, 'SERVICE_UNREACHABLE')
@@ -114,7 +114,7 @@ async def test_unreachable_service_is_retryable(tmp_path: Path) -> None:
 
 
 async def test_oversized_batch_is_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A batch above the size limit is refused with an explanation, before it is in memory."""
+    """A batch above the message size limit is refused with InvalidField."""
     async with (
         serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,
         open_channel(data.address, service='data', message_bytes=64) as channel,

@@ -1,4 +1,4 @@
-"""Contract of journals, for the one in memory and the one on disk; the latter also after reopening."""
+"""Contract tests of journals: in memory, on disk, and on disk with a reopening before each access."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     """Each implementation; the journal on disk is reopened at each call."""
     opened: list[Journal] = []
 
-    async def give() -> Journal:
+    async def next_journal() -> Journal:
         if opened and request.param != 'sqlite-reopened':
             return opened[-1]
         if opened:
@@ -33,7 +33,7 @@ async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         opened.append(journal or await journals.open_journal(tmp_path / 'journal', undo_steps=2))
         return opened[-1]
 
-    yield give
+    yield next_journal
     for journal in opened:
         await journal.close()
 
@@ -43,12 +43,12 @@ async def test_adapter_and_its_creation_request_are_returned_unchanged(reopen):
     journal = await reopen()
     adapter = await add(journal, make_adapter(user_metadata={'team': 'red'}))
     journal = await reopen()
-    kept = await journal.adapters()
-    assert [(item.adapter, item.is_settled) for item in kept] == [(adapter, True)]
+    stored = await journal.adapters()
+    assert [(item.adapter, item.is_settled) for item in stored] == [(adapter, True)]
     assert await journal.creations() == [journals.creation_of(adapter, 'ad-1')]
 
 
-async def test_a_removed_adapter_leaves_only_its_request(reopen):
+async def test_a_removed_adapter_leaves_only_its_creation_request(reopen):
     """A removed adapter cannot be restored, but its creation request is still known."""
     journal = await reopen()
     await add(journal, make_adapter())
@@ -88,19 +88,19 @@ async def test_recorded_outcome_is_bitwise_unchanged(reopen):
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first, second = batch_operation(1), batch_operation(2)
-    noted, failure = forward_result(first, -float('inf')), LossNotFinite('ad-1', 3)
+    result, failure = forward_result(first, -float('inf')), LossNotFinite('ad-1', 3)
     await journal.accept(first)
-    journal.note(replace(adapter, sequence_number=1), first, noted)
+    journal.note(replace(adapter, sequence_number=1), first, result)
     await journal.accept(second)
     journal.note(replace(adapter, sequence_number=2), second, failure)
     journal = await reopen()
     record = await journal.record('ad-1', size=64)
-    assert first_difference(noted, record[0].outcome) is None
+    assert first_difference(result, record[0].outcome) is None
     assert isinstance(record[1].outcome, DomainError)
     assert (record[1].outcome.code, record[1].outcome.reason) == (Code.FAILED_PRECONDITION, 'LOSS_NOT_FINITE')
     assert [entry.fingerprint for entry in record] == [first.fingerprint, second.fingerprint]
-    kept = (await journal.adapters())[0]
-    assert (kept.adapter.sequence_number, kept.is_settled) == (2, True)
+    stored = (await journal.adapters())[0]
+    assert (stored.adapter.sequence_number, stored.is_settled) == (2, True)
     assert [entry.sequence_number for entry in await journal.record('ad-1', size=1)] == [2]
 
 
@@ -135,12 +135,12 @@ async def test_settled_verb_is_recorded_and_not_replayed(reopen):
     await journal.accept(batch_operation(1))
     journal.note(replace(adapter, sequence_number=1), batch_operation(1), forward_result(batch_operation(1)))
     publish = journals.operation(2, publish_version={})
-    made = journals.result(publish, PublishResult(version=1, digest='ab', size_bytes=9))
-    await journal.settle(replace(adapter, sequence_number=2, version=1), publish, made)
+    published = journals.result(publish, PublishResult(version=1, digest='ab', size_bytes=9))
+    await journal.settle(replace(adapter, sequence_number=2, version=1), publish, published)
     await journal.accept(batch_operation(3))
     journal = await reopen()
     assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=0)] == [1, 3]
-    assert first_difference(made, (await journal.record('ad-1', size=9))[1].outcome) is None
+    assert first_difference(published, (await journal.record('ad-1', size=9))[1].outcome) is None
     assert (await journal.adapters())[0].adapter.version == 1
 
 
@@ -159,7 +159,7 @@ async def test_late_outcome_does_not_change_a_newer_adapter_record(reopen):
 
 
 async def test_amendment_is_returned_unless_a_later_operation_is_recorded(reopen):
-    """An amendment is returned unless a later operation is on record."""
+    """An amendment is returned unless a later operation is recorded."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(session_id='ses-1'))
     saved = replace(adapter, checkpoint_path='twinkle://ad-1/weights/a')
@@ -178,18 +178,18 @@ async def test_amendment_is_returned_unless_a_later_operation_is_recorded(reopen
 
 
 async def test_restore_starts_from_the_newest_snapshot(reopen):
-    """The newest snapshot is returned unchanged; before the first one, it is the adapter as requested."""
+    """The newest snapshot is returned unchanged; before the first one, the adapter is returned as it was created."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first = await journal.snapshot_before('ad-1')
     assert (first.sequence_number, first.state, first.adapter) == (0, None, adapter)
-    await _noted(journal, adapter, 1, 2, 3)
+    await _execute(journal, adapter, 1, 2, 3)
     after = replace(adapter, sequence_number=2, step_count=7)
     await journal.add_snapshot(Snapshot(sequence_number=2, adapter=after, state=replace(state_of(2), step_count=7)))
     journal = await reopen()
     found = await journal.snapshot_before('ad-1')
     assert (found.sequence_number, found.adapter) == (2, after)
-    assert _same(found.state, replace(state_of(2), step_count=7))
+    assert _is_equal_state(found.state, replace(state_of(2), step_count=7))
     assert (await journal.snapshot_before('ad-1', at_most=1)).sequence_number == 0
     assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=2)] == [3]
 
@@ -200,7 +200,7 @@ async def test_adapter_created_from_a_checkpoint_has_a_snapshot(reopen):
     await add(journal, make_adapter(), state_of(4))
     journal = await reopen()
     found = await journal.snapshot_before('ad-1')
-    assert (found.sequence_number, _same(found.state, state_of(4))) == (0, True)
+    assert (found.sequence_number, _is_equal_state(found.state, state_of(4))) == (0, True)
 
 
 async def test_only_the_last_two_snapshots_are_kept(reopen):
@@ -208,7 +208,7 @@ async def test_only_the_last_two_snapshots_are_kept(reopen):
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 13):
-        await _noted(journal, adapter, number)
+        await _execute(journal, adapter, number)
         if number % 3 == 0:
             after = replace(adapter, sequence_number=number)
             await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
@@ -228,7 +228,7 @@ async def test_last_two_steps_can_be_undone(reopen):
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 21):
-        await _noted(journal, adapter, number, is_step=number % 4 == 0)
+        await _execute(journal, adapter, number, is_step=number % 4 == 0)
         if number % 2 == 0:
             after = replace(adapter, sequence_number=number)
             await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
@@ -240,14 +240,14 @@ async def test_last_two_steps_can_be_undone(reopen):
 
 
 async def test_undone_step_is_not_reported(reopen):
-    """Undone steps are no longer reported, and a restore starts from the undo."""
+    """Undone steps are no longer reported, and a restore starts from the state of the undo."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 7):
-        await _noted(journal, adapter, number, is_step=number % 2 == 0)
+        await _execute(journal, adapter, number, is_step=number % 2 == 0)
     undo = journals.operation(7, undo={'step_count': 1})
     await journal.settle(replace(adapter, sequence_number=7), undo, step_result(undo), state=state_of(5), undone_from=6)
-    await _noted(journal, adapter, 8, is_step=True)
+    await _execute(journal, adapter, 8, is_step=True)
     journal = await reopen()
     assert list(await journal.applied_steps('ad-1')) == [4, 8]
     assert (await journal.snapshot_before('ad-1')).sequence_number == 7
@@ -257,15 +257,15 @@ async def test_undone_step_is_not_reported(reopen):
         await journal.entries('ad-1', after=0)
 
 
-async def test_undo_can_be_repeated(reopen):
-    """Repeated undos go further back, and undone operations use no space."""
+async def test_undone_steps_do_not_use_up_the_undo_limit(reopen):
+    """Earlier steps can still be undone after several steps that were undone, and undone operations are deleted."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
-    await _noted(journal, adapter, 1)
-    await _noted(journal, adapter, 2, is_step=True)
+    await _execute(journal, adapter, 1)
+    await _execute(journal, adapter, 2, is_step=True)
     number = 3
     for _ in range(5):
-        await _noted(journal, adapter, number, is_step=True)
+        await _execute(journal, adapter, number, is_step=True)
         undo = journals.operation(number + 1, undo={'step_count': 1})
         after = replace(adapter, sequence_number=number + 1)
         await journal.settle(after, undo, step_result(undo), state=state_of(2), undone_from=number)
@@ -276,15 +276,15 @@ async def test_undo_can_be_repeated(reopen):
     assert len(await journal.entries('ad-1', after=0, until=1)) == 1
 
 
-async def _noted(journal, adapter, *numbers, is_step=False):
+async def _execute(journal, adapter, *numbers, is_step=False):
     for number in numbers:
-        made = step_operation(number, adapter.adapter_id) if is_step else batch_operation(number, adapter.adapter_id)
-        await journal.accept(made)
-        outcome = step_result(made) if is_step else forward_result(made)
-        journal.note(replace(adapter, sequence_number=number), made, outcome)
+        operation = step_operation(number, adapter.adapter_id) if is_step else batch_operation(number, adapter.adapter_id)
+        await journal.accept(operation)
+        outcome = step_result(operation) if is_step else forward_result(operation)
+        journal.note(replace(adapter, sequence_number=number), operation, outcome)
 
 
-def _same(one, other):
+def _is_equal_state(one, other):
     return (
         one.lora_config == other.lora_config
         and one.step_count == other.step_count

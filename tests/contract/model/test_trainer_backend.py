@@ -1,4 +1,4 @@
-"""Contract of trainers, for the local engine and the fake."""
+"""Contract tests of trainers, for the local engine and the fake."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ from twinkle.data_format import ForwardResult, LoraConfig, StepResult
 
 
 async def test_facts_name_one_trainable_model(backend):
-    """The facts name the base model and the upper bound of token ids."""
+    """The facts describe one trainable base model, with its vocabulary and context sizes, and list the losses."""
     (model,) = backend.facts().base_models
     assert model.is_trainable
     assert (model.vocabulary_size, model.context_tokens) == (320, 512)
@@ -37,17 +37,17 @@ async def test_facts_name_one_trainable_model(backend):
 
 async def test_an_adapter_is_described_with_every_default(backend):
     """The description contains the seed, optimizer, loss and accumulation in use."""
-    made = await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
-    assert made.lora_config.seed is not None
-    assert made.training_config.optimizer.name == 'AdamW'
-    assert (made.training_config.loss.name, made.training_config.loss.is_mean) == ('CrossEntropyLoss', False)
-    assert made.training_config.gradient_accumulation_steps == 1
-    assert made.parameter_count > 0
+    description = await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
+    assert description.lora_config.seed is not None
+    assert description.training_config.optimizer.name == 'AdamW'
+    assert (description.training_config.loss.name, description.training_config.loss.is_mean) == ('CrossEntropyLoss', False)
+    assert description.training_config.gradient_accumulation_steps == 1
+    assert description.parameter_count > 0
 
 
 async def test_deleting_an_unknown_adapter_is_not_an_error(backend):
     """Deleting an unknown adapter is not an error."""
-    await backend.delete_adapter('ghost')
+    await backend.delete_adapter('unknown')
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     await backend.delete_adapter('a')
     await backend.delete_adapter('a')
@@ -67,7 +67,7 @@ async def test_results_are_in_the_order_of_the_batch(backend):
 
 
 async def test_exported_state_can_be_imported(backend):
-    """An imported state continues the step count only with the trainer's state."""
+    """An imported state with the trainer's state restores the weights and the step count."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=[draw_example()]))
     await backend.run('a', ClipGradAndStep())
@@ -94,7 +94,7 @@ async def test_data_cursor_is_restored_with_the_trainer_state(backend):
 
 
 async def test_loading_drops_a_pending_forward(backend):
-    """Loading drops a pending Forward, and the adapter then behaves like one without it."""
+    """Loading drops a pending Forward: Backward is refused, and a snapshot is possible again."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
     for is_trainer_included in (False, True):
@@ -111,12 +111,12 @@ BATCHES = {
     'b': [draw_example(17, 3)],
     'c': [draw_example(30, 4), draw_example(30, 5), draw_example(30, 6)],
 }
-"""The last batch takes several passes of 64 tokens."""
-NOTHING_COUNTS = [{**draw_example(8), 'labels': np.full(8, -100)}]
+"""The last batch requires several passes of 64 tokens."""
+FULLY_MASKED = [{**draw_example(8), 'labels': np.full(8, -100)}]
 
 
-async def trained_alone(backend, adapter_id):
-    """Train one adapter by `run`; return the result of each verb and the final state."""
+async def train_alone(backend, adapter_id):
+    """Train one adapter with `run`, and return the result of each verb and the final state."""
     await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     runs = [
         await backend.run(adapter_id, verb(features=BATCHES[adapter_id])) for verb in (ForwardBackward, ForwardOnly)
@@ -128,32 +128,32 @@ async def trained_alone(backend, adapter_id):
 LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5), 'c': LoraConfig(r=3, seed=3)}
 
 
-def together(verb, *adapter_ids):
+def parts_of(verb, *adapter_ids):
     """Return the parts of these adapters, each with its own batch."""
     return [BatchPart(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
 
 
-def assert_same_forward(own, other):
+def assert_same_forward(actual, expected):
     """Assert that two results are bitwise equal."""
-    assert isinstance(own, VerbRun)
-    assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
-    for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
-        np.testing.assert_array_equal(values, others)
+    assert isinstance(actual, VerbRun)
+    assert (actual.outcome.loss, actual.outcome.num_tokens) == (expected.outcome.loss, expected.outcome.num_tokens)
+    for values, expected_values in zip(actual.outcome.logps, expected.outcome.logps, strict=True):
+        np.testing.assert_array_equal(values, expected_values)
 
 
 async def test_batched_results_equal_separate_results_bitwise(backend):
     """Losses, log-probabilities, gradients and weights do not depend on the other parts of a batch."""
     alone = {}
     for adapter_id in BATCHES:
-        alone[adapter_id] = await trained_alone(backend, adapter_id)
+        alone[adapter_id] = await train_alone(backend, adapter_id)
         await backend.delete_adapter(adapter_id)
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     order = ('c', 'a', 'b')
-    trained = dict(zip(order, await backend.run_batch(together(ForwardBackward, *order)), strict=True))
-    looked = dict(zip(order, await backend.run_batch(together(ForwardOnly, *order)), strict=True))
+    trained = dict(zip(order, await backend.run_batch(parts_of(ForwardBackward, *order)), strict=True))
+    evaluated = dict(zip(order, await backend.run_batch(parts_of(ForwardOnly, *order)), strict=True))
     for adapter_id, (runs, state) in alone.items():
         assert_same_forward(trained[adapter_id], runs[0])
-        assert_same_forward(looked[adapter_id], runs[1])
+        assert_same_forward(evaluated[adapter_id], runs[1])
         await backend.run(adapter_id, ClipGradAndStep())
         assert await backend.export_state(adapter_id, is_trainer_included=True) == state
 
@@ -162,7 +162,7 @@ async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
     """Each result contains its number of passes and of adapters in them."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
-    for run in await backend.run_batch(together(ForwardBackward, 'a', 'b')):
+    for run in await backend.run_batch(parts_of(ForwardBackward, 'a', 'b')):
         assert run.pass_count >= 1
         assert run.pass_adapter_count == 2
     alone = await backend.run('a', ForwardBackward(features=BATCHES['a']))
@@ -171,15 +171,15 @@ async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
 
 async def test_a_failing_part_does_not_affect_the_others(backend):
     """Errors are returned in order, and the results and states of other parts are unaffected."""
-    _, expected = await trained_alone(backend, 'a')
+    _, expected = await train_alone(backend, 'a')
     await backend.delete_adapter('a')
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     before = await backend.export_state('b', is_trainer_included=True)
     parts = [
-        BatchPart(adapter_id='ghost', verb=ForwardBackward(features=BATCHES['a'])),
-        BatchPart(adapter_id='b', verb=ForwardBackward(features=NOTHING_COUNTS)),
-        *together(ForwardBackward, 'a'),
+        BatchPart(adapter_id='unknown', verb=ForwardBackward(features=BATCHES['a'])),
+        BatchPart(adapter_id='b', verb=ForwardBackward(features=FULLY_MASKED)),
+        *parts_of(ForwardBackward, 'a'),
     ]
     unknown, refused, good = await backend.run_batch(parts)
     assert isinstance(unknown, AdapterNotFound)
@@ -195,7 +195,7 @@ async def test_a_failing_part_does_not_affect_the_others(backend):
 async def test_run_batch_returns_the_errors_of_run(backend):
     """`run` raises and `run_batch` returns the same error."""
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
-    verb = ForwardBackward(features=NOTHING_COUNTS)
+    verb = ForwardBackward(features=FULLY_MASKED)
     with pytest.raises(DomainError) as caught:
         await backend.run('b', verb)
     (returned,) = await backend.run_batch([BatchPart(adapter_id='b', verb=verb)])
@@ -203,7 +203,7 @@ async def test_run_batch_returns_the_errors_of_run(backend):
 
 
 CONFIG = TrainingConfig(optimizer=Component(name='AdamW', options={'lr': 0.05}))
-REST = (
+REMAINING_VERBS = (
     ForwardBackward(features=BATCHES['b']),
     CalculateMetric(),
     ClipGradNorm(max_grad_norm=0.1),
@@ -215,8 +215,8 @@ REST = (
 )
 
 
-def bits_of(state):
-    """Return everything in a state except the times."""
+def without_times(state):
+    """Return the configuration and tensors of a state, without elapsed times."""
     tensors = {name: bytes(tensor.data) for name, tensor in {**state.adapter, **state.trainer}.items()}
     return state.lora_config, {name: re.sub(rb'"elapsed_seconds": [^,}]*', b'', data) for name, data in tensors.items()}
 
@@ -242,14 +242,14 @@ async def test_restored_adapter_continues_bitwise(backend):
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('a')
     assert snapshot.step_count == 1
-    expected, end = await run_all(backend, 'a', REST), bits_of(await backend.snapshot('a'))
+    expected, final = await run_all(backend, 'a', REMAINING_VERBS), without_times(await backend.snapshot('a'))
     for restored_id in ('a', 'another'):
         run = await backend.restore_adapter(restored_id, snapshot)
         assert run.step_count == 1
         assert run.training_config.optimizer.options['lr'] == 0.05
-        assert bits_of(await backend.snapshot(restored_id)) == bits_of(snapshot)
-        assert await run_all(backend, restored_id, REST) == expected
-        assert bits_of(await backend.snapshot(restored_id)) == end
+        assert without_times(await backend.snapshot(restored_id)) == without_times(snapshot)
+        assert await run_all(backend, restored_id, REMAINING_VERBS) == expected
+        assert without_times(await backend.snapshot(restored_id)) == final
 
 
 async def test_a_snapshot_is_a_copy(backend):
@@ -257,13 +257,13 @@ async def test_a_snapshot_is_a_copy(backend):
     await backend.create_adapter('a', LORA['a'], CONFIG)
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('a')
-    kept = {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()}
+    original = {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()}
     await run_all(backend, 'a', [ClipGradAndStep(), ForwardBackward(features=BATCHES['a'])])
-    assert {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()} == kept
+    assert {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()} == original
 
 
 async def test_no_snapshot_exists_between_forward_and_backward(backend):
-    """There is no snapshot between Forward and Backward."""
+    """`snapshot` returns None between Forward and Backward."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     await backend.run('a', Forward(features=BATCHES['a']))
     assert await backend.snapshot('a') is None
@@ -280,13 +280,13 @@ async def test_a_malformed_snapshot_changes_nothing(backend):
     for adapter_id in ('a', 'new'):
         with pytest.raises(InvalidField):
             await backend.restore_adapter(adapter_id, broken)
-    assert bits_of(await backend.snapshot('a')) == bits_of(snapshot)
+    assert without_times(await backend.snapshot('a')) == without_times(snapshot)
     with pytest.raises(AdapterNotFound):
         await backend.run('new', ForwardOnly(features=BATCHES['a']))
 
 
 async def test_configuration_change_is_reported_and_saved(backend):
-    """A change leaves other settings unchanged and is part of a snapshot."""
+    """A configuration change leaves other settings unchanged and is part of the next snapshot."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     run = await backend.run('a', Configure(training_config=TrainingConfig(gradient_accumulation_steps=2)))
     assert run.training_config.gradient_accumulation_steps == 2
@@ -302,16 +302,16 @@ async def test_full_parameter_adapter_excludes_all_others(backend):
     with pytest.raises(ReplicaLeased):
         await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
     await backend.delete_adapter('a')
-    made = await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
-    assert made.parameter_count > 0
+    description = await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
+    assert description.parameter_count > 0
     with pytest.raises(ReplicaLeased):
         await backend.create_adapter('a', LORA['a'], CONFIG)
     await run_all(backend, 'full', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('full')
     assert snapshot.full_parameters == ()
-    expected = await run_all(backend, 'full', REST)
+    expected = await run_all(backend, 'full', REMAINING_VERBS)
     await backend.restore_adapter('full', snapshot)
-    assert await run_all(backend, 'full', REST) == expected
+    assert await run_all(backend, 'full', REMAINING_VERBS) == expected
     await backend.delete_adapter('full')
     await backend.create_adapter('a', LORA['a'], CONFIG)
     assert await run_all(backend, 'a', [ForwardOnly(features=BATCHES['a'])]) == before

@@ -1,4 +1,4 @@
-"""Contract of trainers: losses of single batches and options of single steps."""
+"""Contract tests of trainers: the loss of a single batch and the options of a single step."""
 
 import numpy as np
 import pytest
@@ -14,25 +14,25 @@ BATCHES = {'a': [draw_example(20, 1), draw_example(9, 2)], 'b': [draw_example(17
 LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5)}
 
 
-def assert_same_forward(own, other):
+def assert_same_forward(actual, expected):
     """Assert that two results are bitwise equal."""
-    assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
-    for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
-        np.testing.assert_array_equal(values, others)
+    assert (actual.outcome.loss, actual.outcome.num_tokens) == (expected.outcome.loss, expected.outcome.num_tokens)
+    for values, expected_values in zip(actual.outcome.logps, expected.outcome.logps, strict=True):
+        np.testing.assert_array_equal(values, expected_values)
 
 
-OWN_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
+BATCH_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
 
 
-async def test_loss_of_a_batch_applies_to_this_batch_only(backend):
-    """A batch with its own loss behaves as if it were the adapter's; the next batch uses the adapter's again."""
+async def test_loss_of_a_batch_equals_the_same_loss_of_the_adapter(backend):
+    """A loss given with a batch has the same results and final state as the same loss of the adapter."""
     for name in ('a', 'b'):
-        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=OWN_LOSS))
+        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=BATCH_LOSS))
     plain = await backend.run('a', ForwardBackward(features=BATCHES['a']))
-    own = await backend.run('b', ForwardBackward(features=BATCHES['a'], loss=OWN_LOSS))
-    assert_same_forward(own, plain)
-    looked = [await backend.run(name, ForwardOnly(features=BATCHES['b'], loss=OWN_LOSS)) for name in ('a', 'b')]
-    assert_same_forward(looked[0], looked[1])
+    overridden = await backend.run('b', ForwardBackward(features=BATCHES['a'], loss=BATCH_LOSS))
+    assert_same_forward(overridden, plain)
+    evaluated = [await backend.run(name, ForwardOnly(features=BATCHES['b'], loss=BATCH_LOSS)) for name in ('a', 'b')]
+    assert_same_forward(evaluated[0], evaluated[1])
     states = [await backend.export_state(name, is_trainer_included=True) for name in ('a', 'b')]
     assert states[0] == states[1]
 
@@ -40,36 +40,36 @@ async def test_loss_of_a_batch_applies_to_this_batch_only(backend):
 @pytest.mark.parametrize(
     ('loss', 'error', 'field'),
     [
-        (LossChoice(name='of the future'), UnknownComponent, 'loss.name'),
+        (LossChoice(name='UnknownLoss'), UnknownComponent, 'loss.name'),
         (LossChoice(name='CrossEntropyLoss', options={'softness': 1}), InvalidField, 'loss.options'),
     ],
     ids=['name', 'option'],
 )
 @pytest.mark.parametrize('verb', [ForwardBackward, ForwardOnly])
 async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, error, field):
-    """An unknown loss of a batch is refused by name and does not affect other parts."""
+    """An unknown loss or loss option of a batch is refused with its field and does not affect other parts."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LORA[name], TrainingConfig())
     before = await backend.export_state('a', is_trainer_included=True)
-    works = [
+    parts = [
         BatchPart(adapter_id='a', verb=verb(features=BATCHES['a'], loss=loss)),
         BatchPart(adapter_id='b', verb=verb(features=BATCHES['b'])),
     ]
-    refused, good = await backend.run_batch(works)
+    refused, good = await backend.run_batch(parts)
     assert isinstance(good, VerbRun)
     assert isinstance(refused, error)
     assert refused.field == field
     assert await backend.export_state('a', is_trainer_included=True) == before
 
 
-async def test_options_of_a_step_apply_to_this_step_only(backend):
-    """Options of one step, such as weight decay, do not apply to the next step."""
+async def test_options_of_a_step_do_not_change_the_defaults(backend):
+    """Options of one step change the trained weights, but not the configuration of new adapters."""
     weights = {}
     for name, options in (('a', {}), ('b', {'weight_decay': 0.5, 'betas': [0.9, 0.95], 'eps': 1e-12})):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
-        for own in (options, {}):
+        for step_options in (options, {}):
             await backend.run(name, ForwardBackward(features=BATCHES['a']))
-            step = ClipGradAndStep(max_grad_norm=float('inf'), learning_rate=0.5, optimizer_options=own)
+            step = ClipGradAndStep(max_grad_norm=float('inf'), learning_rate=0.5, optimizer_options=step_options)
             run = await backend.run(name, step)
             assert run.outcome.grad_norm > 0
         state = await backend.export_state(name, is_trainer_included=False)
@@ -97,7 +97,7 @@ async def test_snapshot_does_not_contain_the_options_of_a_step(backend):
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
     for name in ('a', 'b'):
-        await backend.run(name, ForwardBackward(features=BATCHES['a'], loss=OWN_LOSS))
+        await backend.run(name, ForwardBackward(features=BATCHES['a'], loss=BATCH_LOSS))
         await backend.run(name, ClipGradAndStep(learning_rate=0.1, optimizer_options={'weight_decay': 0.1}))
         if name == 'b':
             await backend.restore_adapter('b', await backend.snapshot('b'))

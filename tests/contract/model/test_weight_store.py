@@ -1,4 +1,4 @@
-"""Contract of weight stores, for the checkpoint service's client and the fake."""
+"""Contract tests of weight stores, for the checkpoint service's client and the fake."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -34,10 +34,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         if request.param == 'fake':
             yield FakeStore()
             return
-        async with checkpoint_service.serving(tmp_path) as running:
+        async with checkpoint_service.serving(tmp_path) as service:
             is_shared = request.param == 'shared-memory'
             segments = Segments(tmp_path / 'memory') if is_shared else None
-            yield CheckpointClient(running.channel, segments=segments)
+            yield CheckpointClient(service.channel, segments=segments)
 
 
 async def test_saved_state_is_returned_unchanged(store):
@@ -46,23 +46,23 @@ async def test_saved_state_is_returned_unchanged(store):
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save, request_id='ad-1:1:f')
     assert saved.checkpoint_path == 'twinkle://ad-1/weights/one'
     assert saved.size_bytes > 0
-    back = await store.fetch(saved.checkpoint_path, is_trainer_included=True)
-    assert (back.lora_config, back.step_count) == (STATE.lora_config, 7)
-    assert back.adapter[NAME].to_numpy().tolist() == STATE.adapter[NAME].to_numpy().tolist()
-    assert bytes(back.trainer['trainer_state'].data) == b'\x00\x01\x02'
+    fetched = await store.fetch(saved.checkpoint_path, is_trainer_included=True)
+    assert (fetched.lora_config, fetched.step_count) == (STATE.lora_config, 7)
+    assert fetched.adapter[NAME].to_numpy().tolist() == STATE.adapter[NAME].to_numpy().tolist()
+    assert bytes(fetched.trainer['trainer_state'].data) == b'\x00\x01\x02'
 
 
 async def test_a_checkpoint_of_another_base_model_is_refused_by_name(tmp_path):
     """A checkpoint of another base model is refused, even if the shapes match."""
-    async with checkpoint_service.serving(tmp_path) as running:
+    async with checkpoint_service.serving(tmp_path) as service:
         with acting_for(checkpoint_service.ALICE):
-            saving = CheckpointClient(running.channel, base_model='org/tiny')
+            saving = CheckpointClient(service.channel, base_model='org/tiny')
             saved = await saving.save(
                 'ad-1', STATE, base_model='org/tiny', save=Save(name='one'), request_id='ad-1:1:f'
             )
             await saving.fetch(saved.checkpoint_path, is_trainer_included=False)
             with pytest.raises(InvalidField) as refusal:
-                await CheckpointClient(running.channel, base_model='org/other').fetch(
+                await CheckpointClient(service.channel, base_model='org/other').fetch(
                     saved.checkpoint_path, is_trainer_included=False
                 )
             assert refusal.value.field == 'checkpoint_path'

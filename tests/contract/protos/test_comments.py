@@ -1,4 +1,4 @@
-"""Lists in the comments of the contracts equal the values that the code accepts."""
+"""Tests that lists in the comments of the contracts equal the values that the code uses."""
 
 import re
 from pathlib import Path
@@ -24,11 +24,11 @@ def test_comment_lists_every_extra_tensor() -> None:
     assert set(re.findall(r'"(\w+)"', comment)) == set(EXTRA_STREAMS)
 
 
-def test_comment_lists_the_codes_that_free_a_number() -> None:
+def test_comment_lists_the_codes_after_which_a_number_is_reusable() -> None:
     """The comment of `sequence_number` lists exactly the codes after which a number can be used again."""
     comment = _comment('model/v1/operation.proto', 'int64 sequence_number')
-    freed = {code.name for code in Code if is_refusal(_error_of(code))}
-    assert set(re.findall(r'\b[A-Z][A-Z_]{5,}\b', comment)) - {'ABORTED', 'ERROR_REASON_SEQUENCE_REUSED'} == freed
+    reusable = {code.name for code in Code if is_refusal(_error_of(code))}
+    assert set(re.findall(r'\b[A-Z][A-Z_]{5,}\b', comment)) - {'ABORTED', 'ERROR_REASON_SEQUENCE_REUSED'} == reusable
 
 
 def _error_of(code: Code) -> DomainError:

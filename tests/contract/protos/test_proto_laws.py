@@ -38,7 +38,7 @@ ALLOWED_PREPOSITIONS = {
     'twinkle.api.model.v1.WatchOperationsRequest.after_sequence_number',
     'twinkle.api.sampler.v1.AdapterRef.at_least',
 }
-"""Fields whose preposition belongs to an established term. This set only shrinks."""
+"""Fields whose preposition belongs to an established term. This set may only shrink."""
 WITHOUT_DEADLINE = {
     'twinkle.api.checkpoint.v1.CheckpointService.UploadCheckpoint',
     'twinkle.api.checkpoint.v1.CheckpointService.WatchCheckpoints',
@@ -55,7 +55,7 @@ WITHOUT_DEADLINE = {
 }
 """Streams without a deadline. Clients resume them instead of retrying the call."""
 TENANT_ADMINISTRATION = 'twinkle.api.gateway.v1.'
-"""Only package whose requests may name a tenant, because administrators send them."""
+"""The only package whose requests may name a tenant, because administrators send them."""
 
 
 def test_integers_are_signed() -> None:
@@ -65,7 +65,7 @@ def test_integers_are_signed() -> None:
 
 def test_lists_are_paged() -> None:
     """Every List method accepts page_size and page_token, and returns next_page_token."""
-    broken = [
+    violations = [
         method.full_name
         for method in _methods()
         if method.name.startswith('List')
@@ -74,23 +74,23 @@ def test_lists_are_paged() -> None:
             and 'next_page_token' in method.output_type.fields_by_name
         )
     ]
-    assert broken == []
+    assert violations == []
 
 
 def test_reads_have_no_side_effects() -> None:
     """Every Get and List method is declared NO_SIDE_EFFECTS, so that caches and retries can rely on it."""
-    broken = [
+    violations = [
         method.full_name
         for method in _methods()
         if method.name.startswith(('Get', 'List'))
         and method.GetOptions().idempotency_level != MethodOptions.NO_SIDE_EFFECTS
     ]
-    assert broken == []
+    assert violations == []
 
 
 def test_times_are_typed() -> None:
     """Times are Timestamps and durations are Durations, never numbers with an implicit unit."""
-    broken = [
+    violations = [
         field.full_name
         for field in _fields()
         if field.name.endswith(('_time', '_timeout', '_ttl', '_duration'))
@@ -99,7 +99,7 @@ def test_times_are_typed() -> None:
             or field.message_type.full_name not in {'google.protobuf.Timestamp', 'google.protobuf.Duration'}
         )
     ]
-    assert broken == []
+    assert violations == []
 
 
 def test_field_names_have_no_prepositions() -> None:
@@ -110,14 +110,14 @@ def test_field_names_have_no_prepositions() -> None:
 
 def test_requests_do_not_name_a_tenant() -> None:
     """Only requests of tenant administration have a field for the tenant."""
-    broken = [
+    violations = [
         field.full_name
         for field in _fields()
         if field.name in {'tenant', 'tenant_id'}
         and field.containing_type.name.endswith('Request')
         and not field.full_name.startswith(TENANT_ADMINISTRATION)
     ]
-    assert broken == []
+    assert violations == []
 
 
 def test_service_config_covers_every_method() -> None:

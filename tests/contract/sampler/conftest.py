@@ -1,4 +1,4 @@
-"""The engines that the contract tests run on. The vLLM engine is started once and shared by all tests."""
+"""Fixtures for the engines that the contract tests use. The vLLM engine is started once and shared by all tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,7 +32,7 @@ async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
 
 
 @pytest_asyncio.fixture(scope='session', loop_scope='session')
-async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+async def shared_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
     """One vLLM engine for all tests, because starting it takes longer than the tests."""
     engine = await make_vllm_engine(tiny_llama_dir)
     yield engine
@@ -40,9 +40,9 @@ async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngi
 
 
 @pytest_asyncio.fixture(loop_scope='session')
-async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+async def vllm_engine(shared_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
     """The vLLM engine, with two versions loaded."""
-    loan = Loan(lasting_vllm_engine, whole_weights(tiny_llama_dir, 0))
+    loan = Loan(shared_vllm_engine, whole_weights(tiny_llama_dir, 0))
     await _load_two(loan)
     yield loan
     await loan.give_back()
@@ -50,13 +50,13 @@ async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) 
 
 @pytest.fixture(params=['fake', 'torch', 'vllm'])
 def engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine, by parametrization."""
+    """Each engine in turn."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 
 @pytest.fixture(params=['torch', 'vllm'])
 def real_engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine with a model, by parametrization."""
+    """Each engine that runs a model, in turn."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 

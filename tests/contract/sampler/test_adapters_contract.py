@@ -19,7 +19,7 @@ from twinkle.data_format import LoraConfig, TensorData
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
-TEXT = tuple(3 + (7 * place) % 250 for place in range(60))
+TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
 BOUND = 1e-4
 """Maximum difference of a log-probability from transformers and PEFT, in float32."""
 CONFIGS = {
@@ -32,43 +32,43 @@ CONFIGS = {
 
 @pytest.fixture(scope='module')
 def oracles(tiny_llama_dir: Path) -> dict[VersionKey | None, TinyOracle]:
-    """The base model and the versions that are loaded for every test."""
+    """Reference models: the base model and the versions that are loaded for every test."""
     versions = {key: TinyOracle(tiny_llama_dir, lora_weights(key.version)) for key in (ONE, TWO)}
     return {None: TinyOracle(tiny_llama_dir), **versions}
 
 
 def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> AdapterWeights:
-    """Return the weights of a version with another configuration, optionally rounded to bfloat16."""
+    """Return the weights of a version with another configuration, optionally truncated to bfloat16."""
     weights = replace(lora_weights(version), lora_config=config)
     if dtype == 'float32':
         return weights
-    rounded = {name: _bfloat16(tensor) for name, tensor in weights.tensors.items()}
-    return replace(weights, tensors=rounded, size_bytes=weights.size_bytes // 2)
+    truncated = {name: _truncate_to_bfloat16(tensor) for name, tensor in weights.tensors.items()}
+    return replace(weights, tensors=truncated, size_bytes=weights.size_bytes // 2)
 
 
 async def test_prompt_log_probabilities_equal_those_of_peft(real_engine, oracles):
     """Prompts of several lengths in one batch, with and without adapters, have PEFT's log-probabilities."""
-    asked = [(key, TEXT[:length]) for key in (ONE, None, TWO) for length in (60, 37, 14)]
-    found = await asyncio.gather(*(score(real_engine, key, text) for key, text in asked))
-    for (key, text), logprobs in zip(asked, found, strict=True):
+    requested = [(key, TEXT[:length]) for key in (ONE, None, TWO) for length in (60, 37, 14)]
+    found = await asyncio.gather(*(score(real_engine, key, text) for key, text in requested))
+    for (key, text), logprobs in zip(requested, found, strict=True):
         np.testing.assert_allclose(logprobs, oracles[key].score(text), rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize('key', [None, ONE, TWO])
 async def test_greedy_tokens_equal_those_of_generate(real_engine, oracles, key):
-    """Greedy tokens and log-probabilities equal those of generate while other requests run."""
-    others = [ask(f'other {place}', (None, ONE, TWO)[place], max_tokens=20, seed=place) for place in range(3)]
-    own, *_ = await asyncio.gather(
+    """Greedy tokens and log-probabilities equal those of `generate` while other requests run."""
+    others = [ask(f'other {index}', (None, ONE, TWO)[index], max_tokens=20, seed=index) for index in range(3)]
+    completion, *_ = await asyncio.gather(
         *(run(real_engine, request) for request in [ask(adapter=key, max_tokens=16, temperature=0), *others])
     )
-    assert own.tokens[0] == oracles[key].greedy(own.prompt.token_ids, 16)
-    whole = [*own.prompt.token_ids, *own.tokens[0]]
-    np.testing.assert_allclose(drawn_logprobs(own), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
+    assert completion.tokens[0] == oracles[key].greedy(completion.prompt.token_ids, 16)
+    whole = [*completion.prompt.token_ids, *completion.tokens[0]]
+    np.testing.assert_allclose(drawn_logprobs(completion), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_updates_are_scaled_once(real_engine, tiny_llama_dir, name):
-    """Alpha, its pattern and rank stabilization are applied once, also after a version is reloaded."""
+    """Alpha, its pattern and rank stabilization are applied once, even after a version is reloaded."""
     weights = weights_of(3, CONFIGS[name], dtype='bfloat16' if name == 'bfloat16' else 'float32')
     key = VersionKey(ONE.adapter, 3)
     expected = TinyOracle(tiny_llama_dir, weights).score(TEXT)
@@ -95,7 +95,7 @@ async def test_more_versions_than_slots_are_supported(real_engine, tiny_llama_di
 
 async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engine, oracles):
     """Requests for the base model use no adapter, even if other requests use every slot."""
-    others_running = [ask(f'crowd {place}', (ONE, TWO)[place % 2], max_tokens=24, seed=place) for place in range(4)]
+    others_running = [ask(f'other {index}', (ONE, TWO)[index % 2], max_tokens=24, seed=index) for index in range(4)]
     tasks = [asyncio.create_task(run(real_engine, request)) for request in others_running]
     await settle(real_engine)
     base = await run(real_engine, ask('base', max_tokens=16, temperature=0))
@@ -107,11 +107,11 @@ async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engi
 
 async def test_a_version_that_is_not_loaded_is_refused(real_engine, oracles):
     """A request for an unknown version fails without affecting concurrent and later requests."""
-    beside = asyncio.create_task(run(real_engine, ask('beside', ONE, max_tokens=24)))
+    concurrent = asyncio.create_task(run(real_engine, ask('concurrent', ONE, max_tokens=24)))
     await settle(real_engine)
     with pytest.raises(VersionNotFound):
-        await run(real_engine, ask('lost', VersionKey(ONE.adapter, 99), max_tokens=4))
-    assert len((await beside).tokens[0]) == 24
+        await run(real_engine, ask('unknown', VersionKey(ONE.adapter, 99), max_tokens=4))
+    assert len((await concurrent).tokens[0]) == 24
     np.testing.assert_allclose(await score(real_engine, ONE, TEXT), oracles[ONE].score(TEXT), rtol=0, atol=BOUND)
 
 
@@ -119,7 +119,7 @@ async def test_unloaded_version_is_refused(real_engine):
     """A request for an unloaded version is refused."""
     await real_engine.unload_adapter(TWO)
     with pytest.raises(VersionNotFound):
-        await run(real_engine, ask('gone', TWO, max_tokens=4))
+        await run(real_engine, ask('unloaded', TWO, max_tokens=4))
 
 
 async def test_loading_does_not_affect_running_requests(real_engine):
@@ -136,18 +136,18 @@ async def test_loading_does_not_affect_running_requests(real_engine):
 async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
     """Weights that do not fit, loaded during a pause, do not end the pause, and other versions can be loaded."""
     alone = await run(real_engine, ask('one', ONE, max_tokens=24, temperature=0))
-    begun = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
+    running = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
     await settle(real_engine)
     await real_engine.pause()
-    nonsense = {'nonsense': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
+    unknown = {'unknown': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
     with pytest.raises(AdapterMisfit):
-        await real_engine.load_adapter(VersionKey(ONE.adapter, 30), lora_weights(30, tensors=nonsense))
+        await real_engine.load_adapter(VersionKey(ONE.adapter, 30), lora_weights(30, tensors=unknown))
     good = VersionKey(ONE.adapter, 31)
     await real_engine.load_adapter(good, lora_weights(31))
     assert real_engine.load.is_paused
     waiting = asyncio.create_task(run(real_engine, ask('waiting', good, max_tokens=8, temperature=0)))
     await real_engine.resume()
-    assert (await begun).tokens == alone.tokens
+    assert (await running).tokens == alone.tokens
     assert (await waiting).versions == {31}
 
 
@@ -177,15 +177,15 @@ async def test_the_torch_engine_supports_an_adapter_of_the_output_head(torch_eng
     np.testing.assert_array_equal(await score(torch_engine, None, TEXT), plain)
 
 
-def _bfloat16(tensor: TensorData) -> TensorData:
+def _truncate_to_bfloat16(tensor: TensorData) -> TensorData:
     """Return a float32 tensor truncated to bfloat16."""
     upper_halves = np.frombuffer(tensor.data, dtype='<u2')[1::2]
     return TensorData(dtype='bfloat16', shape=tensor.shape, data=upper_halves.tobytes())
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-async def test_weights_that_give_nan_fail_their_own_requests_only(real_engine, temperature):
-    """Requests for a version with NaN results fail with its key, and other requests are not affected."""
+async def test_nan_weights_fail_only_the_requests_that_use_them(real_engine, temperature):
+    """Requests for a version with NaN weights fail with its adapter id, and other requests are not affected."""
     key = VersionKey(ONE.adapter, 77)
     weights = lora_weights(77)
     nan_weights = {
@@ -194,12 +194,12 @@ async def test_weights_that_give_nan_fail_their_own_requests_only(real_engine, t
     }
     expected = await score(real_engine, ONE, TEXT)
     await real_engine.load_adapter(key, replace(weights, tensors=nan_weights))
-    for asked in (
-        run(real_engine, ask('drawn', key, max_tokens=4, temperature=temperature)),
+    for requested in (
+        run(real_engine, ask('sampled', key, max_tokens=4, temperature=temperature)),
         score(real_engine, key, TEXT),
     ):
         with pytest.raises(AdapterMisfit) as caught:
-            await asked
+            await requested
         assert (caught.value.adapter_id, caught.value.reason) == (ONE.adapter.name, 'ADAPTER_NOT_READY')
     await real_engine.unload_adapter(key)
     np.testing.assert_allclose(await score(real_engine, ONE, TEXT), expected, rtol=0, atol=BOUND)

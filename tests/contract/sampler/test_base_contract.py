@@ -1,4 +1,4 @@
-"""Contract tests of the replacement of the base weights."""
+"""Contract tests of replacing the base weights."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -14,12 +14,12 @@ from services.sampler.domain.errors import AdapterMisfit, EngineInUse
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
-TEXT = tuple(3 + (7 * place) % 250 for place in range(70))
+TEXT = tuple(3 + (7 * index) % 250 for index in range(70))
 """A prompt longer than two blocks of the prefix cache."""
 EMBEDDINGS = 'model.embed_tokens.weight'
 
 
-async def answer_of(engine, name='it'):
+async def complete(engine, name='it'):
     """Return tokens, log-probabilities and spans of a greedy completion by the base model."""
     sampled = await run(engine, ask(name, prompt=TEXT, max_tokens=12, temperature=0, salt='same'))
     return sampled.tokens, [[entry[0] for entry in row] for row in sampled.logprobs], sampled.spans
@@ -27,16 +27,16 @@ async def answer_of(engine, name='it'):
 
 async def test_replaced_base_is_used_with_its_version(engine, tiny_llama_dir: Path):
     """Tokens have the version of the new base, equal weights give bitwise equal results, and caches are not reused."""
-    await answer_of(engine)
+    await complete(engine)
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
-    first, first_logprobs, spans = await answer_of(engine)
+    first, first_logprobs, spans = await complete(engine)
     assert [(span.version, span.begin_token, span.end_token) for span in spans[0]] == [(1, 0, 12)]
     await engine.replace_base(whole_weights(tiny_llama_dir, 2, factor=0.75))
-    _, other_logprobs, other_spans = await answer_of(engine)
+    _, other_logprobs, other_spans = await complete(engine)
     assert [span.version for span in other_spans[0]] == [2]
     assert other_logprobs != first_logprobs
     await engine.replace_base(whole_weights(tiny_llama_dir, 3, factor=1.25))
-    again, again_logprobs, _ = await answer_of(engine)
+    again, again_logprobs, _ = await complete(engine)
     assert (again, again_logprobs) == (first, first_logprobs)
 
 
@@ -51,7 +51,7 @@ async def test_base_can_be_restored_bitwise(real_engine, tiny_llama_dir: Path):
     assert (await score(real_engine, None, TEXT)).tobytes() == before
 
 
-async def test_adapters_are_kept_on_a_replaced_base(real_engine, tiny_llama_dir: Path):
+async def test_adapters_apply_to_a_replaced_base(real_engine, tiny_llama_dir: Path):
     """An adapter applies to the current base, and gives its old results after the old base is restored."""
     before = await score(real_engine, ONE, TEXT)
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
@@ -60,18 +60,18 @@ async def test_adapters_are_kept_on_a_replaced_base(real_engine, tiny_llama_dir:
     np.testing.assert_allclose(await score(real_engine, ONE, TEXT), before, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize('kind', ['adapter', 'part'])
+@pytest.mark.parametrize('kind', ['adapter', 'incomplete'])
 async def test_a_failed_replacement_keeps_the_old_weights(engine, tiny_llama_dir: Path, kind):
-    """Incomplete weights are refused, results stay the same, and a later valid replacement succeeds."""
+    """Adapter weights and incomplete base weights are refused, results stay the same, and a later valid replacement succeeds."""
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
-    before = await answer_of(engine)
+    before = await complete(engine)
     wrong = lora_weights(2) if kind == 'adapter' else whole_weights(tiny_llama_dir, 2, without=EMBEDDINGS)
     with pytest.raises(AdapterMisfit):
         await engine.replace_base(wrong)
     assert not engine.load.is_paused
-    assert await answer_of(engine) == before
+    assert await complete(engine) == before
     await engine.replace_base(whole_weights(tiny_llama_dir, 3))
-    assert (await answer_of(engine))[2][0][0].version == 3
+    assert (await complete(engine))[2][0][0].version == 3
 
 
 async def test_the_base_is_not_replaced_during_a_request(engine, tiny_llama_dir: Path):

@@ -26,10 +26,10 @@ PENALTIES = (
 async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, penalties, key):
     """Both engines give equal greedy tokens with a penalty, which differ from those without it."""
     request = ask(adapter=key, max_tokens=24, temperature=0, **penalties)
-    one, other = [await run(engine, request) for engine in (torch_engine, vllm_engine)]
-    free = await run(torch_engine, ask(adapter=key, max_tokens=24, temperature=0))
-    assert one.tokens == other.tokens
-    assert one.tokens != free.tokens
+    first, second = [await run(engine, request) for engine in (torch_engine, vllm_engine)]
+    plain = await run(torch_engine, ask(adapter=key, max_tokens=24, temperature=0))
+    assert first.tokens == second.tokens
+    assert first.tokens != plain.tokens
 
 
 async def test_a_single_candidate_is_the_most_likely_token(real_engine):
@@ -43,8 +43,8 @@ async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
     """Every sampled token has at least `min_p` times the probability of the most likely one."""
     sampled = await run(real_engine, ask(max_tokens=40, min_p=0.3, logprobs=1, seed=3))
     assert any(entry[0][0] != entry[1][0] for entry in sampled.logprobs[0])
-    for own, best in sampled.logprobs[0]:
-        assert own[1] - best[1] >= -1.2040  # ln 0.3
+    for chosen, best in sampled.logprobs[0]:
+        assert chosen[1] - best[1] >= -1.2040  # ln 0.3
 
 
 async def test_samples_depend_on_the_seed(real_engine):
@@ -67,13 +67,13 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
 
 async def test_stop_string_is_cut_from_the_text(real_engine):
     """The text ends before the stop string, and the tokens include those of the stop string."""
-    free = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0))
-    begin = next(place for place in range(1, len(free.texts[0])) if free.texts[0][place].isascii())
-    stop = free.texts[0][begin]
+    plain = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0))
+    begin = next(index for index in range(1, len(plain.texts[0])) if plain.texts[0][index].isascii())
+    stop = plain.texts[0][begin]
     stopped = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0, stop=stop))
     assert stopped.reasons == [StopReason.STOP]
-    assert stopped.texts[0] == free.texts[0][: free.texts[0].index(stop)]
-    assert stopped.tokens[0] == free.tokens[0][: len(stopped.tokens[0])]
+    assert stopped.texts[0] == plain.texts[0][: plain.texts[0].index(stop)]
+    assert stopped.tokens[0] == plain.tokens[0][: len(stopped.tokens[0])]
 
 
 FORMS = {
@@ -100,11 +100,11 @@ FORMS = {
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('key', [None, ONE])
 async def test_vllm_enforces_structured_output(vllm_engine, form, key):
-    """The text matches the requested form and then ends."""
-    wanted, is_good = FORMS[form]
-    sampled = await run(vllm_engine, ask(adapter=key, max_tokens=400, ignore_eos=False, structured_output=wanted))
+    """The text matches the requested structure, and generation then stops."""
+    output, is_valid = FORMS[form]
+    sampled = await run(vllm_engine, ask(adapter=key, max_tokens=400, ignore_eos=False, structured_output=output))
     assert sampled.reasons == [StopReason.STOP]
-    assert is_good(sampled.texts[0]), sampled.texts[0]
+    assert is_valid(sampled.texts[0]), sampled.texts[0]
 
 
 @pytest.mark.parametrize('form', FORMS)

@@ -17,8 +17,8 @@ from twinkle.data_format import StopReason, TensorData
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 
-async def test_prompt_comes_first_and_every_sequence_ends_once(engine):
-    """The prompt event is first, and each sequence has exactly one final event, with the right number of tokens."""
+async def test_prompt_event_is_first_and_each_sequence_has_one_final_event(engine):
+    """The prompt event is first, and each sequence has the requested tokens and exactly one final event."""
     sampled = await run(engine, ask(max_tokens=5, num_samples=3, logprobs=2))
     assert sampled.prompt == PromptComputed(token_ids=PROMPT)
     assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
@@ -39,21 +39,21 @@ async def test_seed_repeats_samples(engine):
 async def test_versions_in_one_batch_do_not_affect_each_other(engine):
     """Base model and two versions in one batch give the results of separate requests, with their versions."""
     requests = [ask(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
-    alone = [await run(engine, request) for request in requests]
-    together = await asyncio.gather(*(run(engine, request) for request in requests))
-    for one, other in zip(alone, together, strict=True):
+    separate = [await run(engine, request) for request in requests]
+    batched = await asyncio.gather(*(run(engine, request) for request in requests))
+    for one, other in zip(separate, batched, strict=True):
         assert one.tokens == other.tokens
         # Bitwise on the torch engine; vLLM rounds differently for different batch sizes.
-        close = 1e-5 if engine.facts.engine == 'vllm' else 0.0
-        np.testing.assert_allclose(drawn_logprobs(one), drawn_logprobs(other), rtol=0, atol=close)
-    assert len({tuple(sampled.tokens[0]) for sampled in alone}) == 3
-    for sampled, version in zip(together, (0, 1, 2), strict=True):
+        tolerance = 1e-5 if engine.facts.engine == 'vllm' else 0.0
+        np.testing.assert_allclose(drawn_logprobs(one), drawn_logprobs(other), rtol=0, atol=tolerance)
+    assert len({tuple(sampled.tokens[0]) for sampled in separate}) == 3
+    for sampled, version in zip(batched, (0, 1, 2), strict=True):
         assert sampled.versions == {version}
         (span,) = sampled.spans[0]
         assert (span.version, span.begin_token, span.end_token) == (version, 0, 8)
 
 
-async def test_no_new_tokens_scores_the_prompt(engine):
+async def test_zero_max_tokens_scores_the_prompt(engine):
     """A request with max_tokens 0 gives log-probabilities of the prompt and no tokens."""
     sampled = await run(engine, ask(max_tokens=0, prompt_logprobs=2))
     assert sampled.tokens == [[]]
@@ -65,14 +65,14 @@ async def test_no_new_tokens_scores_the_prompt(engine):
 
 async def test_stop_token_ends_a_sequence(engine):
     """The stop token is the last token, and the stop reason is STOP."""
-    free = await run(engine, ask(max_tokens=8, temperature=0))
-    stop = free.tokens[0][3]
+    plain = await run(engine, ask(max_tokens=8, temperature=0))
+    stop = plain.tokens[0][3]
     stopped = await run(engine, ask(max_tokens=8, temperature=0, stop=[stop]))
-    assert stopped.tokens[0] == free.tokens[0][: free.tokens[0].index(stop) + 1]
+    assert stopped.tokens[0] == plain.tokens[0][: plain.tokens[0].index(stop) + 1]
     assert stopped.reasons == [StopReason.STOP]
 
 
-async def test_context_is_refused_before_anything_is_done(engine):
+async def test_context_overflow_is_refused_without_events(engine):
     """A request that exceeds the context is refused without events, and the engine is idle afterwards."""
     with pytest.raises(ContextExceeded):
         await run(engine, ask(max_tokens=509))
@@ -96,8 +96,8 @@ async def test_abort_ends_every_sequence_and_the_stream(engine):
     assert engine.load.running_sequences == 0
 
 
-async def test_closing_the_stream_frees_the_request(engine):
-    """Closing the stream of a request ends the request."""
+async def test_closing_the_stream_stops_the_request(engine):
+    """Closing the stream of a request stops the request."""
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         assert isinstance(await anext(events), PromptComputed)
         assert isinstance(await anext(events), TokensSampled)
@@ -136,10 +136,10 @@ async def test_a_paused_engine_resumes_without_loss(engine):
 
 
 async def test_weights_that_do_not_fit_are_refused(engine):
-    """Weights that do not fit the model are refused, and the version is not loaded."""
-    nonsense = {'nonsense': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
+    """Weights that do not fit the model raise AdapterMisfit."""
+    unknown = {'unknown': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
     with pytest.raises(AdapterMisfit):
-        await engine.load_adapter(VersionKey(ONE.adapter, 3), lora_weights(3, tensors=nonsense))
+        await engine.load_adapter(VersionKey(ONE.adapter, 3), lora_weights(3, tensors=unknown))
 
 
 async def test_unloading_is_idempotent(engine):
@@ -149,7 +149,7 @@ async def test_unloading_is_idempotent(engine):
 
 
 async def test_prompts_are_encoded_and_checked(engine):
-    """Text and chats are converted to tokens, and an unknown token id is reported."""
+    """Text and chats are converted to tokens, and an unknown token id is refused."""
     assert await engine.encode(TokenPrompt(PROMPT)) == PROMPT
     text = await engine.encode(TextPrompt('hi'))
     chat = await engine.encode(ChatPrompt(trajectory={'messages': [{'role': 'user', 'content': 'hi'}]}))

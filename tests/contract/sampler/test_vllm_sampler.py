@@ -21,8 +21,8 @@ ARGUMENTS = {'max_num_seqs': 8, 'max_loras': 2, 'max_lora_rank': 8, 'kv_cache_me
 @pytest.fixture(scope='module')
 def sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
     """One vLLM sampler for all tests."""
-    with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as made:
-        yield made
+    with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as vllm_sampler:
+        yield vllm_sampler
 
 
 @pytest.fixture
@@ -31,24 +31,24 @@ def torch_sampler(tiny_llama_dir: Path) -> TorchSampler:
     return TorchSampler(str(tiny_llama_dir))
 
 
-def assert_same(one, other) -> None:
-    """Compare the results of two samplers."""
+def assert_same_results(one, other) -> None:
+    """Assert that two samplers gave the same results."""
     for left, right in zip(one, other, strict=True):
         assert left.prompt_token_ids == right.prompt_token_ids
-        for mine, its in zip(left.sequences, right.sequences, strict=True):
-            assert (mine.tokens, mine.decoded, mine.stop_reason) == (its.tokens, its.decoded, its.stop_reason)
-            assert mine.version_spans == its.version_spans
+        for first, second in zip(left.sequences, right.sequences, strict=True):
+            assert (first.tokens, first.decoded, first.stop_reason) == (second.tokens, second.decoded, second.stop_reason)
+            assert first.version_spans == second.version_spans
             np.testing.assert_allclose(
-                [entry[0][1] for entry in mine.logprobs], [entry[0][1] for entry in its.logprobs], atol=1e-4
+                [entry[0][1] for entry in first.logprobs], [entry[0][1] for entry in second.logprobs], atol=1e-4
             )
-            feature, its_feature = mine.new_input_feature, its.new_input_feature
-            assert list(feature['input_ids']) == list(its_feature['input_ids'])
-            np.testing.assert_allclose(feature['old_logps'], its_feature['old_logps'], atol=1e-4)
+            feature, second_feature = first.new_input_feature, second.new_input_feature
+            assert list(feature['input_ids']) == list(second_feature['input_ids'])
+            np.testing.assert_allclose(feature['old_logps'], second_feature['old_logps'], atol=1e-4)
 
 
 def test_both_samplers_give_the_same_results(sampler, torch_sampler, tmp_path):
     """Both samplers agree for the base model, a folder's adapter, a new adapter and a received one."""
-    assert_same(sampler.sample(PROMPTS, GREEDY), torch_sampler.sample(PROMPTS, GREEDY))
+    assert_same_results(sampler.sample(PROMPTS, GREEDY), torch_sampler.sample(PROMPTS, GREEDY))
     write_peft_folder(tmp_path / 'peft', lora_tensors(1), LORA, base_model='tiny')
     for each in (sampler, torch_sampler):
         each.add_adapter_to_sampler('folder', tmp_path / 'peft')
@@ -56,7 +56,7 @@ def test_both_samplers_give_the_same_results(sampler, torch_sampler, tmp_path):
         assert each.receive_weights(lora_state(2), adapter_name='policy') == 1
         assert each.receive_weights(lora_state(3), adapter_name='policy') == 2
     for name in ('folder', 'fresh', 'policy', ''):
-        assert_same(sampler.sample(PROMPTS, GREEDY, name), torch_sampler.sample(PROMPTS, GREEDY, name))
+        assert_same_results(sampler.sample(PROMPTS, GREEDY, name), torch_sampler.sample(PROMPTS, GREEDY, name))
     base = sampler.sample(PROMPTS, GREEDY, use_base_model=True)
     assert base[0].sequences[0].version_spans[0].version == 0
     assert base[0].sequences[0].tokens == sampler.sample(PROMPTS, GREEDY, 'fresh')[0].sequences[0].tokens
@@ -65,14 +65,14 @@ def test_both_samplers_give_the_same_results(sampler, torch_sampler, tmp_path):
 def test_prompts_are_scored_without_new_tokens(sampler, torch_sampler):
     """A call with max_tokens 0 gives log-probabilities of the prompt within 1e-4 of the reference."""
     one, other = [each.sample(PROMPTS, {'max_tokens': 0}, use_base_model=True) for each in (sampler, torch_sampler)]
-    for mine, its in zip(one, other, strict=True):
-        assert mine.sequences[0].tokens == []
-        assert mine.prompt_logprobs[0] is None
-        np.testing.assert_allclose(mine.prompt_logprobs[1:], its.prompt_logprobs[1:], atol=1e-4)
+    for first, second in zip(one, other, strict=True):
+        assert first.sequences[0].tokens == []
+        assert first.prompt_logprobs[0] is None
+        np.testing.assert_allclose(first.prompt_logprobs[1:], second.prompt_logprobs[1:], atol=1e-4)
 
 
 def test_stream_yields_tokens_and_one_end(sampler):
-    """A stream yields the tokens of `sample` and one final event, and closing it early stops the request."""
+    """A stream yields the tokens of `sample` and one final event, and can be closed early."""
     events = list(sampler.sample_stream(PROMPTS[0], GREEDY, use_base_model=True))
     whole = sampler.sample(PROMPTS[0], GREEDY, use_base_model=True)[0].sequences[0]
     assert [token for event in events for token in event.tokens] == whole.tokens
@@ -85,8 +85,8 @@ def test_stream_yields_tokens_and_one_end(sampler):
 @pytest.fixture
 def separate_sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
     """A separate sampler whose base weights a test may replace."""
-    with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as made:
-        yield made
+    with vLLMSampler(str(tiny_llama_dir), ARGUMENTS) as vllm_sampler:
+        yield vllm_sampler
 
 
 def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama_dir):
@@ -111,7 +111,7 @@ def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama
 def test_refusals_do_not_affect_the_sampler(sampler):
     """Unknown adapters, prompts that are too long and sleep on a CPU are refused without side effects."""
     with pytest.raises(UnknownAdapter):
-        sampler.sample(PROMPTS, GREEDY, 'nobody')
+        sampler.sample(PROMPTS, GREEDY, 'unknown')
     with pytest.raises(ContextExceeded):
         sampler.sample([PROMPTS[0], [1] * 600], GREEDY, use_base_model=True)
     with pytest.raises(SleepUnavailable):

@@ -1,4 +1,4 @@
-"""A gateway in front of the native contracts, both over loopback in this process."""
+"""Fixtures that run a gateway and the services behind it in this process, connected over loopback."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests that are aborted at different stages of their execution."""
+"""Tests requests that are aborted at different stages of their execution."""
 
 import asyncio
 from pathlib import Path
@@ -30,24 +30,24 @@ async def abort(fleet: RunningFleet) -> None:
     await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
 
 
-def assert_aborted(answers: list[Any], count: int) -> None:
+def assert_aborted(responses: list[Any], count: int) -> None:
     """Assert that every prompt has one result with two aborted completions."""
-    assert sorted(answer.prompt_index for answer in answers) == list(range(count))
-    for answer in answers:
-        assert [sequence.stop_reason for sequence in answer.sequences] == [ABORTED] * 2
-        assert answer.prompt.token_ids == ints([answer.prompt_index])
+    assert sorted(response.prompt_index for response in responses) == list(range(count))
+    for response in responses:
+        assert [sequence.stop_reason for sequence in response.sequences] == [ABORTED] * 2
+        assert response.prompt.token_ids == ints([response.prompt_index])
 
 
 async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) -> None:
-    """A batch that is aborted while its version is resolved ends without a sampler."""
+    """A batch that is aborted while its version is resolved finishes without a call to `SampleBatch` of a sampler."""
     sampler = FakeSampler(versions={'ad': {1}})
     async with running_fleet(tmp_path, sampler) as fleet:
         sampler.call_gate.clear()
         request = batch_request(3, adapter=sampling_pb2.AdapterRef(adapter_id='ad'))
-        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
+        read_task = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(request, metadata=ADMIN)))
         await until(lambda: 'LoadAdapter' in sampler.calls)
         await abort(fleet)
-        assert_aborted(await reading, 3)
+        assert_aborted(await read_task, 3)
         assert 'SampleBatch' not in sampler.calls
 
 
@@ -60,14 +60,14 @@ async def test_batch_is_aborted_before_samplers_know_it(tmp_path: Path, count: i
             sampler.call_gate.clear()
             sampler.prompt_gate.clear()
         request = batch_request(count)
-        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
+        read_task = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(request, metadata=ADMIN)))
         await until(lambda: any('SampleBatch' in sampler.calls for sampler in samplers))
-        aborting = asyncio.ensure_future(abort(fleet))
+        abort_task = asyncio.ensure_future(abort(fleet))
         await until(lambda: any('Abort' in sampler.calls for sampler in samplers))
         for sampler in samplers:
             sampler.call_gate.set()
-        await aborting
-        assert_aborted(await reading, count)
+        await abort_task
+        assert_aborted(await read_task, count)
         assert all(sampler.aborted for sampler in samplers if 'SampleBatch' in sampler.calls)
 
 
@@ -78,33 +78,33 @@ async def test_stream_is_aborted_before_its_sampler_knows_it(tmp_path: Path) -> 
         sampler.call_gate.clear()
         sampler.gate.clear()
         call = fleet.stub.Sample(sample_request(request_id='mine', max_tokens=50), metadata=ADMIN)
-        reading = asyncio.ensure_future(_read(call))
+        read_task = asyncio.ensure_future(_read_all(call))
         await until(lambda: 'Sample' in sampler.calls)
-        aborting = asyncio.ensure_future(abort(fleet))
+        abort_task = asyncio.ensure_future(abort(fleet))
         await until(lambda: 'Abort' in sampler.calls)
         sampler.call_gate.set()
-        await aborting
-        assert (await reading)[-1].finished.stop_reason == ABORTED
+        await abort_task
+        assert (await read_task)[-1].finished.stop_reason == ABORTED
         assert sampler.sent_count < 5
 
 
 async def test_waiting_requests_are_aborted(tmp_path: Path) -> None:
-    """Requests that wait for a sampler, new or started, end at once when they are aborted."""
+    """Requests that wait for a sampler, new or already started, finish when they are aborted."""
     first = FakeSampler(end_after=0, failure_mode='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
-        reading = asyncio.ensure_future(_read(call))
+        read_task = asyncio.ensure_future(_read_all(call))
         await first.is_stopping.wait()
         fleet.leases[0].call.cancel()
         await fleet.until_state('r0', REPLICA_STATE_LOST)
         await abort(fleet)
-        assert (await reading)[-1].finished.stop_reason == ABORTED
-        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch_request(2), metadata=ADMIN)))
+        assert (await read_task)[-1].finished.stop_reason == ABORTED
+        read_task = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(batch_request(2), metadata=ADMIN)))
         await _abort_once_known(fleet)
-        assert_aborted(await reading, 2)
+        assert_aborted(await read_task, 2)
 
 
-async def _read(call: Any) -> list[Any]:
+async def _read_all(call: Any) -> list[Any]:
     return [response async for response in call]
 
 

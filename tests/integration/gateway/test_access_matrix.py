@@ -1,4 +1,4 @@
-"""Every HTTP route and every gRPC method with invalid keys, and with ids of another tenant.
+"""Tests every HTTP route and every gRPC method with invalid keys, missing scopes, and ids of another tenant.
 
 Routes come from the running gateway and methods from the contracts, so that new ones are tested automatically.
 """
@@ -50,7 +50,7 @@ ROUTES_WITHOUT_IDS = {
     'POST /api/v1/telemetry',
     'PUT /api/v1/uploads/{name}',
 }
-"""Routes without an id in their path or body; all others must answer 404 for another tenant's id."""
+"""Routes without an id in their path or body; all others must return 404 for another tenant's id."""
 CHOSEN_ALTERNATIVES = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
 """The field that is set in each message with alternatives."""
 OMITTED = {'full_parameters', 'training_config'}
@@ -83,7 +83,7 @@ METHODS_WITHOUT_NOT_FOUND = {
 }
 """Methods that take no id, filter by an id, take a new id from the caller, or report missing ids within a stream.
 
-All other methods must answer NOT_FOUND for another tenant's id, or refuse clients altogether.
+All other methods must return NOT_FOUND for another tenant's id, or refuse clients altogether.
 """
 
 
@@ -94,15 +94,15 @@ async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoT
         yield running
 
 
-async def refused(deployment: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
+async def response_of(deployment: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
     """Return status and body of a response, without the ids of this call."""
     method, path = route
-    answer = await deployment.call(method, url_of(path, ids), secret, body_of(path, ids))
-    request_id = answer.headers['x-request-id']
-    return answer.status_code, ids.hidden(answer.text).replace(request_id, '<request>')
+    response = await deployment.call(method, url_of(path, ids), secret, body_of(path, ids))
+    request_id = response.headers['x-request-id']
+    return response.status_code, ids.hidden(response.text).replace(request_id, '<request>')
 
 
-async def bad_secrets(deployment: TwoTenants) -> list[str]:
+async def invalid_secrets(deployment: TwoTenants) -> list[str]:
     """Return an unknown, a revoked and an expired secret."""
     revoked = await deployment.gateway.make_key('alice')
     expired = await deployment.gateway.make_key('alice', ttl=timedelta(seconds=1))
@@ -113,24 +113,24 @@ async def bad_secrets(deployment: TwoTenants) -> list[str]:
 
 
 async def test_every_route_needs_a_valid_key(deployment: TwoTenants) -> None:
-    """Every route refuses calls without a key, and gives the same answer for unknown, revoked and expired keys."""
-    secrets = await bad_secrets(deployment)
+    """Every route refuses calls without a key, and gives the same response for unknown, revoked and expired keys."""
+    secrets = await invalid_secrets(deployment)
     routes = routes_of(deployment)
     assert len(routes) > 50
     for route in routes:
-        assert (await refused(deployment, route, None, deployment.alices))[0] == 401, route
-        answers = {await refused(deployment, route, secret, deployment.alices) for secret in secrets}
-        assert [status for status, _ in answers] == [401], route
+        assert (await response_of(deployment, route, None, deployment.alices))[0] == 401, route
+        responses = {await response_of(deployment, route, secret, deployment.alices) for secret in secrets}
+        assert [status for status, _ in responses] == [401], route
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoTenants) -> None:
-    """Every route gives exactly the same answer for another tenant's id and for an unknown id."""
+    """Every route gives exactly the same response for another tenant's id and for an unknown id."""
     bob = deployment.secrets['bob']
     for route in routes_of(deployment):
         name = ' '.join(route)
         foreign, absent = (
-            await refused(deployment, route, bob, deployment.alices),
-            await refused(deployment, route, bob, ABSENT),
+            await response_of(deployment, route, bob, deployment.alices),
+            await response_of(deployment, route, bob, ABSENT),
         )
         if name in ROUTES_WITHOUT_IDS:
             assert deployment.alices.model not in foreign[1], name
@@ -143,20 +143,20 @@ async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoT
 @pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
 async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment: TwoTenants, path: str) -> None:
     """A tenant cannot use another tenant's weights in its session."""
-    made = await deployment.call('POST', '/api/v1/create_session', deployment.secrets['bob'], {'sdk_version': '0.38.0'})
-    answers: set[tuple[int, str]] = set()
+    created = await deployment.call('POST', '/api/v1/create_session', deployment.secrets['bob'], {'sdk_version': '0.38.0'})
+    responses: set[tuple[int, str]] = set()
     for ids in (deployment.alices, ABSENT):
-        own = replace(ids, session=made.json()['session_id'])
-        status, text = await refused(deployment, ('POST', f'/api/v1/{path}'), deployment.secrets['bob'], own)
-        answers.add((status, ids.hidden(text)))
-    assert [status for status, _ in answers] == [404], answers
+        mixed_ids = replace(ids, session=created.json()['session_id'])
+        status, text = await response_of(deployment, ('POST', f'/api/v1/{path}'), deployment.secrets['bob'], mixed_ids)
+        responses.add((status, ids.hidden(text)))
+    assert [status for status, _ in responses] == [404], responses
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_method(deployment: TwoTenants) -> None:
-    """Every method gives exactly the same answer for another tenant's id and for an unknown id."""
-    made = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
+    """Every method gives exactly the same response for another tenant's id and for an unknown id."""
+    key = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
-        foreign, absent = [await outcome(deployment, method, ids, made.secret) for ids in (deployment.alices, ABSENT)]
+        foreign, absent = [await outcome(deployment, method, ids, key.secret) for ids in (deployment.alices, ABSENT)]
         name = f'{method.containing_service.name}/{method.name}'
         if name in CREATING_METHODS:
             assert foreign[0] == absent[0] == 'OK', name
@@ -229,49 +229,49 @@ def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
     return message
 
 
-async def first_answer(begin: Callable[[], Any]) -> tuple[Any, Any]:
+async def first_response(start_call: Callable[[], Any]) -> tuple[Any, Any]:
     """Return a call and its first response.
 
-    If the server refuses a call while the request is still being builder, grpc.aio 1.85 may report INTERNAL without the
+    If the server refuses a call while the request is still being sent, grpc.aio 1.85 may report INTERNAL without the
     server's details; such calls are repeated a few times.
     """
     for _ in range(5):
-        call = begin()
+        call = start_call()
         try:
             return call, await call.read()
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.INTERNAL or rpc_status.from_call(error) is not None:
                 raise
-    raise AssertionError('grpc.aio ended five calls by itself')
+    raise AssertionError('grpc.aio reported INTERNAL without details for five calls')
 
 
 async def outcome(deployment: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
-    """Return the error of a call, or OK if it gives a response."""
+    """Return the error of a call, or OK if it returns a response."""
     path = f'/{method.containing_service.full_name}/{method.name}'
     builder = REQUESTS.get(method.name)
     request = (builder(ids) if builder else message_of(method.input_type, ids)).SerializeToString()
     metadata = bearer(secret) if secret else None
     channel: Any = deployment.gateway.channel
     try:
-        call, answer = await first_answer(lambda: channel.stream_stream(path)(iter([request]), metadata=metadata))
+        call, payload = await first_response(lambda: channel.stream_stream(path)(iter([request]), metadata=metadata))
     except grpc.aio.AioRpcError as error:
         failure = Failure.of(error)
         return failure.code.name, failure.reason, ids.hidden(failure.message)
     call.cancel()
-    if answer is grpc.aio.EOF:
+    if payload is grpc.aio.EOF:
         return 'OK', '', ''
-    response = message_factory.GetMessageClass(method.output_type).FromString(answer)
+    response = message_factory.GetMessageClass(method.output_type).FromString(payload)
     # Packed details contain the length of an id.
     return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(response)))
 
 
 async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
     """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
-    secrets = await bad_secrets(deployment)
+    secrets = await invalid_secrets(deployment)
     for method in methods():
-        answers = {await outcome(deployment, method, deployment.alices, secret) for secret in secrets}
-        assert len(answers) == 1, answers
-        assert {answer[0] for answer in answers} == {'UNAUTHENTICATED'}, method.full_name
+        responses = {await outcome(deployment, method, deployment.alices, secret) for secret in secrets}
+        assert len(responses) == 1, responses
+        assert {response[0] for response in responses} == {'UNAUTHENTICATED'}, method.full_name
         if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
             # This deployment has no internal token, so that a caller on loopback without a key counts as a service.
             assert (await outcome(deployment, method, deployment.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
@@ -291,4 +291,4 @@ async def test_every_method_and_route_needs_its_scope(deployment: TwoTenants) ->
     for route in routes_of(deployment):
         needed = requirement_of(native_method_of(deployment, route)[1:])
         if isinstance(needed, Scope) and route[1] != '/api/v1/files/{token}/{name}':
-            assert (await refused(deployment, route, secrets[needed], deployment.alices))[0] == 403, route
+            assert (await response_of(deployment, route, secrets[needed], deployment.alices))[0] == 403, route

@@ -1,4 +1,4 @@
-"""Batches by handle through the gateway: metered like inline batches, with far fewer bytes."""
+"""Tests that batches by handle are metered like inline batches and send far fewer bytes through the gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ from twinkle.api.model.v1 import (
 
 
 class Program:
-    """The calls of a tenant's program over a connection that counts bytes."""
+    """A client program of a tenant, whose channel counts bytes."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
         self._channel, self._metadata = channel, bearer(secret)
@@ -52,14 +52,14 @@ class Program:
         stub = training_service_pb2_grpc.TrainingServiceStub(self._channel)
         return (await stub.Execute(request, metadata=self._metadata)).result
 
-    async def until_trained(self, token_count: int) -> int:
+    async def wait_for_trained_tokens(self, token_count: int) -> int:
         """Return the metered tokens once there are at least `token_count`; the time limit of the test applies."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self._channel)
-        found = 0
-        while found < token_count:
-            answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self._metadata)
-            found = sum(item.trained_token_count for item in answer.usages)
-        return found
+        trained_tokens = 0
+        while trained_tokens < token_count:
+            response = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self._metadata)
+            trained_tokens = sum(item.trained_token_count for item in response.usages)
+        return trained_tokens
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def counted_channel(gateway: RunningGateway, *, is_response: bool) -> Asyn
         await proxy.stop()
 
 
-async def _loader(data: RunningData, base_model: Path) -> str:
+async def _create_loader(data: RunningData, base_model: Path) -> str:
     dataset = await data.create(
         chats(*(chat('question', 'word ' * 300) for _ in range(8))),
         set_template(base_model, max_length=480, truncation_strategy=dataset_pb2.TRUNCATION_STRATEGY_RIGHT),
@@ -83,7 +83,7 @@ async def _loader(data: RunningData, base_model: Path) -> str:
 
 
 async def test_handle_is_metered_like_its_batch_and_needs_few_bytes(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Both forms are charged the same tokens, and a handle needs a fiftieth of the bytes in each direction."""
+    """Both forms are charged the same tokens, and a handle needs less than a fiftieth of the bytes in each direction."""
     for name in ('data', 'model', 'gateway'):
         (tmp_path / name).mkdir()
     async with (
@@ -97,12 +97,12 @@ async def test_handle_is_metered_like_its_batch_and_needs_few_bytes(tiny_llama_d
             internal_token='',
         ) as gateway,
     ):
-        loader_id = await _loader(data, tiny_llama_dir)
+        loader_id = await _create_loader(data, tiny_llama_dir)
         secret = (await gateway.make_key('alice')).secret
         handle = operation_pb2.Batch(loader={'loader_id': loader_id})
-        found: dict[bool, tuple[int, int]] = {}
-        for index, is_down in enumerate((False, True)):
-            async with counted_channel(gateway, is_response=is_down) as (proxy, channel):
+        byte_counts: dict[bool, tuple[int, int]] = {}
+        for index, is_response in enumerate((False, True)):
+            async with counted_channel(gateway, is_response=is_response) as (proxy, channel):
                 program = Program(channel, secret)
                 adapter_id = await program.create_adapter(model.base_model)
                 begin = proxy.passed_bytes
@@ -110,10 +110,10 @@ async def test_handle_is_metered_like_its_batch_and_needs_few_bytes(tiny_llama_d
                 expected = await program.train(adapter_id, 2 * index + 1, inline)
                 middle = proxy.passed_bytes
                 result = await program.train(adapter_id, 2 * index + 2, handle)
-                found[is_down] = middle - begin, proxy.passed_bytes - middle
+                byte_counts[is_response] = middle - begin, proxy.passed_bytes - middle
                 assert (result.forward.loss, result.next_cursor.consumed_rows) == (expected.forward.loss, 8)
                 tokens = result.receipt.token_count
                 assert tokens == expected.receipt.token_count
-                assert await program.until_trained(tokens * (2 * index + 2)) == tokens * (2 * index + 2)
-    for inline_bytes, handle_bytes in found.values():
+                assert await program.wait_for_trained_tokens(tokens * (2 * index + 2)) == tokens * (2 * index + 2)
+    for inline_bytes, handle_bytes in byte_counts.values():
         assert handle_bytes * 50 < inline_bytes

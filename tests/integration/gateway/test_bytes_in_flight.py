@@ -1,4 +1,4 @@
-"""Memory of a gateway under large concurrent bodies: bounded, limited for each tenant, and released."""
+"""Tests that a gateway bounds its memory for large concurrent bodies, per tenant, and releases it afterwards."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ COUNT = 200
 BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + b'"}'
 LIMIT = 64 * MIB
 MAX_GROWTH = 400 * MIB
-"""Memory limit of the process: bodies, parsed values and connection buffers. All bodies together have 4 GiB."""
+"""Limit of the memory growth in bytes: bodies, parsed values, connection buffers. All bodies together have 4 GiB."""
 
 
 @pytest.fixture
@@ -38,26 +38,26 @@ async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def status_of(http: httpx.AsyncClient, secret: str) -> int:
-    """Return the status of a large body; 429 also if the connection was closed while the client was still sending."""
+    """Send a large body and return the status, which is also 429 if the connection was closed while the client was still sending."""
     try:
         return (await http.post('forward_backward', content=BODY, headers={'x-api-key': secret})).status_code
     except httpx.TransportError:
         return 429
 
 
-async def peak_memory_during(gateway: GatewayProcess, storm: asyncio.Future[Any]) -> int:
+async def peak_memory_during(gateway: GatewayProcess, large_requests: asyncio.Future[Any]) -> int:
     """Return the peak memory in bytes until a future is done."""
     peak = 0
-    while not storm.done():
+    while not large_requests.done():
         peak = max(peak, gateway.resident_bytes())
-        await asyncio.wait([storm], timeout=0.02)
+        await asyncio.wait([large_requests], timeout=0.02)
     return peak
 
 
-async def small_requests(gateway: GatewayProcess, secret: str, storm: asyncio.Future[Any]) -> list[int]:
-    """Return the statuses of small requests that are sent while a storm of large ones is in progress.
+async def send_small_requests(gateway: GatewayProcess, secret: str, large_requests: asyncio.Future[Any]) -> list[int]:
+    """Return the statuses of small requests that are sent while large ones are in progress.
 
-    Each request is written at once: between its head and a separate body, this process may be busy for longer than the
+    Head and body are written together: between its head and a separate body, this process may be busy for longer than the
     gateway waits for bodies.
     """
     body = b'{"sdk_version": "0.38.0"}'
@@ -66,7 +66,7 @@ async def small_requests(gateway: GatewayProcess, secret: str, storm: asyncio.Fu
     host, _, port = gateway.http_address.rpartition(':')
     statuses: list[int] = []
     loop = asyncio.get_running_loop()
-    while not storm.done():
+    while not large_requests.done():
         start = loop.time()
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
@@ -80,14 +80,14 @@ async def small_requests(gateway: GatewayProcess, secret: str, storm: asyncio.Fu
 
 
 async def test_bodies_of_one_tenant_take_bounded_memory(gateway: GatewayProcess, http: httpx.AsyncClient) -> None:
-    """Large concurrent bodies over the limit are a 429, and small requests of another tenant succeed."""
+    """Large concurrent bodies over the limit get status 429, and small requests of another tenant succeed."""
     alice, bob = await gateway.make_key('alice'), await gateway.make_key('bob')
     assert await status_of(http, alice) == 400
     begin = gateway.resident_bytes()
-    storm = asyncio.gather(*(status_of(http, alice) for _ in range(COUNT)))
-    statuses, peak = await asyncio.gather(small_requests(gateway, bob, storm), peak_memory_during(gateway, storm))
-    answers = Counter(await storm)
-    assert set(answers) == {400, 429}, answers
+    large_requests = asyncio.gather(*(status_of(http, alice) for _ in range(COUNT)))
+    statuses, peak = await asyncio.gather(send_small_requests(gateway, bob, large_requests), peak_memory_during(gateway, large_requests))
+    counts = Counter(await large_requests)
+    assert set(counts) == {400, 429}, counts
     assert set(statuses) == {200}
     assert len(statuses) > 1
     assert peak - begin < MAX_GROWTH

@@ -1,4 +1,4 @@
-"""Authentication of every method of every contract, with all kinds of invalid keys."""
+"""Tests the authentication of every method of every contract, with all kinds of invalid keys."""
 
 import asyncio
 import importlib
@@ -26,8 +26,8 @@ def _methods() -> list[str]:
 METHODS = _methods()
 
 
-async def failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
-    """Return the failure of a call of any method."""
+async def call_failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
+    """Call a method of any kind and return its failure."""
     return await failure_of(gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata))
 
 
@@ -37,12 +37,12 @@ async def test_every_method_needs_a_valid_key(gateway: RunningGateway) -> None:
     stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
     await stub.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=revoked.key.key_id), metadata=ADMIN)
     gateway.clock.advance(timedelta(seconds=1))
-    bad = [bearer('tml-unknown'), bearer(revoked.secret), bearer(expired.secret)]
+    invalid = [bearer('tml-unknown'), bearer(revoked.secret), bearer(expired.secret)]
     assert len(METHODS) > 60
     for path in METHODS:
-        missing = await failure(gateway, path, ())
+        missing = await call_failure(gateway, path, ())
         assert (missing.code, missing.reason) == (grpc.StatusCode.UNAUTHENTICATED, 'CREDENTIALS_MISSING')
-        refusals = await asyncio.gather(*(failure(gateway, path, metadata) for metadata in bad))
+        refusals = await asyncio.gather(*(call_failure(gateway, path, metadata) for metadata in invalid))
         seen = {(refusal.code, refusal.reason, refusal.message, str(refusal.metadata)) for refusal in refusals}
         assert len(seen) == 1
         assert refusals[0].code is grpc.StatusCode.UNAUTHENTICATED
@@ -52,7 +52,7 @@ async def test_every_method_needs_a_valid_key(gateway: RunningGateway) -> None:
 @pytest.mark.parametrize('header', ['Basic abc', 'Bearer', 'Bearer  ', 'tml-x', ''])
 async def test_other_authorization_schemes_count_as_missing(gateway: RunningGateway, header: str) -> None:
     """Authorization headers with other schemes or empty tokens count as missing credentials."""
-    refusal = await failure(gateway, METHODS[0], (('authorization', header),))
+    refusal = await call_failure(gateway, METHODS[0], (('authorization', header),))
     assert refusal.reason == 'CREDENTIALS_MISSING'
 
 
@@ -67,7 +67,7 @@ async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
         requirement = requirement_of(path[1:])
         if requirement is Access.ANY_KEY:
             continue
-        refusal = await failure(gateway, path, ADMIN if requirement is Access.INTERNAL else lacking[requirement])
+        refusal = await call_failure(gateway, path, ADMIN if requirement is Access.INTERNAL else lacking[requirement])
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.PERMISSION_DENIED, 'SCOPE_MISSING'), path
         assert refusal.metadata == {'scope': requirement.value}
 
@@ -75,5 +75,5 @@ async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
 async def test_unknown_method_is_unimplemented(gateway: RunningGateway) -> None:
     """A method outside the contracts fails with UNIMPLEMENTED and not with a missing scope."""
     for path in ('/twinkle.api.unknown.v1.Service/Method', '/twinkle.api.model.v1.AdapterService/Unknown'):
-        refusal = await failure(gateway, path, ADMIN)
+        refusal = await call_failure(gateway, path, ADMIN)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, 'NOT_BUILT_YET')

@@ -1,4 +1,4 @@
-"""A key that is revoked, replaced or expired ends the streams and the links that it opened."""
+"""Tests that the streams and links of a key stop working when the key is revoked, replaced or expired."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,8 +26,8 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 SHORT = timedelta(milliseconds=200)
 """Interval between two checks of an open stream."""
 LONG = timedelta(hours=1)
-ENDLESS = 400_000
-"""Tokens of a sequence that no test waits for."""
+MAX_TOKENS = 400_000
+"""Length in tokens of a sequence that no test reads completely."""
 STREAMS = {
     f'/{service.full_name}/{method.name}': method.client_streaming
     for services in FORWARDED.values()
@@ -38,33 +38,33 @@ STREAMS = {
 }
 """Forwarded methods with a stream, and whether clients send one."""
 WATCH_FLEET = f'/{fleet_service_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name}/WatchFleet'
-End = Callable[[RunningGateway, Any], Awaitable[None]]
+Invalidate = Callable[[RunningGateway, Any], Awaitable[None]]
 
 
 def _keys(gateway: RunningGateway) -> key_service_pb2_grpc.KeyServiceStub:
     return key_service_pb2_grpc.KeyServiceStub(gateway.channel)
 
 
-async def _revoke(gateway: RunningGateway, made: Any) -> None:
-    await _keys(gateway).RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=made.key.key_id), metadata=ADMIN)
+async def _revoke(gateway: RunningGateway, created: Any) -> None:
+    await _keys(gateway).RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=created.key.key_id), metadata=ADMIN)
 
 
-async def _replace(gateway: RunningGateway, made: Any) -> None:
-    request = key_service_pb2.RotateKeyRequest(key_id=made.key.key_id)
+async def _replace(gateway: RunningGateway, created: Any) -> None:
+    request = key_service_pb2.RotateKeyRequest(key_id=created.key.key_id)
     request.overlap.FromTimedelta(timedelta())
     await _keys(gateway).RotateKey(request, metadata=ADMIN)
 
 
-async def _expire(gateway: RunningGateway, made: Any) -> None:
-    gateway.clock.advance(made.key.expire_time.ToDatetime() - made.key.create_time.ToDatetime())
+async def _expire(gateway: RunningGateway, created: Any) -> None:
+    gateway.clock.advance(created.key.expire_time.ToDatetime() - created.key.create_time.ToDatetime())
 
 
 class SilentServices(grpc.GenericRpcHandler):
     """Services that keep every stream open without a response."""
 
     def __init__(self) -> None:
-        self.begun = {path: asyncio.Event() for path in STREAMS}
-        self.ended = {path: asyncio.Event() for path in STREAMS}
+        self.started = {path: asyncio.Event() for path in STREAMS}
+        self.finished = {path: asyncio.Event() for path in STREAMS}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of a method with a stream, or None."""
@@ -72,19 +72,19 @@ class SilentServices(grpc.GenericRpcHandler):
         if path not in STREAMS:
             return None
 
-        async def hold(requests: Any, context: Any) -> None:
+        async def keep_open(requests: Any, context: Any) -> None:
             del requests, context
-            self.begun[path].set()
+            self.started[path].set()
             try:
                 await asyncio.Event().wait()
             finally:
-                self.ended[path].set()
+                self.finished[path].set()
 
-        return grpc.stream_stream_rpc_method_handler(hold)
+        return grpc.stream_stream_rpc_method_handler(keep_open)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Serve until the block ends, and yield the address."""
+        """Serve until the block exits, and yield the address."""
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self,))
         port = server.add_insecure_port('127.0.0.1:0')
@@ -104,7 +104,7 @@ async def _open(gateway: RunningGateway, path: str, secret: str) -> Any:
     return call
 
 
-async def _end_of(call: Any) -> Failure:
+async def _failure_of(call: Any) -> Failure:
     """Read a stream to its end, and return its failure."""
     try:
         while await call.read() is not grpc.aio.EOF:
@@ -114,55 +114,55 @@ async def _end_of(call: Any) -> Failure:
     raise AssertionError('the stream ended without a failure')
 
 
-@pytest.mark.parametrize('end', [_revoke, _replace, _expire])
-async def test_idle_streams_end_with_their_key(tmp_path: Path, end: End) -> None:
-    """Every open stream is refused like an unknown key, at the gateway and at the service, without any message."""
+@pytest.mark.parametrize('invalidate', [_revoke, _replace, _expire])
+async def test_idle_streams_fail_when_their_key_ends(tmp_path: Path, invalidate: Invalidate) -> None:
+    """Every idle stream fails like a call with an unknown key, and the gateway cancels its call to the service."""
     services = SilentServices()
     assert len(STREAMS) > 7
     async with (
         services.serving() as address,
         running_gateway(tmp_path, upstream=address, key_memory=SHORT) as gateway,
     ):
-        ended, valid = await gateway.make_key('alice', ttl=timedelta(minutes=1)), await gateway.make_key('alice')
-        calls = {path: await _open(gateway, path, ended.secret) for path in STREAMS}
-        calls[WATCH_FLEET] = await _open(gateway, WATCH_FLEET, ended.secret)
+        ended_key, valid_key = await gateway.make_key('alice', ttl=timedelta(minutes=1)), await gateway.make_key('alice')
+        calls = {path: await _open(gateway, path, ended_key.secret) for path in STREAMS}
+        calls[WATCH_FLEET] = await _open(gateway, WATCH_FLEET, ended_key.secret)
         await calls[WATCH_FLEET].read()
-        other = await _open(gateway, WATCH_FLEET, valid.secret)
-        for begun in services.begun.values():
-            await begun.wait()
-        await end(gateway, ended)
+        other = await _open(gateway, WATCH_FLEET, valid_key.secret)
+        for started in services.started.values():
+            await started.wait()
+        await invalidate(gateway, ended_key)
         for path, call in calls.items():
-            failure = await _end_of(call)
+            failure = await _failure_of(call)
             assert (failure.code, failure.reason) == (grpc.StatusCode.UNAUTHENTICATED, 'CREDENTIALS_INVALID'), path
-        for done in services.ended.values():
-            await done.wait()
+        for finished in services.finished.values():
+            await finished.wait()
         assert not other.done()
 
 
-@pytest.mark.parametrize('end', [_revoke, _replace, _expire])
-async def test_no_message_passes_after_the_end_of_the_key(upstream: Upstream, tmp_path: Path, end: End) -> None:
-    """The first operation on an open `Train` stream after the end of its key is refused and not forwarded."""
+@pytest.mark.parametrize('invalidate', [_revoke, _replace, _expire])
+async def test_message_after_the_end_of_the_key_is_refused(upstream: Upstream, tmp_path: Path, invalidate: Invalidate) -> None:
+    """The first operation on an open `Train` stream after its key becomes invalid is refused and not forwarded."""
     async with running_gateway(tmp_path, upstream=upstream.address, key_memory=LONG) as gateway:
-        made = await gateway.make_key('alice', ttl=timedelta(minutes=1))
-        train = training_service_pb2_grpc.TrainingServiceStub(gateway.channel).Train(metadata=bearer(made.secret))
+        created = await gateway.make_key('alice', ttl=timedelta(minutes=1))
+        train = training_service_pb2_grpc.TrainingServiceStub(gateway.channel).Train(metadata=bearer(created.secret))
         request = training_service_pb2.TrainRequest()
         request.operation.adapter_id, request.operation.sequence_number = 'a', 1
         await train.write(request)
         assert (await train.read()).result.sequence_number == 1
-        await end(gateway, made)
+        await invalidate(gateway, created)
         await train.write(request)
-        assert (await _end_of(train)).reason == 'CREDENTIALS_INVALID'
+        assert (await _failure_of(train)).reason == 'CREDENTIALS_INVALID'
         assert upstream.training.received_count == 1
 
 
-async def test_samples_end_with_the_key(tmp_path: Path) -> None:
-    """`Sample`, `SampleBatch` and `WatchLoad`, which send without pause, end soon after their key."""
-    engine = FakeSamplerEngine(context_tokens=2 * ENDLESS, max_sequences=4)
+async def test_busy_streams_fail_after_their_key_is_revoked(tmp_path: Path) -> None:
+    """`Sample`, `SampleBatch` and `WatchLoad` streams that send continuously fail after their key is revoked."""
+    engine = FakeSamplerEngine(context_tokens=2 * MAX_TOKENS, max_sequences=4)
     async with openai_gateway(tmp_path, engine, key_memory=SHORT) as running:
-        made = await running.gateway.make_key('alice')
-        metadata = bearer(made.secret)
+        created = await running.gateway.make_key('alice')
+        metadata = bearer(created.secret)
         stub = sampler_service_pb2_grpc.SamplerServiceStub(running.gateway.channel)
-        request = sample_request(params={'max_tokens': ENDLESS})
+        request = sample_request(params={'max_tokens': MAX_TOKENS})
         batch = sampler_service_pb2.SampleBatchRequest(
             base_model=request.base_model, prompts=[request.prompt], params=request.params
         )
@@ -173,29 +173,29 @@ async def test_samples_end_with_the_key(tmp_path: Path) -> None:
         ]
         for call in calls[1:]:
             await call.read()
-        await _revoke(running.gateway, made)
+        await _revoke(running.gateway, created)
         for call in calls:
-            assert (await _end_of(call)).reason == 'CREDENTIALS_INVALID'
+            assert (await _failure_of(call)).reason == 'CREDENTIALS_INVALID'
 
 
-async def test_key_revoked_at_another_gateway_ends_streams_here(upstream: Upstream, tmp_path: Path) -> None:
-    """Streams end once the cached key is stale, also if another gateway on the same database revoked it."""
+async def test_key_revoked_at_another_gateway_closes_streams(upstream: Upstream, tmp_path: Path) -> None:
+    """Streams fail once the cached key is stale, even if another gateway on the same database revoked it."""
     database = f'sqlite:///{tmp_path / "shared.db"}'
     fields: dict[str, Any] = {'upstream': upstream.address, 'database_url': database, 'key_pepper': '11' * 32}
     async with (
         running_gateway(tmp_path / 'one', key_memory=SHORT, **fields) as one,
         running_gateway(tmp_path / 'two', key_memory=SHORT, **fields) as two,
     ):
-        made = await one.make_key('alice')
-        call = await _open(one, WATCH_FLEET, made.secret)
+        created = await one.make_key('alice')
+        call = await _open(one, WATCH_FLEET, created.secret)
         await call.read()
-        await _revoke(two, made)
+        await _revoke(two, created)
         one.clock.advance(SHORT)
-        assert (await _end_of(call)).reason == 'CREDENTIALS_INVALID'
+        assert (await _failure_of(call)).reason == 'CREDENTIALS_INVALID'
 
 
-async def test_link_ends_with_the_last_key_of_its_tenant(tmp_path: Path) -> None:
-    """A signed link is followed while its tenant has a valid key, and refused after the last one was revoked."""
+async def test_link_is_refused_after_the_last_key_of_its_tenant(tmp_path: Path) -> None:
+    """A signed link works while its tenant has a valid key, and is refused after the last one is revoked."""
     async with tinker_catalogue(tmp_path) as api:
         await api.save('best')
         second = await api.gateway.make_key('alice')
@@ -209,16 +209,16 @@ async def test_link_ends_with_the_last_key_of_its_tenant(tmp_path: Path) -> None
         assert (await api.http.get(url)).status_code == 401
 
 
-async def test_http_events_end_with_the_key(tmp_path: Path) -> None:
-    """A completion that streams over HTTP ends with an error event soon after its key was revoked."""
-    engine = FakeSamplerEngine(context_tokens=2 * ENDLESS, max_sequences=4)
+async def test_http_stream_fails_after_its_key_is_revoked(tmp_path: Path) -> None:
+    """A completion that streams over HTTP ends with an error event after its key is revoked."""
+    engine = FakeSamplerEngine(context_tokens=2 * MAX_TOKENS, max_sequences=4)
     async with openai_gateway(tmp_path, engine, key_memory=SHORT) as running:
-        made = await running.gateway.make_key('alice')
-        stream = await running.client(made.secret).completions.create(
-            model='tiny', prompt='x', max_tokens=ENDLESS, stream=True, extra_body={'ignore_eos': True}
+        created = await running.gateway.make_key('alice')
+        stream = await running.client(created.secret).completions.create(
+            model='tiny', prompt='x', max_tokens=MAX_TOKENS, stream=True, extra_body={'ignore_eos': True}
         )
         await anext(stream)
-        await _revoke(running.gateway, made)
+        await _revoke(running.gateway, created)
         with pytest.raises(openai.APIError) as caught:
             async for _ in stream:
                 pass

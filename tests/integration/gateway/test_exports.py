@@ -1,4 +1,4 @@
-"""Exports of checkpoints to a hub and to folders, through a gateway over a real checkpoint service."""
+"""Tests exports of checkpoints to a hub and to folders, through a gateway with a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -62,16 +62,16 @@ class Deployment:
         request = messages.GetExportRequest(export_id=export_id)
         return (await self.stub.GetExport(request, metadata=bearer(self.secrets[key]))).export
 
-    async def until(self, export_id: str, condition: Callable[[messages.Export], bool]) -> messages.Export:
+    async def wait_until(self, export_id: str, condition: Callable[[messages.Export], bool]) -> messages.Export:
         """Return an export once a condition holds; the time limit of the test bounds the wait."""
         while True:
             export = await self.get(export_id)
             if condition(export):
                 return export
 
-    async def until_finished(self, export_id: str) -> messages.Export:
+    async def wait_until_finished(self, export_id: str) -> messages.Export:
         """Return an export once it is finished."""
-        return await self.until(export_id, lambda export: export.state in FINISHED)
+        return await self.wait_until(export_id, lambda export: export.state in FINISHED)
 
 
 @asynccontextmanager
@@ -125,8 +125,8 @@ def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
 
 async def test_checkpoint_is_exported_to_a_hub(deployment: Deployment, hub: FakeHub, tmp_path: Path) -> None:
     """An export makes one private commit with the tenant's token, and repeating the request returns the same export."""
-    made = (await deployment.start()).export
-    done = await deployment.until_finished(made.export_id)
+    started_export = (await deployment.start()).export
+    done = await deployment.wait_until_finished(started_export.export_id)
     assert done.state == messages.EXPORT_STATE_DONE
     assert (done.url, done.commit, done.attempt_count) == (f'{hub.url}/org/name', f'{1:040x}', 1)
     assert done.read_bytes == done.size_bytes > len(STATE.data)
@@ -140,9 +140,9 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployme
     """An export to a folder writes below the tenant's folder and leaves other files there unchanged."""
     target = tmp_path / 'gateway' / 'out' / 'alice' / 'a' / 'b'
     target.mkdir(parents=True)
-    (target / 'README.md').write_text('mine')
-    made = (await deployment.start(target='file:///a/b', hub_token='')).export
-    done = await deployment.until_finished(made.export_id)
+    (target / 'README.md').write_text('existing')
+    started_export = (await deployment.start(target='file:///a/b', hub_token='')).export
+    done = await deployment.wait_until_finished(started_export.export_id)
     assert (done.state, done.url, done.commit) == (messages.EXPORT_STATE_DONE, target.as_uri(), '')
     assert sorted(path.name for path in target.iterdir()) == [
         'README.md',
@@ -156,15 +156,15 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployme
 async def test_unreachable_hub_is_retried(deployment: Deployment, hub: FakeHub) -> None:
     """A waiting export shows the error of its last attempt, and no file contains the token in plain text."""
     hub.broken = 'commit'
-    made = (await deployment.start()).export
-    waiting = await deployment.until(made.export_id, lambda export: export.HasField('failure'))
+    started_export = (await deployment.start()).export
+    waiting = await deployment.wait_until(started_export.export_id, lambda export: export.HasField('failure'))
     assert waiting.state == messages.EXPORT_STATE_WAITING
     assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     files = [path for path in deployment.state_dir.rglob('*') if path.is_file()]
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
     hub.broken = ''
     deployment.gateway.clock.advance(timedelta(minutes=1))
-    done = await deployment.until_finished(made.export_id)
+    done = await deployment.wait_until_finished(started_export.export_id)
     assert (done.state, done.attempt_count, hub.commits) == (messages.EXPORT_STATE_DONE, 2, 1)
     assert not done.HasField('failure')
 
@@ -176,8 +176,8 @@ async def test_refusal_of_a_hub_is_final(
     deployment: Deployment, hub: FakeHub, fields: dict[str, str], attempts: int
 ) -> None:
     """An export that the hub refuses fails after one attempt, with a message that does not contain the token."""
-    made = (await deployment.start(**fields)).export
-    failed = await deployment.until_finished(made.export_id)
+    started_export = (await deployment.start(**fields)).export
+    failed = await deployment.wait_until_finished(started_export.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, attempts)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_HUB_REFUSED
     assert 'hf_' not in failed.failure.message
@@ -185,7 +185,7 @@ async def test_refusal_of_a_hub_is_final(
 
 
 async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """A claim of a killed gateway is taken over after its lease, and the hub gets no second commit."""
+    """A claim of a killed gateway is taken over after its lease expires, and the hub gets no second commit."""
     state_dir = tmp_path / 'gateway'
     async with exporting(state_dir, checkpoints, at_once=0) as deployment:
         first = (await deployment.start()).export
@@ -198,11 +198,11 @@ async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, check
         await database.close()
     async with exporting(state_dir, checkpoints) as deployment:
         third = (await deployment.start(request_id='rq-3', is_private=False)).export
-        assert (await deployment.until_finished(third.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await deployment.wait_until_finished(third.export_id)).state == messages.EXPORT_STATE_DONE
         assert (await deployment.get(first.export_id)).state == messages.EXPORT_STATE_RUNNING
         deployment.gateway.clock.advance(LEASE)
         for export_id in (first.export_id, second.export_id):
-            done = await deployment.until_finished(export_id)
+            done = await deployment.wait_until_finished(export_id)
             assert (done.state, done.attempt_count) == (messages.EXPORT_STATE_DONE, 2)
         assert hub.commits == 1
 
@@ -211,25 +211,25 @@ async def test_export_resumes_immediately_after_a_shutdown(tmp_path: Path, check
     """A gateway that shuts down releases its running exports, which the next gateway resumes."""
     hub.delay_seconds = 60
     async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
-        made = (await deployment.start()).export
+        started_export = (await deployment.start()).export
         await asyncio.to_thread(hub.asked.wait)
     hub.delay_seconds = 0
     async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
-        assert (await deployment.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await deployment.wait_until_finished(started_export.export_id)).state == messages.EXPORT_STATE_DONE
         assert hub.commits == 1
 
 
 async def test_cancellation_stops_a_running_upload(deployment: Deployment, hub: FakeHub) -> None:
     """Cancelling kills the upload process, and cancelling again changes nothing."""
     hub.delay_seconds = 60
-    made = (await deployment.start()).export
+    started_export = (await deployment.start()).export
     await asyncio.to_thread(hub.asked.wait)
-    request, metadata = messages.CancelExportRequest(export_id=made.export_id), bearer(deployment.secrets['alice'])
+    request, metadata = messages.CancelExportRequest(export_id=started_export.export_id), bearer(deployment.secrets['alice'])
     cancelled = (await deployment.stub.CancelExport(request, metadata=metadata)).export
     assert cancelled.state == messages.EXPORT_STATE_CANCELLED
     folder = deployment.state_dir / 'exports'
     while any(folder.iterdir()):
-        await deployment.get(made.export_id)
+        await deployment.get(started_export.export_id)
     assert (await deployment.stub.CancelExport(request, metadata=metadata)).export == cancelled
     assert not hub.commits
 
@@ -237,21 +237,21 @@ async def test_cancellation_stops_a_running_upload(deployment: Deployment, hub: 
 async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: Running) -> None:
     """An export fails if its checkpoint was replaced before the export ran."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
-        made = (await deployment.start(target='file:///x', hub_token='')).export
+        started_export = (await deployment.start(target='file:///x', hub_token='')).export
     await save(checkpoints, seed=2)
     async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
-        failed = await deployment.until_finished(made.export_id)
+        failed = await deployment.wait_until_finished(started_export.export_id)
         assert failed.failure.reason == error_reason_pb2.ERROR_REASON_CHECKPOINT_CHANGED
         assert not (tmp_path / 'gateway' / 'out').exists()
 
 
 async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -> None:
     """A tenant can neither read nor cancel another tenant's exports, nor export its checkpoints."""
-    made = (await deployment.start(target='file:///x', hub_token='')).export
+    started_export = (await deployment.start(target='file:///x', hub_token='')).export
     bob = bearer(deployment.secrets['bob'])
     for call in (
-        deployment.stub.GetExport(messages.GetExportRequest(export_id=made.export_id), metadata=bob),
-        deployment.stub.CancelExport(messages.CancelExportRequest(export_id=made.export_id), metadata=bob),
+        deployment.stub.GetExport(messages.GetExportRequest(export_id=started_export.export_id), metadata=bob),
+        deployment.stub.CancelExport(messages.CancelExportRequest(export_id=started_export.export_id), metadata=bob),
     ):
         assert (await failure_of(call)).reason == 'EXPORT_NOT_FOUND'
     assert not (await deployment.stub.ListExports(messages.ListExportsRequest(), metadata=bob)).exports
@@ -259,16 +259,16 @@ async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -
     listed = await deployment.stub.ListExports(
         messages.ListExportsRequest(), metadata=bearer(deployment.secrets['alice'])
     )
-    assert [export.export_id for export in listed.exports] == [made.export_id]
+    assert [export.export_id for export in listed.exports] == [started_export.export_id]
 
 
 async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_path: Path, checkpoints: Running) -> None:
     """Repeating a request returns its export, even if the checkpoint was deleted since."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
-        made = (await deployment.start()).export
+        started_export = (await deployment.start()).export
         deletion = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
         await checkpoints.checkpoints.DeleteCheckpoint(deletion, metadata=as_tenant('alice'))
-        assert (await deployment.start()).export == made
+        assert (await deployment.start()).export == started_export
         assert (await failure_of(deployment.start(target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
         assert (await failure_of(deployment.start(request_id='rq-2'))).reason == 'CHECKPOINT_NOT_FOUND'
 
@@ -277,29 +277,29 @@ async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_pat
 async def test_conflicting_file_or_folder_fails_the_export(
     deployment: Deployment, tmp_path: Path, obstacle: str
 ) -> None:
-    """An export fails without a retry if an existing file is in the way of its folder, or a folder of its file."""
+    """An export fails without a retry if a file exists where it needs a folder, or a folder where it needs a file."""
     path = tmp_path / 'gateway' / 'out' / 'alice' / obstacle
     path.parent.mkdir(parents=True)
-    path.write_text('mine')
-    made = (await deployment.start(target='file:///a/b', hub_token='')).export
-    failed = await deployment.until_finished(made.export_id)
+    path.write_text('existing')
+    started_export = (await deployment.start(target='file:///a/b', hub_token='')).export
+    failed = await deployment.wait_until_finished(started_export.export_id)
     assert (failed.state, failed.attempt_count) == (messages.EXPORT_STATE_FAILED, 1)
     assert failed.failure.reason == error_reason_pb2.ERROR_REASON_INVALID_FIELD
-    assert (path.read_text(), str(tmp_path) in failed.failure.message) == ('mine', False)
+    assert (path.read_text(), str(tmp_path) in failed.failure.message) == ('existing', False)
 
 
 async def test_disk_error_is_retried(deployment: Deployment, tmp_path: Path) -> None:
-    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
+    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE wait_until a retry succeeds."""
     path = tmp_path / 'gateway' / 'out' / 'alice'
     path.parent.mkdir(parents=True)
     path.symlink_to(path)
-    made = (await deployment.start(target='file:///a', hub_token='')).export
-    waiting = await deployment.until(made.export_id, lambda export: export.HasField('failure'))
+    started_export = (await deployment.start(target='file:///a', hub_token='')).export
+    waiting = await deployment.wait_until(started_export.export_id, lambda export: export.HasField('failure'))
     assert waiting.state == messages.EXPORT_STATE_WAITING
     assert waiting.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     path.unlink()
     deployment.gateway.clock.advance(timedelta(minutes=1))
-    assert (await deployment.until_finished(made.export_id)).state == messages.EXPORT_STATE_DONE
+    assert (await deployment.wait_until_finished(started_export.export_id)).state == messages.EXPORT_STATE_DONE
 
 
 @pytest.mark.parametrize(
@@ -347,10 +347,10 @@ async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: P
 
 
 async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
-    """Equal pushes return one export; another token, target, visibility or state makes another export."""
+    """Equal pushes return one export; another token, target, visibility or state creates another export."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started = await asyncio.gather(*(deployment.start(request_id=f'rq-{number}') for number in range(4)))
-        (export_id,) = {answer.export.export_id for answer in started}
+        (export_id,) = {response.export.export_id for response in started}
         others: tuple[dict[str, Any], ...] = (
             {'hub_token': 'hf_other'},
             {'target': 'hf://org/other'},
@@ -368,11 +368,11 @@ async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints
 
 async def test_finished_push_can_be_repeated(deployment: Deployment, hub: FakeHub) -> None:
     """A push that repeats a finished one is a new export, for which the hub makes no second commit."""
-    made = (await deployment.start()).export
-    await deployment.until_finished(made.export_id)
+    started_export = (await deployment.start()).export
+    await deployment.wait_until_finished(started_export.export_id)
     again = (await deployment.start(request_id='rq-2')).export
-    assert again.export_id != made.export_id
-    assert (await deployment.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
+    assert again.export_id != started_export.export_id
+    assert (await deployment.wait_until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
     assert hub.commits == 1
 
 
@@ -381,13 +381,13 @@ async def test_local_changes_take_effect_without_polling(tmp_path: Path, checkpo
     hub.delay_seconds = 60
     day = timedelta(days=1)
     async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as deployment:
-        made = (await deployment.start()).export
+        started_export = (await deployment.start()).export
         await asyncio.to_thread(hub.asked.wait)
-        request = messages.CancelExportRequest(export_id=made.export_id)
+        request = messages.CancelExportRequest(export_id=started_export.export_id)
         await deployment.stub.CancelExport(request, metadata=bearer(deployment.secrets['alice']))
         folder = deployment.state_dir / 'exports'
         while any(folder.iterdir()):
-            await deployment.get(made.export_id)
+            await deployment.get(started_export.export_id)
         hub.delay_seconds = 0
         again = (await deployment.start(request_id='rq-2', target='file:///x', hub_token='')).export
-        assert (await deployment.until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE
+        assert (await deployment.wait_until_finished(again.export_id)).state == messages.EXPORT_STATE_DONE

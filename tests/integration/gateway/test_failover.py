@@ -1,4 +1,4 @@
-"""A stream that loses its sampler continues at another one, with no token lost or doubled."""
+"""Tests that a stream whose sampler fails continues on another one without lost or repeated tokens."""
 
 import asyncio
 import random
@@ -22,16 +22,16 @@ from twinkle.api.sampler.v1 import sampling_pb2
 SEEDS = 100
 
 
-@pytest.mark.parametrize('way', FAILURE_MODES)
-async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, way: str) -> None:
-    """A stream equals an undisturbed one for every way and every message at which its sampler ends it."""
+@pytest.mark.parametrize('failure_mode', FAILURE_MODES)
+async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, failure_mode: str) -> None:
+    """A stream equals an undisturbed one for each failure mode and each message after which its sampler fails."""
     for end_after in range(8):
-        samplers = [FakeSampler(end_after=end_after, failure_mode=way) for _ in range(2)]
+        samplers = [FakeSampler(end_after=end_after, failure_mode=failure_mode) for _ in range(2)]
         async with running_fleet(tmp_path / f'{end_after}', *samplers, FakeSampler()) as fleet:
             request = sample_request(max_tokens=3, count=2)
-            answer = await read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)
-            assert answer.tokens == undisturbed(request)
-            assert answer.spans == [[(0, 0, 3)]] * 2
+            response = await read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)
+            assert response.tokens == undisturbed(request)
+            assert response.spans == [[(0, 0, 3)]] * 2
 
 
 @pytest.mark.timeout(300)
@@ -71,19 +71,19 @@ async def _run_seed(fleet: RunningFleet, generator: random.Random, seed: int) ->
             )
         calls = [fleet.stub.Sample(request, metadata=ADMIN, timeout=30) for request in requests]
         counts = [request.params.sample_count for request in requests]
-        answers = await asyncio.gather(*map(read_answer, calls, counts))
-        for request, answer in zip(requests, answers, strict=True):
+        responses = await asyncio.gather(*map(read_answer, calls, counts))
+        for request, response in zip(requests, responses, strict=True):
             version = 2 if request.HasField('adapter') else 0
-            assert answer.tokens == undisturbed(request, version), seed
+            assert response.tokens == undisturbed(request, version), seed
             length = request.params.max_tokens
-            assert answer.spans == [[(version, 0, length)]] * request.params.sample_count, seed
-            assert answer.prompt == [seed, int(answer.prompt[1]), 7], seed
+            assert response.spans == [[(version, 0, length)]] * request.params.sample_count, seed
+            assert response.prompt == [seed, int(response.prompt[1]), 7], seed
         for lease in fleet.leases:
             lease.call.cancel()
 
 
 async def test_stream_keeps_its_version(tmp_path: Path) -> None:
-    """A stream continues with the version that it started with, though a later one is the latest."""
+    """A stream continues with the version that it started with, even if a newer version exists."""
     first = FakeSampler(versions={'ad': {1}}, end_after=3, failure_mode='stop')
     second = FakeSampler(versions={'ad': {1, 2}})
     async with running_fleet(tmp_path, first) as fleet:
@@ -92,8 +92,8 @@ async def test_stream_keeps_its_version(tmp_path: Path) -> None:
         assert (await anext(call)).HasField('prompt')
         async with second.serving():
             await fleet.join(second, 'later')
-            answer = [response async for response in call]
-    assert {response.delta.version for response in answer if response.HasField('delta')} == {1}
+            received = [response async for response in call]
+    assert {response.delta.version for response in received if response.HasField('delta')} == {1}
     assert second.requests[-1].adapter.exact == 1
     assert all(caller.is_internal for caller in second.callers)
     assert {caller.tenant_id for caller in second.callers} == {'default'}
@@ -130,8 +130,8 @@ async def test_full_sampler_is_skipped(tmp_path: Path) -> None:
         assert (failure.reason, failure.retry_seconds) == ('QUEUE_FULL', 1)
 
 
-async def test_request_that_breaks_three_samplers_fails(tmp_path: Path) -> None:
-    """A request that breaks three engines without a token in between is not sent to a fourth."""
+async def test_request_that_fails_on_three_samplers_is_not_retried(tmp_path: Path) -> None:
+    """A request that fails on three samplers without a new token is not sent to a fourth."""
     samplers = [FakeSampler(end_after=0, is_lasting=True) for _ in range(5)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
@@ -144,11 +144,11 @@ async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
     first, second = FakeSampler(end_after=3, failure_mode='stop'), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         request = sample_request()
-        reading = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
+        read_task = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
         await first.is_stopping.wait()
         async with second.serving():
             await fleet.join(second, 'later')
-            assert (await reading).tokens == undisturbed(request)
+            assert (await read_task).tokens == undisturbed(request)
 
 
 async def test_stream_without_a_sampler_fails_after_the_wait(tmp_path: Path) -> None:
@@ -170,17 +170,17 @@ async def test_new_stream_waits_briefly_for_a_sampler(tmp_path: Path) -> None:
         fleet.leases[0].call.cancel()
         await fleet.until_state('r0', REPLICA_STATE_LOST)
         request = sample_request()
-        reading = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
+        read_task = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=[request.prompt], params=request.params)
-        completing = asyncio.ensure_future(fleet.stub.SampleBatch(batch, metadata=ADMIN).read())
+        batch_task = asyncio.ensure_future(fleet.stub.SampleBatch(batch, metadata=ADMIN).read())
         async with second.serving():
             await fleet.join(second, 'later')
-            assert (await reading).tokens == undisturbed(request)
-            assert len((await completing).sequences) == 1
+            assert (await read_task).tokens == undisturbed(request)
+            assert len((await batch_task).sequences) == 1
 
 
 async def test_new_stream_fails_in_an_empty_fleet(tmp_path: Path) -> None:
-    """A new request fails with UNAVAILABLE at once if the fleet never had a member."""
+    """A new request fails with UNAVAILABLE immediately if the fleet never had a replica."""
     options = FleetConfig(begin_wait=timedelta(hours=1))
     async with running_fleet(tmp_path, fleet=options) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
@@ -209,7 +209,7 @@ async def test_deadline_ends_the_wait(tmp_path: Path) -> None:
 
 
 async def test_abort_between_two_samplers_ends_the_stream(tmp_path: Path) -> None:
-    """Aborting a request between two samplers ends it at once with 'abort' and its tokens."""
+    """A request that is aborted while it waits for another sampler finishes with the spans of its tokens."""
     first = FakeSampler(end_after=3, failure_mode='stop')
     async with running_fleet(tmp_path, first) as fleet:
         call = aiter(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
@@ -222,7 +222,7 @@ async def test_abort_between_two_samplers_ends_the_stream(tmp_path: Path) -> Non
 
 
 async def test_stream_of_a_checkpoint_is_not_continued(tmp_path: Path) -> None:
-    """A stream of a checkpoint path is not continued, since the path may name other weights, and has a retry time."""
+    """A stream from a checkpoint path fails with a retry time, because the path may name other weights later."""
     path = 'twinkle://run/weights/last'
     first, second = FakeSampler(end_after=3, failure_mode='unreachable'), FakeSampler()
     async with running_fleet(tmp_path, first, second) as fleet:

@@ -1,4 +1,4 @@
-"""More requests than a sampler runs at once: fair order, aborts, and failover of waiting requests."""
+"""Tests more requests than a sampler can run at once: fair order, aborts, and failover of waiting requests."""
 
 import asyncio
 from collections import Counter
@@ -16,8 +16,8 @@ from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 CAPACITY = 4
-SENT = 5
-"""Requests that the gateway sends to a sampler of that capacity, with its slack."""
+SENT_COUNT = 5
+"""Number of requests that the gateway sends to a sampler of this capacity, including its slack."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -55,58 +55,58 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         bob = bearer((await fleet.gateway.make_key('bob')).secret)
-        many = requests_of(30)
-        samples = [start_sample(fleet, ADMIN, request) for request in many]
-        await until(lambda: sampler.open_streams == SENT)
-        few = requests_of(10)
-        others = [start_sample(fleet, bob, request) for request in few]
+        default_requests = requests_of(30)
+        samples = [start_sample(fleet, ADMIN, request) for request in default_requests]
+        await until(lambda: sampler.open_streams == SENT_COUNT)
+        bob_requests = requests_of(10)
+        others = [start_sample(fleet, bob, request) for request in bob_requests]
         # A tenant without running requests never waits.
-        await until(lambda: sampler.open_streams == SENT + 1)
+        await until(lambda: sampler.open_streams == SENT_COUNT + 1)
         sampler.gate.set()
-        for request, answer in zip([*many, *few], await asyncio.gather(*samples, *others), strict=True):
-            assert answer.tokens == undisturbed(request)
-        turns = [caller.tenant_id for caller in sampler.callers]
-        while turns and turns[-1] == 'default':
-            turns.pop()
+        for request, response in zip([*default_requests, *bob_requests], await asyncio.gather(*samples, *others), strict=True):
+            assert response.tokens == undisturbed(request)
+        tenant_ids = [caller.tenant_id for caller in sampler.callers]
+        while tenant_ids and tenant_ids[-1] == 'default':
+            tenant_ids.pop()
         # Before the last request of `bob`, the first requests of the other tenant ran, and then the tenants alternated.
-        assert Counter(turns)['default'] <= SENT + Counter(turns)['bob'] + 2
+        assert Counter(tenant_ids)['default'] <= SENT_COUNT + Counter(tenant_ids)['bob'] + 2
 
 
 async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> None:
-    """A waiting request that is aborted ends at once without reaching a sampler, as a stream and as a batch."""
+    """Waiting streams and batches that are aborted finish without reaching a sampler."""
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
-        running = [start_sample(fleet, ADMIN, request) for request in requests_of(SENT)]
-        await until(lambda: sampler.open_streams == SENT)
-        waiting = asyncio.ensure_future(_read(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)))
+        running = [start_sample(fleet, ADMIN, request) for request in requests_of(SENT_COUNT)]
+        await until(lambda: sampler.open_streams == SENT_COUNT)
+        waiting = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='stream'), metadata=ADMIN)))
         prompts = [sampling_pb2.Prompt(token_ids=ints([number])) for number in range(3)]
-        batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts, request_id='ours')
-        answers = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch, metadata=ADMIN)))
-        for request_id in ('mine', 'ours'):
+        batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts, request_id='batch')
+        responses = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(batch, metadata=ADMIN)))
+        for request_id in ('stream', 'batch'):
             await abort(fleet, request_id)
         assert (await waiting)[-1].finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
-        assert [len(answer.sequences) for answer in await answers] == [1, 1, 1]
-        assert sampler.calls.count('Sample') == SENT
+        assert [len(response.sequences) for response in await responses] == [1, 1, 1]
+        assert sampler.calls.count('Sample') == SENT_COUNT
         assert 'SampleBatch' not in sampler.calls
         sampler.gate.set()
         await asyncio.gather(*running)
 
 
-async def test_waiting_requests_move_when_their_sampler_leaves(tmp_path: Path) -> None:
-    """Waiting requests of a sampler that leaves run on another one, once each, and running ones stay."""
+async def test_waiting_requests_run_elsewhere_when_their_sampler_leaves(tmp_path: Path) -> None:
+    """Waiting requests of a sampler that leaves run once on another sampler, and its running requests stay."""
     leaving = small_sampler()
     async with running_fleet(tmp_path, leaving) as fleet:
-        requests = requests_of(SENT + 6)
+        requests = requests_of(SENT_COUNT + 6)
         samples = [start_sample(fleet, ADMIN, request) for request in requests]
-        await until(lambda: leaving.open_streams == SENT)
+        await until(lambda: leaving.open_streams == SENT_COUNT)
         async with FakeSampler().serving() as other:
             await fleet.join(other, 'other')
             await fleet.fleet.Drain(fleet_service_pb2.DrainRequest(replica_id='r0'), metadata=ADMIN)
-            await until(lambda: len(other.requests) == len(requests) - SENT)
+            await until(lambda: len(other.requests) == len(requests) - SENT_COUNT)
             leaving.gate.set()
-            for request, answer in zip(requests, await asyncio.gather(*samples), strict=True):
-                assert answer.tokens == undisturbed(request)
-            assert len(leaving.requests) == SENT
+            for request, response in zip(requests, await asyncio.gather(*samples), strict=True):
+                assert response.tokens == undisturbed(request)
+            assert len(leaving.requests) == SENT_COUNT
 
 
 async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
@@ -116,19 +116,19 @@ async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, sampler) as fleet:
         prompts = [sampling_pb2.Prompt(token_ids=ints([number])) for number in range(8)]
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts)
-        answers = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch, metadata=ADMIN)))
+        responses = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(batch, metadata=ADMIN)))
         await until(lambda: len(sampler.requests) == 1)
         waiting = start_sample(fleet, ADMIN, requests_of(1)[0])
-        later = asyncio.ensure_future(_read(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
+        later = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
         # When the gateway knows the later request, it knows the earlier one, and has sent neither.
         await abort(fleet, 'later')
         await later
         assert 'Sample' not in sampler.calls
         sampler.prompt_gate.set()
         sampler.gate.set()
-        await asyncio.gather(waiting, answers)
-        assert len(answers.result()) == 8
+        await asyncio.gather(waiting, responses)
+        assert len(responses.result()) == 8
 
 
-async def _read(call: Any) -> list[Any]:
-    return [answer async for answer in call]
+async def _read_all(call: Any) -> list[Any]:
+    return [response async for response in call]

@@ -1,4 +1,4 @@
-"""Sampling through the gateway over several samplers: division, broadcasts, totals, bounds and isolation."""
+"""Tests sampling through a gateway with several samplers: split batches, broadcasts, totals, limits and isolation."""
 
 import asyncio
 import contextlib
@@ -30,38 +30,38 @@ def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.Sam
     )
 
 
-def assert_batch(request: wire.SampleBatchRequest, answers: list, version: int = 0) -> None:
+def assert_batch(request: wire.SampleBatchRequest, responses: list, version: int = 0) -> None:
     """Assert that each prompt has exactly one result, with the tokens of this prompt."""
-    assert sorted(answer.prompt_index for answer in answers) == list(range(len(request.prompts)))
-    for answer in answers:
-        prompt = request.prompts[answer.prompt_index]
-        assert answer.prompt.token_ids == prompt.token_ids
+    assert sorted(response.prompt_index for response in responses) == list(range(len(request.prompts)))
+    for response in responses:
+        prompt = request.prompts[response.prompt_index]
+        assert response.prompt.token_ids == prompt.token_ids
         seed = prompt.SerializeToString(deterministic=True)
-        (sequence,) = answer.sequences
+        (sequence,) = response.sequences
         assert numbers(sequence.token_ids) == [token_at(seed, version, 0, position) for position in range(3)]
         assert {span.version for span in sequence.version_spans} == {version}
 
 
-async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
+async def test_batch_is_split_at_one_version(tmp_path: Path) -> None:
     """All replicas get a part of a batch with one resolved version, and results have the indices of the batch."""
     samplers = [FakeSampler(versions={'ad': {4, 5}}) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
-        answers = [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)]
-        assert_batch(request, answers, 5)
+        responses = [response async for response in fleet.stub.SampleBatch(request, metadata=ADMIN)]
+        assert_batch(request, responses, 5)
         assert sum('LoadAdapter' in sampler.calls for sampler in samplers) == 1
         parts = [item for sampler in samplers for item in sampler.requests if isinstance(item, wire.SampleBatchRequest)]
         assert {part.adapter.exact for part in parts} == {5}
         assert max(len(part.prompts) for part in parts) <= 26
 
 
-@pytest.mark.parametrize('way', FAILURE_MODES)
-async def test_batch_survives_failing_samplers(tmp_path: Path, way: str) -> None:
-    """Every prompt is answered once though samplers fail, since other samplers run the unfinished prompts."""
-    samplers = [FakeSampler(end_after=3, failure_mode=way), FakeSampler(end_after=0, failure_mode=way), FakeSampler()]
+@pytest.mark.parametrize('failure_mode', FAILURE_MODES)
+async def test_batch_survives_failing_samplers(tmp_path: Path, failure_mode: str) -> None:
+    """Every prompt has one result although samplers fail, because other samplers run the unfinished prompts."""
+    samplers = [FakeSampler(end_after=3, failure_mode=failure_mode), FakeSampler(end_after=0, failure_mode=failure_mode), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(40)
-        assert_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])
+        assert_batch(request, [response async for response in fleet.stub.SampleBatch(request, metadata=ADMIN)])
 
 
 async def test_invalid_batch_fails_once(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def violated_fields(failure: Failure) -> list[str]:
 
 
 async def test_scores_are_merged_in_request_order(tmp_path: Path) -> None:
-    """Scores of several samplers are merged in request order, also when one sampler fails."""
+    """Scores of several samplers are merged in request order, even if one sampler fails."""
     samplers = [FakeSampler(end_after=0), FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([index, 7]) for index in range(30)])
-        answer = await fleet.stub.ComputeLogprobs(request, metadata=ADMIN)
-        assert [numbers(item.logprobs)[0] for item in answer.sequences] == [-float(index) for index in range(30)]
+        response = await fleet.stub.ComputeLogprobs(request, metadata=ADMIN)
+        assert [numbers(item.logprobs)[0] for item in response.sequences] == [-float(index) for index in range(30)]
         assert all(sampler.calls for sampler in samplers[1:])
 
 
@@ -110,14 +110,14 @@ async def test_commands_reach_every_replica(tmp_path: Path) -> None:
         await fleet.stub.Resume(wire.ResumeRequest(), metadata=ADMIN)
         await fleet.stub.Sleep(wire.SleepRequest(), metadata=ADMIN)
         await fleet.stub.WakeUp(wire.WakeUpRequest(), metadata=ADMIN)
-        answer = await fleet.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=ADMIN)
-        assert answer.dropped_token_count == 300
+        response = await fleet.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=ADMIN)
+        assert response.dropped_token_count == 300
         expected = ['Pause', 'Resume', 'Sleep', 'WakeUp', 'ResetPrefixCache']
         assert [sampler.calls for sampler in samplers] == [expected] * 3
 
 
 async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
-    """Loads are added up, and a version on several replicas is listed once, for any page size."""
+    """Loads are added up, and a version on several replicas is listed once, across pages."""
     load = engine_pb2.EngineLoad(running_sequence_count=2, max_sequence_count=10, kv_usage=0.5, tokens_per_second=3)
     samplers = [
         FakeSampler(load=load, versions={'a': {1, 2}, 'b': {3}}),
@@ -145,30 +145,30 @@ async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
 
 
 async def test_abort_finds_only_requests_of_the_caller(tmp_path: Path) -> None:
-    """A tenant aborts its own stream only, and an id can run once at a time."""
+    """A tenant can abort only its own streams, and two running requests cannot have the same id."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
-        made = await fleet.gateway.make_key('bob', scopes=(2,))
+        key = await fleet.gateway.make_key('bob', scopes=(2,))
         for sampler in samplers:
             sampler.gate.clear()
         call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
         for _ in range(2):
             await call.read()
-        again = await failure_of(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
-        assert (again.code, again.reason) == (grpc.StatusCode.ALREADY_EXISTS, 'ID_TAKEN')
-        await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
-        assert (await call.read()).finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
-        foreign = wire.AbortRequest(request_id='other')
-        failure = await failure_of(fleet.stub.Abort(foreign, metadata=bearer(made.secret)))
+        repeated = await failure_of(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
+        assert (repeated.code, repeated.reason) == (grpc.StatusCode.ALREADY_EXISTS, 'ID_TAKEN')
+        request = wire.AbortRequest(request_id='mine')
+        failure = await failure_of(fleet.stub.Abort(request, metadata=bearer(key.secret)))
         assert failure.reason == 'REQUEST_NOT_FOUND'
+        await fleet.stub.Abort(request, metadata=ADMIN)
+        assert (await call.read()).finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
 
 
 async def test_samplers_get_the_identity_of_the_key(tmp_path: Path) -> None:
     """Samplers get the tenant and scopes of the key, independent of the client's metadata."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
-        made = await fleet.gateway.make_key('alice', scopes=(2,))
-        forged = (*bearer(made.secret), ('x-twinkle-tenant', 'bob'), ('x-twinkle-internal', '1'))
+        key = await fleet.gateway.make_key('alice', scopes=(2,))
+        forged = (*bearer(key.secret), ('x-twinkle-tenant', 'bob'), ('x-twinkle-internal', '1'))
         await read_answer(fleet.stub.Sample(sample_request(), metadata=forged))
         caller = sampler.callers[0]
         assert (caller.tenant_id, caller.scopes, caller.is_internal) == ('alice', frozenset({'sample'}), False)
@@ -192,21 +192,21 @@ async def test_cancellation_reaches_the_samplers(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None:
-    """A thousand concurrent streams of sixteen tokens complete, and little memory stays in use."""
+    """A thousand concurrent streams of sixteen tokens complete, and the memory of the process grows by less than 300 MiB."""
     samplers = [FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=256)) for _ in range(2)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         before = psutil.Process(os.getpid()).memory_info().rss
         requests = [sample_request([index], max_tokens=16) for index in range(1000)]
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(read_answer(fleet.stub.Sample(request, metadata=ADMIN)) for request in requests)
         )
-        for request, answer in zip(requests, answers, strict=True):
-            assert answer.tokens == undisturbed(request)
+        for request, response in zip(requests, responses, strict=True):
+            assert response.tokens == undisturbed(request)
         assert psutil.Process(os.getpid()).memory_info().rss - before < 300 << 20
         assert all(len(sampler.calls) > 350 for sampler in samplers)
 
 
-async def test_static_sampler_serves_and_is_found_again(tmp_path: Path) -> None:
+async def test_static_sampler_is_used_again_after_a_restart(tmp_path: Path) -> None:
     """A configured sampler needs no lease; requests fail while it is down and succeed when it is back."""
     async with FakeSampler().serving() as sampler:
         address = sampler.address
@@ -221,15 +221,15 @@ async def test_static_sampler_serves_and_is_found_again(tmp_path: Path) -> None:
             while True:
                 call = stub.Sample(request, metadata=ADMIN)
                 try:
-                    answer = await read_answer(call)
+                    response = await read_answer(call)
                 except grpc.aio.AioRpcError:
                     continue
-                assert answer.tokens == undisturbed(request)
+                assert response.tokens == undisturbed(request)
                 break
 
 
 async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
-    """An unknown base model fails with NOT_FOUND and the known names where replicas report them."""
+    """An unknown base model fails with NOT_FOUND and the names that the replicas report."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(base_model='huge'), metadata=ADMIN))
         assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')

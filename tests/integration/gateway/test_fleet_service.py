@@ -1,4 +1,4 @@
-"""The fleet service: which replicas may join, how they join and leave, and who may list them."""
+"""Tests the fleet service: which replicas may join, how they join and leave, and which keys may list them."""
 
 import asyncio
 from datetime import timedelta
@@ -41,8 +41,8 @@ async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
             assert (await failure_of(stub.Lease(iter(()), metadata=metadata))).reason == reason
         failure = await failure_of(stub.ListReplicas(wire.ListReplicasRequest(), metadata=INTERNAL))
         assert failure.reason == 'CREDENTIALS_INVALID'
-        answer = await stub.Register(request, metadata=INTERNAL)
-        assert answer.lease_interval.ToTimedelta() == timedelta(seconds=10)
+        response = await stub.Register(request, metadata=INTERNAL)
+        assert response.lease_interval.ToTimedelta() == timedelta(seconds=10)
 
 
 async def test_loopback_deployment_without_a_token_accepts_registrations(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_malformed_address_is_refused(tmp_path: Path, address: str) -> Non
 
 
 @pytest.mark.parametrize('address', ['0.0.0.0:900', '[::]:900'])
-async def test_wildcard_address_is_replaced_by_the_caller_s_address(tmp_path: Path, address: str) -> None:
+async def test_wildcard_address_is_replaced_by_the_source_address(tmp_path: Path, address: str) -> None:
     """A wildcard address is replaced by the address from which the replica registered."""
     async with running_fleet(tmp_path) as fleet:
         await register(fleet.gateway, address=address)
@@ -87,7 +87,7 @@ async def test_replica_is_lost_or_leaves_after_a_drain(tmp_path: Path) -> None:
 
 
 async def test_lease_needs_a_registration(tmp_path: Path) -> None:
-    """A restarted gateway refuses leases of unknown replicas, so that they register again."""
+    """A lease of an unknown replica is refused, so that replicas register again after a restart of the gateway."""
     async with running_fleet(tmp_path) as fleet:
         call = fleet.fleet.Lease(metadata=INTERNAL)
         await call.write(wire.LeaseRequest(replica=replica_of(UNREACHABLE, 'unknown')))
@@ -105,13 +105,13 @@ async def test_silent_replica_is_lost(tmp_path: Path) -> None:
 
 
 async def test_drained_replica_finishes_its_streams_and_gets_no_new_ones(tmp_path: Path) -> None:
-    """Running streams end on the drained replica, and new streams run on another one."""
+    """Running streams finish on the drained replica, and new streams run on another one."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
             sampler.gate.clear()
         requests = [sample_request([index]) for index in range(8)]
-        readings = [
+        read_tasks = [
             asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN))) for request in requests
         ]
         await until(lambda: sum(sampler.open_streams for sampler in samplers) == 8)
@@ -120,8 +120,8 @@ async def test_drained_replica_finishes_its_streams_and_gets_no_new_ones(tmp_pat
         await fleet.fleet.Drain(wire.DrainRequest(replica_id='r0'), metadata=ADMIN)
         for sampler in samplers:
             sampler.gate.set()
-        for request, answer in zip(requests, await asyncio.gather(*readings), strict=True):
-            assert answer.tokens == undisturbed(request)
+        for request, response in zip(requests, await asyncio.gather(*read_tasks), strict=True):
+            assert response.tokens == undisturbed(request)
         for request in requests:
             await read_answer(fleet.stub.Sample(request, metadata=ADMIN))
         assert len(samplers[0].calls) == before
@@ -179,11 +179,11 @@ async def test_server_info_covers_the_whole_fleet(tmp_path: Path) -> None:
 async def test_fleet_methods_need_the_operator_scope(tmp_path: Path) -> None:
     """A key without the scope `operator` can neither list, watch nor drain replicas."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
-        made = await fleet.gateway.make_key('alice', scopes=(2,))
+        key = await fleet.gateway.make_key('alice', scopes=(2,))
         calls = [
-            fleet.fleet.ListReplicas(wire.ListReplicasRequest(), metadata=bearer(made.secret)),
-            fleet.fleet.Drain(wire.DrainRequest(replica_id='r0'), metadata=bearer(made.secret)),
-            fleet.fleet.WatchFleet(wire.WatchFleetRequest(), metadata=bearer(made.secret)),
+            fleet.fleet.ListReplicas(wire.ListReplicasRequest(), metadata=bearer(key.secret)),
+            fleet.fleet.Drain(wire.DrainRequest(replica_id='r0'), metadata=bearer(key.secret)),
+            fleet.fleet.WatchFleet(wire.WatchFleetRequest(), metadata=bearer(key.secret)),
         ]
         for call in calls:
             failure = await failure_of(call)

@@ -1,4 +1,4 @@
-"""Calls through the gateway: unchanged bytes and errors, flow control, and the caller's identity from the gateway."""
+"""Tests calls through the gateway: unchanged bytes and errors, flow control, and the identity of the caller."""
 
 import asyncio
 import contextlib
@@ -48,16 +48,16 @@ async def first_response(gateway: RunningGateway):
 
 async def test_every_forwarded_method_passes_its_bytes_unchanged(tmp_path: Path) -> None:
     """Bytes that are not a valid message pass unchanged in both directions, for all four kinds of methods."""
-    shapes = set()
+    stream_kinds = set()
     async with raw_echo() as address, running_gateway(tmp_path, upstream=address) as gateway:
         for path, (is_client_streaming, is_server_streaming) in METHODS.items():
-            shapes.add((is_client_streaming, is_server_streaming))
+            stream_kinds.add((is_client_streaming, is_server_streaming))
             count = 5 if is_client_streaming and is_server_streaming else 1
             sent = [os.urandom(size) for size in (200_000, 1, 0, 7, 1000)[:count]]
             call = gateway.channel.stream_stream(path)(iter(sent), metadata=ADMIN)
             assert [message async for message in call] == [message[::-1] for message in sent]
             assert ('x-echo', path) in list(await call.trailing_metadata())
-    assert len(shapes) == 4
+    assert len(stream_kinds) == 4
 
 
 async def test_client_stream_arrives_completely(gateway: RunningGateway) -> None:
@@ -75,7 +75,7 @@ async def test_client_stream_arrives_completely(gateway: RunningGateway) -> None
 
 async def test_identity_comes_only_from_the_key(gateway: RunningGateway) -> None:
     """Internal metadata that a client sends does not reach any service."""
-    made = await gateway.make_key('alice', scopes=(1,))
+    key = await gateway.make_key('alice', scopes=(1,))
     forged = (
         (TENANT_KEY, 'bob'),
         (SCOPES_KEY, 'admin'),
@@ -83,14 +83,14 @@ async def test_identity_comes_only_from_the_key(gateway: RunningGateway) -> None
         ('x-twinkle-internal', '1'),
         ('x-twinkle-anything', 'x'),
     )
-    response = await get_adapter(gateway, 'a', metadata=(*bearer(made.secret), *forged))
+    response = await get_adapter(gateway, 'a', metadata=(*bearer(key.secret), *forged))
     seen = dict(response.adapter.user_metadata)
     assert seen['tenant'] == 'alice'
     assert seen['scopes'] == 'train'
-    assert seen['x-twinkle-key'] == made.key.key_id
+    assert seen['x-twinkle-key'] == key.key.key_id
     assert seen['is_internal'] == 'False'
     assert 'x-twinkle-anything' not in seen
-    assert made.secret not in str(response)
+    assert key.secret not in str(response)
 
 
 async def test_internal_token_is_not_an_api_key(gateway: RunningGateway) -> None:
@@ -128,9 +128,9 @@ async def test_error_passes_with_its_details_unchanged(
         stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
         direct = await failure_of(stub.GetAdapter(request, metadata=internal))
-    through = await failure_of(get_adapter(gateway, adapter_id, metadata=(*ADMIN, ('x-request-id', 'same'))))
-    assert through == direct
-    assert (through.code, through.reason) == (code, reason)
+    forwarded = await failure_of(get_adapter(gateway, adapter_id, metadata=(*ADMIN, ('x-request-id', 'same'))))
+    assert forwarded == direct
+    assert (forwarded.code, forwarded.reason) == (code, reason)
 
 
 async def test_error_within_a_stream_is_forwarded(gateway: RunningGateway) -> None:
@@ -245,7 +245,7 @@ async def test_slow_reader_blocks_the_writer(gateway: RunningGateway, upstream: 
 
 
 async def test_oversized_message_is_refused_with_its_size(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The error has both sizes, an oversized unary request does not reach the service, and a stream ends."""
+    """The error contains the size and the limit, and no oversized message reaches the service."""
     failure = await failure_of(get_adapter(gateway, 'x' * (MESSAGE_LIMIT + 1)))
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'MESSAGE_TOO_LARGE')
     assert int(failure.metadata['sizeBytes']) > MESSAGE_LIMIT
@@ -265,9 +265,9 @@ async def test_oversized_message_is_refused_with_its_size(gateway: RunningGatewa
 
 
 async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path) -> None:
-    """The error is UNAVAILABLE with a retry time, and calls succeed once the service is back."""
-    async with Upstream().serving() as before:
-        address = before.address
+    """The error is UNAVAILABLE with a retry time but no address, and calls succeed once the service is back."""
+    async with Upstream().serving() as stopped:
+        address = stopped.address
     async with running_gateway(tmp_path, upstream=address) as gateway:
         for call in (
             get_adapter(gateway, 'a'),
@@ -284,7 +284,7 @@ async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path)
 
 
 async def test_service_that_is_not_deployed_is_unreachable(tmp_path: Path) -> None:
-    """A gateway without services answers every forwarded method with SERVICE_UNREACHABLE."""
+    """A gateway without services returns SERVICE_UNREACHABLE for every forwarded method."""
     async with running_gateway(tmp_path) as gateway:
         for path in METHODS:
             call = gateway.channel.stream_stream(path)(iter([b'']), metadata=ADMIN)

@@ -1,4 +1,4 @@
-"""Random requests to every method and route: they cause no server error, and refused requests have no effect.
+"""Tests that random requests to every method and route cause no server error, and that refused ones have no effect.
 
 `./run fuzz [N]` sends N different requests each time; the tests send the same few hundred requests each time.
 """
@@ -43,14 +43,14 @@ WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.parametrize('number', range(ROUNDS)),
-    # Examples are drawn while the gateway, which also draws random numbers, runs in the same process.
+    # Examples are generated while the gateway, which also uses random numbers, runs in the same process.
     pytest.mark.filterwarnings('ignore:Do not use the .random. module inside strategies'),
 ]
 
 
 @pytest.fixture
 async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
-    """All services, with items of two tenants."""
+    """All services, with resources of two tenants."""
     options = FuturesConfig(gap=timedelta(milliseconds=50))
     async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as deployment:
         running = Fuzzed(deployment, tmp_path)
@@ -64,14 +64,14 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
 
 def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
     """Return known values of fields by field name, and known texts for all other fields under an empty name."""
-    paths = [f'twinkle://{one.model}/weights/best' for one in ids]
+    paths = [f'twinkle://{item.model}/weights/best' for item in ids]
     return {
-        '': [text for one in ids for text in vars(one).values()],
-        'session_id': [one.session for one in ids],
-        'adapter_id': [one.model for one in ids] * 3,
-        'run_id': [one.model for one in ids] * 3,
-        'dataset_id': [one.dataset for one in ids] * 3,
-        'loader_id': [one.loader for one in ids] * 3,
+        '': [text for item in ids for text in vars(item).values()],
+        'session_id': [item.session for item in ids],
+        'adapter_id': [item.model for item in ids] * 3,
+        'run_id': [item.model for item in ids] * 3,
+        'dataset_id': [item.dataset for item in ids] * 3,
+        'loader_id': [item.loader for item in ids] * 3,
         'checkpoint_path': paths * 2,
         'base_model': ['tiny'] * 6,
         'optimizer': ['AdamW', 'SGD'],

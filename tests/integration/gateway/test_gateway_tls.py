@@ -1,4 +1,4 @@
-"""A gateway over TLS: clients with keys, services with certificates, and HTTPS."""
+"""Tests a gateway over TLS: clients with keys, services with certificates, and HTTPS."""
 
 import asyncio
 import ssl
@@ -34,7 +34,7 @@ UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The deployment's certificates."""
+    """Folder with the certificates of the deployment."""
     return make_authority(tmp_path / 'tls')
 
 
@@ -71,7 +71,7 @@ async def _list_sessions(address: str, tls: TlsConfig) -> Any:
 
 
 async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
-    """Return the reason why a replica may not join, or an empty string if it may."""
+    """Register a replica, and return the reason of the error or an empty string."""
     async with open_forwarding_channel(address, tls=tls) as channel:
         request = fleet.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
         call = FleetServiceStub(channel).Register(request, metadata=identity_metadata(token))
@@ -91,7 +91,7 @@ async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Pat
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_only_a_sampler_s_certificate_with_the_token_joins(tmp_path: Path, folder: Path) -> None:
+async def test_sampler_joins_only_with_its_certificate_and_the_token(tmp_path: Path, folder: Path) -> None:
     """A sampler joins only with the token and a sampler's certificate."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         public, internal = gateway.server.addresses
@@ -102,7 +102,7 @@ async def test_only_a_sampler_s_certificate_with_the_token_joins(tmp_path: Path,
         assert await _register(internal, tls_of(folder, 'sampler')) == ''
 
 
-async def test_internal_address_takes_no_connection_without_a_certificate(tmp_path: Path, folder: Path) -> None:
+async def test_internal_address_refuses_connections_without_a_certificate(tmp_path: Path, folder: Path) -> None:
     """A client with a valid key but no certificate cannot connect to the internal address."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         for tls in (_client_of(folder), TlsConfig()):
@@ -120,15 +120,15 @@ async def test_public_certificate_without_internal_certificates(tmp_path: Path, 
         assert await _register(gateway.server.addresses[1], TlsConfig(), token='') == 'CREDENTIALS_MISSING'
 
 
-async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path) -> None:
+async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, folder: Path) -> None:
     """HTTP is served with the same certificate, which is reloaded when it changes; plaintext gets no response."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         address = gateway.http.address
         context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))
         async with httpx.AsyncClient(verify=context) as client:
-            answer = await client.get(f'https://{address}/healthz')
-            assert (answer.status_code, answer.json()) == (200, {'status': 'serving'})
+            response = await client.get(f'https://{address}/healthz')
+            assert (response.status_code, response.json()) == (200, {'status': 'serving'})
         with pytest.raises(httpx.HTTPError):
             async with httpx.AsyncClient() as client:
                 await client.get(f'http://{address}/healthz')
@@ -140,16 +140,16 @@ async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path)
         assert ssl.DER_cert_to_PEM_cert(renewed) == (folder / 'gateway.crt').read_text()
 
 
-async def test_openai_s_client_trusts_a_private_authority(
+async def test_openai_client_trusts_a_private_authority(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenAI's client trusts a private authority through SSL_CERT_FILE, as documented."""
     async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         url = f'https://{gateway.http.address}/v1'
-        for refusal in (openai.APIConnectionError, openai.InternalServerError):
+        for error_class in (openai.APIConnectionError, openai.InternalServerError):
             async with openai.AsyncOpenAI(base_url=url, api_key=ADMIN_KEY, max_retries=0) as client:
-                with pytest.raises(refusal):
+                with pytest.raises(error_class):
                     await client.models.list()
             monkeypatch.setenv('SSL_CERT_FILE', str(folder / 'ca.crt'))
 

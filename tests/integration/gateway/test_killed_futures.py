@@ -1,4 +1,4 @@
-"""A gateway that is killed at each stage of a future: every future resolves, and every operation runs once."""
+"""Tests that futures resolve and operations run once although the gateway is killed at any stage of a future."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ def requests_of(lane: str, base_model: str) -> list[FutureRequest]:
 
 
 async def train(driver: FutureDriver, requests: Sequence[FutureRequest], *, seed: int) -> list[bytes]:
-    """Submit in random order, all at once, and return the results in the order of the positions."""
+    """Submit requests concurrently in random order, and return the results in the order of the positions."""
     shuffled = random.Random(seed).sample(requests, len(requests))
     await asyncio.gather(*(driver.submit(request) for request in shuffled), return_exceptions=True)
     # A client without an acknowledgement repeats its requests; a repeated one is the same future.
@@ -55,35 +55,35 @@ async def train(driver: FutureDriver, requests: Sequence[FutureRequest], *, seed
     return await asyncio.gather(*map(driver.result, ids))
 
 
-def facts_of(results: Sequence[bytes]) -> list[Any]:
-    """Return the facts that must be equal in two runs: numbers, losses, norms and the digest of the weights."""
-    answers = [wire.ExecuteResponse.FromString(result).result for result in results[1:]]
-    return [(answer.sequence_number, _outcome(answer)) for answer in answers]
+def comparable_results(results: Sequence[bytes]) -> list[Any]:
+    """Return the values that must be equal in two runs: numbers, losses, norms and the digest of the weights."""
+    responses = [wire.ExecuteResponse.FromString(result).result for result in results[1:]]
+    return [(response.sequence_number, _outcome(response)) for response in responses]
 
 
-def _outcome(answer: operation_result_pb2.OperationResult) -> Any:
-    match answer.WhichOneof('outcome'):
+def _outcome(response: operation_result_pb2.OperationResult) -> Any:
+    match response.WhichOneof('outcome'):
         case 'forward':
-            return answer.forward.loss
+            return response.forward.loss
         case 'step':
-            return answer.step.step_count, answer.step.grad_norm
+            return response.step.step_count, response.step.grad_norm
         case _:
-            return answer.publish.version, answer.publish.digest
+            return response.publish.version, response.publish.digest
 
 
-async def test_gateway_killed_anywhere_applies_each_operation_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A series of gateways, each killed at another failpoint, ends with bitwise equal weights."""
+async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """A series of gateways, each killed at another failpoint, produces bitwise equal results."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
         async with driven_gateway(settings) as driver:
-            expected = facts_of(await train(driver, requests_of('undisturbed', service.base_model), seed=0))
+            expected = comparable_results(await train(driver, requests_of('undisturbed', service.base_model), seed=0))
         assert [number for number, _ in expected] == list(range(1, 2 * STEPS + 2))
         settings['state_dir'] = tmp_path / 'killed'
         requests = requests_of('killed', service.base_model)
         for seed, failpoint in enumerate(FUTURE_FAILPOINTS):
-            # The failpoint applies the second time, with one future finished and others waiting behind it.
+            # The failpoint triggers the second time, when one future is finished and others wait behind it.
             async with driven_gateway(settings, failpoints=f'{failpoint}=2') as driver:
                 with pytest.raises(GatewayDied):
                     await train(driver, requests, seed=seed)
         async with driven_gateway(settings) as driver:
-            assert facts_of(await train(driver, requests, seed=len(FUTURE_FAILPOINTS))) == expected
+            assert comparable_results(await train(driver, requests, seed=len(FUTURE_FAILPOINTS))) == expected

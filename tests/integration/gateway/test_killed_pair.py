@@ -1,4 +1,4 @@
-"""Two gateway processes on one PostgreSQL database, a client of both, and one of them killed during the run."""
+"""Tests a client of two gateway processes on one PostgreSQL database when one gateway is killed."""
 
 import signal
 from pathlib import Path
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.timeout(500)
 
 STEPS = 6
 FAILPOINTS = ('future.row', 'future.numbered', 'future.executed')
-"""Failpoints at which one gateway dies: before its acknowledgement, and before and after an operation runs."""
+"""Failpoints at which one gateway is killed: before it acknowledges a future, and before and after an operation runs."""
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
     """Return a client's requests for one model: training steps, and a final forward pass."""
     adam = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12}}
-    sent: list[tuple[str, dict[str, Any]]] = []
+    requests: list[tuple[str, dict[str, Any]]] = []
     for step in range(STEPS):
-        sent += [('forward_backward', {'forward_backward_input': _batch(step)}), ('optim_step', adam)]
-    return [*sent, ('forward', {'forward_input': _batch(0)})]
+        requests += [('forward_backward', {'forward_backward_input': _batch(step)}), ('optim_step', adam)]
+    return [*requests, ('forward', {'forward_input': _batch(0)})]
 
 
 def _batch(step: int) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def _batch(step: int) -> dict[str, Any]:
     return {'data': [datum], 'loss_fn': 'cross_entropy'}
 
 
-def facts_of(outcomes: list[dict[str, Any]]) -> list[Any]:
-    """Return the numbers of every operation, which must be bitwise equal in two runs."""
+def numbers_of(outcomes: list[dict[str, Any]]) -> list[Any]:
+    """Return the metrics and outputs of every operation, which must be bitwise equal in two runs."""
     assert all('error' not in outcome for outcome in outcomes), outcomes
     return [(outcome.get('metrics'), outcome.get('loss_fn_outputs')) for outcome in outcomes]
 
@@ -46,8 +46,8 @@ def facts_of(outcomes: list[dict[str, Any]]) -> list[Any]:
 async def test_client_of_two_gateways_is_served_after_one_is_killed(
     tiny_llama_dir: Path, tmp_path: Path, postgres_database: str
 ) -> None:
-    """Every operation of a client runs once though one gateway is killed, with bitwise equal numbers."""
-    for name in ('model', 'stays', 'dies'):
+    """Every operation of a client runs once even if one gateway is killed, with bitwise equal numbers."""
+    for name in ('model', 'surviving', 'killed'):
         (tmp_path / name).mkdir()
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
         settings = {
@@ -64,14 +64,14 @@ async def test_client_of_two_gateways_is_served_after_one_is_killed(
             adapter = (await model.adapters.GetAdapter(request, metadata=as_tenant('default'))).adapter
             return adapter.step_count, adapter.sequence_number
 
-        async with killable_gateway(tmp_path / 'stays', settings) as (_, stays):
-            _, outcomes = await Pair([stays], Random(0)).train(model.base_model, bodies())
-            expected = facts_of(outcomes)
+        async with killable_gateway(tmp_path / 'surviving', settings) as (_, surviving):
+            _, outcomes = await Pair([surviving], Random(0)).train(model.base_model, bodies())
+            expected = numbers_of(outcomes)
             for seed, failpoint in enumerate(FAILPOINTS):
-                dies = killable_gateway(tmp_path / 'dies', settings, failpoints=f'{failpoint}=2')
-                async with dies as (process, client):
-                    pair = Pair([stays, client], Random(seed))
+                killed = killable_gateway(tmp_path / 'killed', settings, failpoints=f'{failpoint}=2')
+                async with killed as (process, client):
+                    pair = Pair([surviving, client], Random(seed))
                     model_id, outcomes = await pair.train(model.base_model, bodies())
-                    assert facts_of(outcomes) == expected
+                    assert numbers_of(outcomes) == expected
                     assert await counts_of(model_id) == (STEPS, 2 * STEPS + 1)
                     assert await process.wait() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Real samplers with a real model behind a gateway: a kill within a stream changes no response."""
+"""Tests that a kill of a real sampler during a stream changes no response of the gateway."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 
 @contextmanager
 def sampler_process(folder: Path, model: Path, gateway: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a sampler that joins the fleet; it is killed at the end."""
+    """Run a sampler process that joins the fleet, and kill it at the end."""
     folder.mkdir()
     settings = {
         'base_model': model,
@@ -49,8 +49,8 @@ def sampler_process(folder: Path, model: Path, gateway: str) -> Iterator[subproc
         process.wait()
 
 
-async def until_ready(fleet: RunningFleet, count: int) -> dict[str, fleet_service_pb2.Replica]:
-    """Wait until a number of samplers have joined."""
+async def wait_until_ready(fleet: RunningFleet, count: int) -> dict[str, fleet_service_pb2.Replica]:
+    """Wait until `count` replicas are ready, and return them by id."""
     while True:
         ready = {
             name: replica
@@ -71,9 +71,9 @@ def greedy_request(model: Path, index: int) -> wire.SampleRequest:
     )
 
 
-async def read(call, seen: list[int] | None = None) -> tuple[list[int], str]:
+async def read_stream(call, received: list[int] | None = None) -> tuple[list[int], str]:
     """Return the tokens and the text of a stream, and record the tokens as they arrive."""
-    tokens: list[int] = [] if seen is None else seen
+    tokens: list[int] = [] if received is None else received
     text = ''
     async for response in call:
         if response.HasField('delta'):
@@ -84,19 +84,19 @@ async def read(call, seen: list[int] | None = None) -> tuple[list[int], str]:
     return tokens, text
 
 
-def owner_of(address: str, processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+def listener_at(address: str, processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     """Return the process that listens at an address."""
     port = int(address.rpartition(':')[2])
     for process in processes:
         connections = psutil.Process(process.pid).net_connections(kind='tcp')
         if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
             return process
-    raise AssertionError('no process listens there')
+    raise AssertionError(f'no sampler process listens at {address}')
 
 
 @pytest.mark.timeout(300)
 async def test_killed_sampler_changes_no_response(tmp_path: Path) -> None:
-    """Greedy streams return the tokens and texts of an undisturbed run though their sampler is killed."""
+    """Greedy streams return the tokens and texts of an undisturbed run even if their sampler is killed."""
     model = build_tiny_model(tmp_path / 'model')
     async with running_fleet(tmp_path / 'gateway') as fleet:
         gateway = fleet.gateway.address
@@ -104,18 +104,18 @@ async def test_killed_sampler_changes_no_response(tmp_path: Path) -> None:
             sampler_process(tmp_path / 'a', model, gateway) as first,
             sampler_process(tmp_path / 'b', model, gateway) as second,
         ):
-            replicas = await until_ready(fleet, 2)
+            replicas = await wait_until_ready(fleet, 2)
             requests = [greedy_request(model, index) for index in range(4)]
-            expected = [await read(fleet.stub.Sample(request, metadata=ADMIN)) for request in requests]
-            seen: list[list[int]] = [[] for _ in requests]
-            readings = [
-                asyncio.ensure_future(read(fleet.stub.Sample(request, metadata=ADMIN), tokens))
-                for request, tokens in zip(requests, seen, strict=True)
+            expected = [await read_stream(fleet.stub.Sample(request, metadata=ADMIN)) for request in requests]
+            received: list[list[int]] = [[] for _ in requests]
+            read_tasks = [
+                asyncio.ensure_future(read_stream(fleet.stub.Sample(request, metadata=ADMIN), tokens))
+                for request, tokens in zip(requests, received, strict=True)
             ]
-            await until(lambda: all(len(tokens) > 20 for tokens in seen))
-            victim = max((await fleet.replicas()).values(), key=lambda replica: replica.load.running_sequence_count)
-            assert victim.replica_id in replicas
-            owner_of(victim.address, [first, second]).kill()
-            answers = await asyncio.gather(*readings)
-            assert answers == expected
-            await fleet.until_state(victim.replica_id, fleet_service_pb2.REPLICA_STATE_LOST)
+            await until(lambda: all(len(tokens) > 20 for tokens in received))
+            busiest = max((await fleet.replicas()).values(), key=lambda replica: replica.load.running_sequence_count)
+            assert busiest.replica_id in replicas
+            listener_at(busiest.address, [first, second]).kill()
+            results = await asyncio.gather(*read_tasks)
+            assert results == expected
+            await fleet.until_state(busiest.replica_id, fleet_service_pb2.REPLICA_STATE_LOST)

@@ -1,4 +1,4 @@
-"""A thousand futures of one tenant over a real database and files: memory stays small, and other tenants run."""
+"""Tests that a thousand futures of one tenant use little memory and do not block another tenant."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from services.gateway.store.database import Database
 COUNT = 1000
 PAYLOAD_BYTES = 100_000
 MEMORY_BYTES = 30 << 20
-"""A third of the total size of the requests."""
+"""Limit of the memory growth: about a third of the total size of the requests."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def test_thousand_waiting_futures_use_little_memory(stores: tuple[Any, Any
         await gateway.outcome(await gateway.submit('first'))
         gateway.recorder.gate.clear()
         before = psutil.Process().memory_info().rss
-        many = [await gateway.submit(f'a{n}', payload=b'%d' % n * (PAYLOAD_BYTES // 4)) for n in range(COUNT)]
+        futures = [await gateway.submit(f'a{n}', payload=b'%d' % n * (PAYLOAD_BYTES // 4)) for n in range(COUNT)]
         assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
         gateway.acting_as('bob')
         other = await gateway.submit('b0')
@@ -43,7 +43,7 @@ async def test_thousand_waiting_futures_use_little_memory(stores: tuple[Any, Any
         assert await gateway.outcome(other) == b'0b'
         assert len(gateway.recorder.started) < 20
         gateway.acting_as('alice')
-        for future in many:
+        for future in futures:
             await gateway.outcome(future)
         assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
         assert len(gateway.recorder.started) == COUNT + 2

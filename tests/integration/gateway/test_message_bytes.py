@@ -1,4 +1,4 @@
-"""Bytes of gRPC messages at the gateway: limited per tenant while they are served, and released afterwards."""
+"""Tests that the gateway limits the bytes of gRPC messages per tenant, and releases them after each call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,12 +31,12 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def gateway(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway in which a tenant may hold three messages of one MiB."""
+    """A gateway that allows three concurrent messages of one MiB per tenant."""
     async with running_gateway(tmp_path, upstream=upstream.address, limits=LIMITS) as running:
         yield running
 
 
-def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD) -> Any:
+def get_adapter(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD) -> Any:
     """Start a call for an adapter with padding in its request."""
     channel: Any = gateway.channel
     method = channel.unary_unary('/twinkle.api.model.v1.AdapterService/GetAdapter')
@@ -44,27 +44,27 @@ def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD)
     return method(request + pad, metadata=bearer(secret))
 
 
-async def refusal(call: Any) -> Failure | None:
+async def wait_for_failure(call: Any) -> Failure | None:
     """Return the failure of a call, or None if it still runs after five seconds."""
     done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=5)
     return done.pop().result() if done else None
 
 
-async def test_messages_beyond_a_tenant_s_bytes_are_refused(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Running calls hold their bytes until they end; small requests and other tenants are not affected."""
+async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Running calls count against the byte limit until they finish; small requests and other tenants are not affected."""
     alice, bob = [(await gateway.make_key(name)).secret for name in ('alice', 'bob')]
-    calls = [get(gateway, alice, 'slow') for _ in range(6)]
-    refusals = [found for found in await asyncio.gather(*map(refusal, calls)) if found is not None]
+    calls = [get_adapter(gateway, alice, 'slow') for _ in range(6)]
+    refusals = [found for found in await asyncio.gather(*map(wait_for_failure, calls)) if found is not None]
     assert len(refusals) == 3
     for failure in refusals:
         assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL')
         assert failure.retry_seconds
     for secret, pad in ((bob, PAD), (alice, b'')):
-        assert await get(gateway, secret, 'good', pad)
+        assert await get_adapter(gateway, secret, 'good', pad)
     for call in calls:
         call.cancel()
     await upstream.adapters.was_cancelled.wait()
-    while (failure := await refusal(get(gateway, alice, 'missing'))) is None or failure.reason == 'QUEUE_FULL':
+    while (failure := await wait_for_failure(get_adapter(gateway, alice, 'missing'))) is None or failure.reason == 'QUEUE_FULL':
         pass
     assert failure.reason == 'ADAPTER_NOT_FOUND'
 
@@ -81,5 +81,5 @@ async def test_stream_holds_one_message_at_a_time(gateway: RunningGateway) -> No
 
     channel: Any = gateway.channel
     method = channel.stream_stream('/twinkle.api.model.v1.TrainingService/Train')
-    answers = [answer async for answer in method(messages(), metadata=bearer(alice))]
-    assert len(answers) == 12
+    responses = [response async for response in method(messages(), metadata=bearer(alice))]
+    assert len(responses) == 12

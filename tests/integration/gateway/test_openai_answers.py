@@ -1,4 +1,4 @@
-"""Responses that OpenAI's SDK gets from a gateway: completions and chats, complete and streamed."""
+"""Tests the responses that OpenAI's SDK gets from a gateway: completions and chats, complete and streamed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,8 +22,8 @@ CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
     """A gateway that serves the OpenAI API."""
-    async with openai_gateway(tmp_path, FakeSamplerEngine()) as found:
-        yield found
+    async with openai_gateway(tmp_path, FakeSamplerEngine()) as gateway:
+        yield gateway
 
 
 async def read_stream(stream: Any) -> list[Any]:
@@ -42,22 +42,22 @@ def texts_of(chunks: list[Any]) -> dict[int, str]:
 
 async def test_chat_reports_the_counts_of_the_engine(running: OpenAiGateway) -> None:
     """Message, finish reason and token counts are those of the engine."""
-    answer = await running.client().chat.completions.create(
+    response = await running.client().chat.completions.create(
         model='tiny', messages=CHAT, max_completion_tokens=5, seed=3, extra_body={'return_token_ids': True}
     )
-    choice = answer.choices[0]
-    assert (answer.object, answer.model, choice.message.role) == ('chat.completion', 'tiny', 'assistant')
+    choice = response.choices[0]
+    assert (response.object, response.model, choice.message.role) == ('chat.completion', 'tiny', 'assistant')
     assert len(choice.message.content) == len(choice.model_extra['token_ids']) == 5
     assert choice.finish_reason == 'length'
-    assert len(answer.model_extra['prompt_token_ids']) == CHAT_TOKENS
-    usage = answer.usage
+    assert len(response.model_extra['prompt_token_ids']) == CHAT_TOKENS
+    usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (CHAT_TOKENS, 5, CHAT_TOKENS + 5)
     assert usage.prompt_tokens_details.cached_tokens == 0
-    assert answer.system_fingerprint
+    assert response.system_fingerprint
 
 
 async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> None:
-    """The chunks of a chat add up to the complete response, and the last two have finish reason and usage."""
+    """The chunks of a chat add up to the complete response, and the last two contain the finish reason and the usage."""
     client = running.client()
     request: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
     whole = await client.chat.completions.create(**request)
@@ -82,8 +82,8 @@ async def test_completions_of_many_prompts_keep_their_order(running: OpenAiGatew
     texts: dict[str, Any] = {'model': 'tiny', 'prompt': ['one', 'two', 'three'], 'n': 2, 'seed': 5, 'max_tokens': 6}
     whole = await client.completions.create(**texts)
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3, 4, 5]
-    alone = await client.completions.create(**{**texts, 'prompt': [byte + 3 for byte in b'two']})
-    assert [choice.text for choice in alone.choices] == [choice.text for choice in whole.choices[2:4]]
+    single = await client.completions.create(**{**texts, 'prompt': [byte + 3 for byte in b'two']})
+    assert [choice.text for choice in single.choices] == [choice.text for choice in whole.choices[2:4]]
     lists = {**texts, 'prompt': [[byte + 3 for byte in text.encode()] for text in texts['prompt']]}
     chunks = await read_stream(await client.completions.create(**lists, stream=True))
     assert texts_of(chunks) == {choice.index: choice.text for choice in whole.choices}
@@ -92,19 +92,19 @@ async def test_completions_of_many_prompts_keep_their_order(running: OpenAiGatew
 
 
 async def test_every_name_resolves_to_its_weights(running: OpenAiGateway) -> None:
-    """A run name is its latest version, `@` selects a version, a path a checkpoint; the response names the weights."""
+    """A run name selects its latest version, `@` a version, a path a checkpoint; responses report the version."""
     facts = CheckpointFacts(path=CHECKPOINT, digest='d' * 64, step_count=7)
     running.source.checkpoints['default', CHECKPOINT] = (facts, lora_weights(0, adapter_id=RUN))
     client = running.client()
     spans: dict[str, Any] = {}
     texts: dict[str, str] = {}
     for name in ('tiny', RUN, f'{RUN}@1', f'{RUN}@2', CHECKPOINT):
-        answer = await client.completions.create(model=name, prompt='Hello', seed=1, max_tokens=4)
-        twinkle = answer.model_extra['twinkle']
-        assert answer.model == name
+        response = await client.completions.create(model=name, prompt='Hello', seed=1, max_tokens=4)
+        twinkle = response.model_extra['twinkle']
+        assert response.model == name
         assert twinkle['base_model'] == 'tiny'
         spans[name] = [(span['version'], span['end_token']) for span in twinkle['choices'][0]['version_spans']]
-        texts[name] = answer.choices[0].text
+        texts[name] = response.choices[0].text
     assert spans == {'tiny': [(0, 4)], RUN: [(2, 4)], f'{RUN}@1': [(1, 4)], f'{RUN}@2': [(2, 4)], CHECKPOINT: [(7, 4)]}
     assert texts[RUN] == texts[f'{RUN}@2'] != texts[f'{RUN}@1']
     assert len(set(texts.values())) == 4
@@ -131,23 +131,23 @@ async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> No
     tokens = whole.choices[0].logprobs.content
     assert ''.join(token.token for token in tokens) == whole.choices[0].message.content
     assert all(bytes(token.bytes).decode() == token.token and token.logprob < 0 for token in tokens)
-    assert [[rival.token for rival in token.top_logprobs] for token in tokens] == [['a', 'b']] * 3
+    assert [[alternative.token for alternative in token.top_logprobs] for token in tokens] == [['a', 'b']] * 3
     chunks = await read_stream(await client.chat.completions.create(**request, seed=1, stream=True))
     streamed = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
     assert [token for content in streamed for token in content] == tokens
-    bare = await client.chat.completions.create(model='tiny', messages=CHAT, max_tokens=3, logprobs=True, seed=1)
-    assert [token.logprob for token in bare.choices[0].logprobs.content] == [token.logprob for token in tokens]
-    assert all(token.top_logprobs == [] for token in bare.choices[0].logprobs.content)
+    plain = await client.chat.completions.create(model='tiny', messages=CHAT, max_tokens=3, logprobs=True, seed=1)
+    assert [token.logprob for token in plain.choices[0].logprobs.content] == [token.logprob for token in tokens]
+    assert all(token.top_logprobs == [] for token in plain.choices[0].logprobs.content)
 
 
 async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway) -> None:
-    """An echoed prompt's tokens come first, the first without a log-probability; offsets count characters."""
-    answer = await running.client().completions.create(
+    """The tokens of an echoed prompt come first, and the first one has no log-probability; offsets count characters."""
+    response = await running.client().completions.create(
         model='tiny', prompt='abc', echo=True, logprobs=1, max_tokens=2, seed=1
     )
-    logprobs = answer.choices[0].logprobs
-    assert answer.choices[0].text.startswith('abc')
-    assert len(answer.choices[0].text) == len(logprobs.tokens) == len(logprobs.token_logprobs) == 5
+    logprobs = response.choices[0].logprobs
+    assert response.choices[0].text.startswith('abc')
+    assert len(response.choices[0].text) == len(logprobs.tokens) == len(logprobs.token_logprobs) == 5
     assert logprobs.text_offset == [0, 1, 2, 3, 4]
     assert logprobs.token_logprobs[0] is None
     assert logprobs.top_logprobs[0] is None
@@ -166,29 +166,29 @@ async def test_stop_token_ends_with_stop(running: OpenAiGateway) -> None:
     request: dict[str, Any] = {'model': 'tiny', 'prompt': 'Hello', 'seed': 1, 'max_tokens': 9}
     first = await client.completions.create(**request, extra_body={'return_token_ids': True})
     stop = first.choices[0].model_extra['token_ids'][3]
-    answer = await client.completions.create(**request, extra_body={'stop_token_ids': [stop], 'ignore_eos': True})
-    assert answer.choices[0].finish_reason == 'stop'
-    assert answer.choices[0].text == first.choices[0].text[:4]
-    assert answer.usage.completion_tokens == 4
+    response = await client.completions.create(**request, extra_body={'stop_token_ids': [stop], 'ignore_eos': True})
+    assert response.choices[0].finish_reason == 'stop'
+    assert response.choices[0].text == first.choices[0].text[:4]
+    assert response.usage.completion_tokens == 4
 
 
 async def test_blocking_client_streams(running: OpenAiGateway) -> None:
     """The SDK's blocking client gets complete and streamed responses."""
 
-    def ask() -> tuple[str, str]:
+    def complete_and_stream() -> tuple[str, str]:
         with OpenAI(base_url=running.base_url, api_key=ADMIN_KEY, max_retries=0) as client:
             request: dict[str, Any] = {'model': RUN, 'messages': CHAT, 'max_tokens': 8, 'seed': 1}
             whole = client.chat.completions.create(**request).choices[0].message.content
             with client.chat.completions.create(**request, stream=True) as stream:
                 return whole or '', ''.join(chunk.choices[0].delta.content or '' for chunk in stream)
 
-    whole, streamed = await asyncio.to_thread(ask)
+    whole, streamed = await asyncio.to_thread(complete_and_stream)
     assert whole == streamed
     assert len(whole) == 8
 
 
-async def test_two_hundred_streams_at_once_finish(tmp_path: Path) -> None:
-    """200 concurrent streams end with their own text and all tokens."""
+async def test_two_hundred_concurrent_streams_finish(tmp_path: Path) -> None:
+    """200 concurrent streams finish with distinct texts and all tokens."""
     async with openai_gateway(tmp_path, FakeSamplerEngine(max_sequences=32)) as running:
         client = running.client()
 

@@ -1,4 +1,4 @@
-"""Calls of the OpenAI API that end early: clients disconnect or stop reading, samplers and gateways stop."""
+"""Tests calls of the OpenAI API that are interrupted: clients disconnect or stop reading, samplers and gateways stop."""
 
 import asyncio
 import json
@@ -15,37 +15,37 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.openai_gateway import OpenAiGateway, facts_of, openai_gateway
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 
-ENDLESS = 400_000
-"""Tokens of a sequence that no test waits for."""
+MAX_TOKENS = 400_000
+"""Length in tokens of a sequence that no test reads completely."""
 HEADERS = {'authorization': f'Bearer {ADMIN_KEY}'}
 
 
 class CountingEngine(FakeSamplerEngine):
-    """Engine that counts the tokens it generates."""
+    """An engine that counts its generation steps."""
 
     def __init__(self) -> None:
-        super().__init__(context_tokens=ENDLESS + 100, max_sequences=8)
-        self.drawn = 0
+        super().__init__(context_tokens=MAX_TOKENS + 100, max_sequences=8)
+        self.step_total = 0
 
     async def _step(self) -> None:
-        self.drawn += 1
+        self.step_total += 1
         await super()._step()
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
-    """A gateway with a counting engine."""
-    async with openai_gateway(tmp_path, CountingEngine()) as found:
-        yield found
+    """A gateway with an engine that counts its steps."""
+    async with openai_gateway(tmp_path, CountingEngine()) as gateway:
+        yield gateway
 
 
-def endless(**fields: Any) -> dict[str, Any]:
-    """Return a request whose response does not end."""
-    return {'model': 'tiny', 'prompt': 'a', 'max_tokens': ENDLESS, 'ignore_eos': True, **fields}
+def long_request(**fields: Any) -> dict[str, Any]:
+    """Return a request whose response is very long."""
+    return {'model': 'tiny', 'prompt': 'a', 'max_tokens': MAX_TOKENS, 'ignore_eos': True, **fields}
 
 
 def request_head(length: int) -> bytes:
-    """Return the head of a request with a body of that many bytes."""
+    """Return the head of a request with a body of `length` bytes."""
     lines = (
         'POST /v1/completions HTTP/1.1',
         'host: x',
@@ -68,7 +68,7 @@ async def test_closing_a_stream_cancels_its_sampling(running: OpenAiGateway) -> 
     client = running.client()
     for prompt in ('a', ['a', 'b', 'c']):
         stream = await client.completions.create(
-            model='tiny', prompt=prompt, max_tokens=ENDLESS, stream=True, extra_body={'ignore_eos': True}
+            model='tiny', prompt=prompt, max_tokens=MAX_TOKENS, stream=True, extra_body={'ignore_eos': True}
         )
         async for chunk in stream:
             assert chunk.choices
@@ -80,16 +80,16 @@ async def test_closing_a_stream_cancels_its_sampling(running: OpenAiGateway) -> 
 
 async def test_disconnect_before_the_response_cancels_its_sampling(running: OpenAiGateway) -> None:
     """A client that disconnects before the complete response cancels its sequences."""
-    asking = asyncio.create_task(running.post('/completions', endless(n=2)))
+    request_task = asyncio.create_task(running.post('/completions', long_request(n=2)))
     await running.sampler.wait_for_load(2)
-    asking.cancel()
+    request_task.cancel()
     await running.sampler.wait_for_load(0)
 
 
 async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> None:
-    """A reader that stops blocks the generation of this stream only, and may continue later."""
+    """A reader that stops reading blocks only the generation of its stream, and can continue later."""
     host, _, port = running.gateway.http_address.rpartition(':')
-    body = json.dumps(endless(stream=True, logprobs=20)).encode()
+    body = json.dumps(long_request(stream=True, logprobs=20)).encode()
     head = (
         f'POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ADMIN_KEY}\r\ncontent-length: {len(body)}'
     )
@@ -98,27 +98,27 @@ async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> 
     assert (await reader.readline()).startswith(b'HTTP/1.1 200')
     engine = running.engine
     assert isinstance(engine, CountingEngine)
-    drawn, others = -1, 0
+    steps, other_steps = -1, 0
     client = running.client()
-    while drawn != engine.drawn - others:
-        # Until the buffers between them are full, the stopped stream advances a little with every other one.
-        drawn = engine.drawn - others
+    while steps != engine.step_total - other_steps:
+        # Until the buffers of the connection are full, the stopped stream advances a little with every other one.
+        steps = engine.step_total - other_steps
         await client.completions.create(model='tiny', prompt='b', max_tokens=32, extra_body={'ignore_eos': True})
-        others += 1 + 32
+        other_steps += 1 + 32
     assert engine.load.running_sequences == 1
-    assert drawn < ENDLESS / 4
-    while engine.drawn - others <= drawn:
+    assert steps < MAX_TOKENS / 4
+    while engine.step_total - other_steps <= steps:
         assert await reader.read(1024)
     writer.close()
     await running.sampler.wait_for_load(0)
 
 
 async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> None:
-    """A lost sampler ends the stream with an error event, without [DONE], and the SDK raises it."""
+    """A sequence that the engine aborts ends its stream with an error event, and the SDK raises it."""
     stream = await running.client().chat.completions.create(
         model='tiny',
         messages=[{'role': 'user', 'content': 'a'}],
-        max_tokens=ENDLESS,
+        max_tokens=MAX_TOKENS,
         stream=True,
         extra_body={'ignore_eos': True},
     )
@@ -136,15 +136,15 @@ async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGat
         await writer.drain()
         writer.close()
         assert await reader.read() == b''
-    assert (await running.post('/completions', endless(max_tokens=2))).status_code == 200
+    assert (await running.post('/completions', long_request(max_tokens=2))).status_code == 200
 
 
 async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> None:
-    """A draining server refuses new calls and ends those that take too long with an error."""
+    """A draining server refuses new calls and stops those that take too long with an error."""
     async with openai_gateway(tmp_path, CountingEngine()) as running:
         async with httpx.AsyncClient(timeout=60) as client:
             url = f'{running.base_url}/completions'
-            async with client.stream('POST', url, json=endless(stream=True), headers=HEADERS) as response:
+            async with client.stream('POST', url, json=long_request(stream=True), headers=HEADERS) as response:
                 lines = response.aiter_lines()
                 assert (await anext(lines)).startswith('data: {')
                 health = f'http://{running.gateway.http_address}/healthz'
@@ -161,10 +161,10 @@ async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> 
 
 
 async def test_gateway_without_samplers_is_unavailable(tmp_path: Path) -> None:
-    """Calls without a sampler are a 503 with a retry time, and the server stays healthy."""
+    """Calls without a sampler get status 503 with a retry time, and the server stays healthy."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway, httpx.AsyncClient() as client:
         url = f'http://{gateway.http_address}'
-        answer = await client.post(f'{url}/v1/completions', json={'model': 'tiny', 'prompt': 'a'}, headers=HEADERS)
-        assert (answer.status_code, answer.json()['error']['reason']) == (503, 'NO_REPLICA')
-        assert answer.headers['retry-after'] == '1'
+        response = await client.post(f'{url}/v1/completions', json={'model': 'tiny', 'prompt': 'a'}, headers=HEADERS)
+        assert (response.status_code, response.json()['error']['reason']) == (503, 'NO_REPLICA')
+        assert response.headers['retry-after'] == '1'
         assert (await client.get(f'{url}/healthz')).status_code == 200

@@ -1,4 +1,4 @@
-"""Refusals of the OpenAI API: status, name of the parameter, and no sampling."""
+"""Tests refused requests of the OpenAI API: status, name of the parameter, and no sampling."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,9 +20,9 @@ HELLO: list[Any] = [{'role': 'user', 'content': 'Hi'}]
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
     """A gateway that serves the OpenAI API with a small body limit."""
-    async with openai_gateway(tmp_path, FakeSamplerEngine(), http_body_bytes=BODY_LIMIT) as found:
-        yield found
-        assert found.engine.load.running_sequences == 0
+    async with openai_gateway(tmp_path, FakeSamplerEngine(), http_body_bytes=BODY_LIMIT) as gateway:
+        yield gateway
+        assert gateway.engine.load.running_sequences == 0
 
 
 COMPLETION_CASES: list[tuple[dict[str, Any], str]] = [
@@ -63,7 +63,7 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str]] = [
     ({'model': 'tiny', 'prompt': 'a', 'logit_bias': {'1': 2}}, 'logit_bias'),
     ({'model': 'tiny', 'prompt': 'a', 'metadata': {'a': 1}}, 'metadata.a'),
     ({'model': 'tiny', 'prompt': 'a', 'store': True}, 'store'),
-    ({'model': 'tiny', 'prompt': 'a', 'whatever': 1}, 'whatever'),
+    ({'model': 'tiny', 'prompt': 'a', 'unknown': 1}, 'unknown'),
     ({'model': 'tiny', 'prompt': 'a', 'response_format': {'type': 'xml'}}, 'response_format.type'),
     ({'model': 'tiny', 'prompt': 'a', 'response_format': {'type': 'json_schema'}}, 'response_format.json_schema'),
 ]
@@ -92,16 +92,16 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_invalid_parameters_are_named(running: OpenAiGateway) -> None:
-    """A wrong, unknown or ineffective parameter is a 400 that names it, and nothing is sampled."""
+    """A wrong, unknown or ineffective parameter returns status 400 with its name, and nothing is sampled."""
     cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
     cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
-    wrong: list[Any] = []
+    mismatches: list[Any] = []
     for path, body, param in cases:
         response = await running.post(path, body)
         error = response.json()['error']
         if (response.status_code, error['param'], error['reason']) != (400, param, 'INVALID_FIELD'):
-            wrong.append((body, response.status_code, error))
-    assert wrong == []
+            mismatches.append((body, response.status_code, error))
+    assert mismatches == []
 
 
 async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> None:
@@ -115,7 +115,7 @@ async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> Non
 
 
 async def test_exceeded_context_has_the_code_of_openai(running: OpenAiGateway) -> None:
-    """A prompt that exceeds the context is a 400 with OpenAI's code."""
+    """A prompt that exceeds the context returns status 400 with OpenAI's code."""
     with pytest.raises(openai.BadRequestError) as raised:
         await running.client().completions.create(model='tiny', prompt='a' * 600)
     assert raised.value.code == 'context_length_exceeded'
@@ -123,9 +123,9 @@ async def test_exceeded_context_has_the_code_of_openai(running: OpenAiGateway) -
 
 
 async def test_keys_and_scopes_have_different_statuses(running: OpenAiGateway) -> None:
-    """A missing or wrong key is a 401, a missing scope a 403; each error has the request id."""
+    """A missing or wrong key returns status 401 and a missing scope 403; each error has the request id."""
     trainer = await running.gateway.make_key('alice', scopes=(1,))
-    for key, status in (('tml-wrong-key-of-nobody', 401), (trainer.secret, 403)):
+    for key, status in (('tml-unknown-key', 401), (trainer.secret, 403)):
         with pytest.raises(openai.APIStatusError) as raised:
             await running.client(key).completions.create(model='tiny', prompt='a')
         assert raised.value.status_code == status
@@ -136,7 +136,7 @@ async def test_keys_and_scopes_have_different_statuses(running: OpenAiGateway) -
 
 
 async def test_unknown_models_and_those_of_other_tenants_are_not_found(running: OpenAiGateway) -> None:
-    """A missing model, another tenant's run and a malformed version are not found with equal errors."""
+    """A missing model, another tenant's run and a malformed version are not found, with equal errors."""
     client = running.client()
     names = ('gpt-9', FOREIGN_RUN, f'{FOREIGN_RUN}@1', f'{RUN}@x', f'{RUN}@0', f'{RUN}@' + '9' * 30)
     names += ('twinkle://ad-2/weights/best', 'twinkle://ad-1', 'twinkle://ad-1/weights/', '@1', 'x' * 5000, 'ad-1@1@1')
@@ -150,8 +150,8 @@ async def test_unknown_models_and_those_of_other_tenants_are_not_found(running: 
         await client.models.retrieve(FOREIGN_RUN)
 
 
-async def test_full_queue_is_429_with_a_retry_time(tmp_path: Path) -> None:
-    """A full queue is a 429 with a retry time, also for a stream."""
+async def test_full_queue_returns_429_with_a_retry_time(tmp_path: Path) -> None:
+    """A full queue returns status 429 with a retry time, for complete and streamed responses."""
     engine = FakeSamplerEngine(max_sequences=1)
     fleet = FleetConfig(waiting_per_tenant=1)
     async with openai_gateway(tmp_path, engine, queue_length=1, fleet=fleet) as running:
@@ -174,8 +174,8 @@ async def test_full_queue_is_429_with_a_retry_time(tmp_path: Path) -> None:
         await engine.resume()
 
 
-async def test_unpublished_version_is_503_with_a_retry_time(running: OpenAiGateway) -> None:
-    """A version that is not published yet is a 503 with a retry time."""
+async def test_unpublished_version_returns_503_with_a_retry_time(running: OpenAiGateway) -> None:
+    """A version that is not published yet returns status 503 with a retry time."""
     with pytest.raises(openai.APIStatusError) as raised:
         await running.client().completions.create(model=f'{RUN}@3', prompt='a')
     assert raised.value.status_code == 503
@@ -186,37 +186,37 @@ async def test_unpublished_version_is_503_with_a_retry_time(running: OpenAiGatew
 
 HOSTILE_BODIES: dict[str, bytes] = {
     'empty': b'',
-    'no JSON': b'{"model": ',
-    'no object': b'[1, 2]',
-    'a text': b'"model"',
+    'incomplete JSON': b'{"model": ',
+    'not an object': b'[1, 2]',
+    'string': b'"model"',
     'deep': b'[' * 30_000,
     'deep in a field': b'{"model": ' + b'[' * 30_000 + b']' * 30_000 + b'}',
     'deep objects': b'{"a":' * 10_000 + b'1' + b'}' * 10_000,
     'NaN': b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
     'infinity': b'{"model": "tiny", "prompt": "a", "temperature": 1e999}',
     'minus infinity': b'{"model": "tiny", "prompt": "a", "temperature": -Infinity}',
-    'endless number': b'{"model": "tiny", "prompt": "a", "seed": ' + b'9' * 10_000 + b'}',
-    'twice the same name': b'{"model": "tiny", "prompt": "a", "n": 1, "n": 2}',
-    'no UTF-8': b'{"model": "tiny", "prompt": "\xff\xfe"}',
+    'long number': b'{"model": "tiny", "prompt": "a", "seed": ' + b'9' * 10_000 + b'}',
+    'repeated name': b'{"model": "tiny", "prompt": "a", "n": 1, "n": 2}',
+    'invalid UTF-8': b'{"model": "tiny", "prompt": "\xff\xfe"}',
     'UTF-16': '{"model": "tiny"}'.encode('utf-16'),
     'byte order mark': b'\xef\xbb\xbf{"model": "tiny", "prompt": "a"}',
-    'half a character': b'{"model": "tiny", "prompt": "\\ud800"}',
-    'half a character as a name': b'{"model": "tiny", "\\udc00": "a"}',
+    'unpaired surrogate': b'{"model": "tiny", "prompt": "\\ud800"}',
+    'unpaired surrogate as a name': b'{"model": "tiny", "\\udc00": "a"}',
 }
 
 
 async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
-    """Ambiguous or malformed bodies are a 400, and the server keeps serving."""
-    answers = {name: await running.post('/completions', content=body) for name, body in HOSTILE_BODIES.items()}
-    wrong = {name: answer.text for name, answer in answers.items() if answer.status_code != 400}
-    assert wrong == {}
-    assert all(answer.json()['error']['reason'] == 'INVALID_FIELD' for answer in answers.values())
-    answer = await running.post('/completions', {'model': 'tiny', 'prompt': 'nul \0 and \U0001f642', 'max_tokens': 2})
-    assert answer.status_code == 200
+    """Ambiguous or malformed bodies return status 400, and the server still accepts valid requests."""
+    responses = {name: await running.post('/completions', content=body) for name, body in HOSTILE_BODIES.items()}
+    mismatches = {name: response.text for name, response in responses.items() if response.status_code != 400}
+    assert mismatches == {}
+    assert all(response.json()['error']['reason'] == 'INVALID_FIELD' for response in responses.values())
+    response = await running.post('/completions', {'model': 'tiny', 'prompt': 'nul \0 and \U0001f642', 'max_tokens': 2})
+    assert response.status_code == 200
 
 
-async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None:
-    """Bodies over the limit are a 413, and an endless one is refused while it is sent."""
+async def test_bodies_that_are_too_large_return_413(running: OpenAiGateway) -> None:
+    """Bodies over the limit return status 413, and a chunked one is refused while it is sent."""
     for factor in (1, 2, 40):
         response = await running.post('/completions', content=b' ' * (factor * BODY_LIMIT + 1))
         assert (response.status_code, response.json()['error']['reason']) == (413, 'MESSAGE_TOO_LARGE')
@@ -228,14 +228,14 @@ async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None
     for _ in range(2 * BODY_LIMIT // 4096 + 1):
         writer.write(b'1000\r\n' + b' ' * 4096 + b'\r\n')
         await writer.drain()
-    answer = await reader.read()
-    assert answer.startswith(b'HTTP/1.1 413')
-    assert b'MESSAGE_TOO_LARGE' in answer
+    response = await reader.read()
+    assert response.startswith(b'HTTP/1.1 413')
+    assert b'MESSAGE_TOO_LARGE' in response
     writer.close()
     await writer.wait_closed()
 
 
-async def test_other_kinds_of_bodies_are_refused(running: OpenAiGateway) -> None:
+async def test_unsupported_body_types_are_refused(running: OpenAiGateway) -> None:
     """A form and a compressed body are refused with the name of the header."""
     for header, value in (('content-type', 'application/x-www-form-urlencoded'), ('content-encoding', 'gzip')):
         response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a'}, headers={header: value})

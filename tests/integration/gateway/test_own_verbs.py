@@ -1,4 +1,4 @@
-"""Contracts that the gateway itself serves: keys, sessions, catalogue and server information."""
+"""Tests the contracts that the gateway itself implements: keys, sessions, catalogue and server information."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -59,12 +59,12 @@ def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
     return message
 
 
-async def until(call: Callable[[], Awaitable[Any]], is_accepted: Callable[[Any], bool]) -> Any:
+async def wait_until(call: Callable[[], Awaitable[Any]], is_accepted: Callable[[Any], bool]) -> Any:
     """Repeat a call until its result is accepted; the time limit of the test bounds the wait."""
     while True:
-        answer = await call()
-        if is_accepted(answer):
-            return answer
+        response = await call()
+        if is_accepted(response):
+            return response
 
 
 async def list_runs(gateway: RunningGateway) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def _all_bytes(folder: Path) -> bytes:
 
 async def test_secret_is_shown_once(gateway: RunningGateway) -> None:
     """A new key is valid, and lists of keys do not contain its secret."""
-    made = await gateway.make_key('alice', scopes=(1, 2))
-    await sessions(gateway).ListSessions(session_service_pb2.ListSessionsRequest(), metadata=bearer(made.secret))
+    new_key = await gateway.make_key('alice', scopes=(1, 2))
+    await sessions(gateway).ListSessions(session_service_pb2.ListSessionsRequest(), metadata=bearer(new_key.secret))
     stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
     listed = await stub.ListKeys(key_service_pb2.ListKeysRequest(tenant_id='alice'), metadata=ADMIN)
-    assert list(listed.keys) == [made.key]
-    assert made.secret.startswith(f'tml-{made.key.key_id}-')
-    assert made.secret not in str(listed)
+    assert list(listed.keys) == [new_key.key]
+    assert new_key.secret.startswith(f'tml-{new_key.key.key_id}-')
+    assert new_key.secret not in str(listed)
     tenants = await stub.ListTenants(key_service_pb2.ListTenantsRequest(), metadata=ADMIN)
     assert {tenant.tenant_id for tenant in tenants.tenants} == {'alice', 'default'}
 
@@ -94,18 +94,18 @@ async def test_secrets_are_neither_stored_nor_logged(
     gateway: RunningGateway, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """No file of the state folder and no log line contains a secret."""
-    made = await gateway.make_key('alice')
-    await failure_of(catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=bearer(made.secret)))
-    held = _all_bytes(tmp_path)
+    new_key = await gateway.make_key('alice')
+    await failure_of(catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=bearer(new_key.secret)))
+    stored = _all_bytes(tmp_path)
     captured = capfd.readouterr()
-    written = held + captured.out.encode() + captured.err.encode()
+    written = stored + captured.out.encode() + captured.err.encode()
     assert b'GetRun' in written
-    for secret in (made.secret, made.secret.rpartition('-')[2], ADMIN_KEY):
+    for secret in (new_key.secret, new_key.secret.rpartition('-')[2], ADMIN_KEY):
         assert secret.encode() not in written
 
 
-async def test_session_expires_and_is_revived(gateway: RunningGateway) -> None:
-    """A silent session expires, a heartbeat revives it, and a finished one refuses heartbeats."""
+async def test_session_expires_and_is_reactivated(gateway: RunningGateway) -> None:
+    """A session without heartbeats expires, a heartbeat reactivates it, and a finished one refuses heartbeats."""
     stub = sessions(gateway)
     request = session_service_pb2.CreateSessionRequest(request_id='one', client='test', user_metadata={'a': 'b'})
     created = await stub.CreateSession(request, metadata=ADMIN)
@@ -116,31 +116,31 @@ async def test_session_expires_and_is_revived(gateway: RunningGateway) -> None:
     gateway.clock.advance(timedelta(minutes=6))
     found = await stub.GetSession(session_service_pb2.GetSessionRequest(session_id=session_id), metadata=ADMIN)
     assert found.session.state == session_service_pb2.SESSION_STATE_EXPIRED
-    beat = session_service_pb2.HeartbeatRequest(session_id=session_id)
-    assert (await stub.Heartbeat(beat, metadata=ADMIN)).session.state == session_service_pb2.SESSION_STATE_ACTIVE
+    heartbeat = session_service_pb2.HeartbeatRequest(session_id=session_id)
+    assert (await stub.Heartbeat(heartbeat, metadata=ADMIN)).session.state == session_service_pb2.SESSION_STATE_ACTIVE
 
     finish = session_service_pb2.FinishSessionRequest(session_id=session_id)
     for _ in range(2):
         finished = await stub.FinishSession(finish, metadata=ADMIN)
         assert finished.session.state == session_service_pb2.SESSION_STATE_FINISHED
-    failure = await failure_of(stub.Heartbeat(beat, metadata=ADMIN))
+    failure = await failure_of(stub.Heartbeat(heartbeat, metadata=ADMIN))
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, 'SESSION_FINISHED')
 
 
 async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upstream: Upstream) -> None:
     """Calls with another tenant's session or run fail exactly like calls with an unknown id."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
-    await until(lambda: list_runs(gateway), lambda runs: 'ad-1' in runs)
+    await wait_until(lambda: list_runs(gateway), lambda runs: 'ad-1' in runs)
     request = session_service_pb2.CreateSessionRequest(request_id='one', client='test')
     session_id = (await sessions(gateway).CreateSession(request, metadata=ADMIN)).session.session_id
     mallory = bearer((await gateway.make_key('mallory')).secret)
-    verbs = [
+    calls = [
         (sessions(gateway).GetSession, session_service_pb2.GetSessionRequest, 'session_id', session_id),
         (sessions(gateway).Heartbeat, session_service_pb2.HeartbeatRequest, 'session_id', session_id),
         (sessions(gateway).FinishSession, session_service_pb2.FinishSessionRequest, 'session_id', session_id),
         (catalogue(gateway).GetRun, catalogue_service_pb2.GetRunRequest, 'run_id', 'ad-1'),
     ]
-    for call, request_class, field, foreign_id in verbs:
+    for call, request_class, field, foreign_id in calls:
         absent_id = re.sub('.$', '_', foreign_id)
         foreign = await failure_of(call(request_class(**{field: foreign_id}), metadata=mallory))
         absent = await failure_of(call(request_class(**{field: absent_id}), metadata=mallory))
@@ -155,7 +155,7 @@ async def test_ids_of_another_tenant_are_not_found(gateway: RunningGateway, upst
 
 
 async def test_errors_of_bad_requests_name_the_field(gateway: RunningGateway) -> None:
-    """A missing id, a negative page size and a page token of another query are refused with the field's name."""
+    """A missing id and a negative page size are refused with the field's name, as is an invalid page token."""
     cases = [
         (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
         (
@@ -182,15 +182,15 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
     changes.put_nowait(adapter_event('ad-2', session_id='se-1'))
     changes.put_nowait(adapter_event('ad-3', tenant_id='alice'))
     changes.put_nowait(adapter_event('ad-1', step_count=5, version=2))
-    runs = await until(lambda: list_runs(gateway), lambda found: 'ad-1' in found and found['ad-1'].step_count == 5)
+    runs = await wait_until(lambda: list_runs(gateway), lambda found: 'ad-1' in found and found['ad-1'].step_count == 5)
     assert set(runs) == {'ad-1', 'ad-2'}
     assert (runs['ad-1'].version, runs['ad-1'].lora_rank, runs['ad-1'].base_model) == (2, 8, 'tiny')
     assert runs['ad-1'].is_active
 
-    deletion = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default', resume_token='gone')
+    deletion = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default', resume_token='deleted')
     deletion.deletion.adapter_id = 'ad-2'
     changes.put_nowait(deletion)
-    await until(lambda: list_runs(gateway), lambda found: not found['ad-2'].is_active)
+    await wait_until(lambda: list_runs(gateway), lambda found: not found['ad-2'].is_active)
     of_session = catalogue_service_pb2.ListRunsRequest(session_id='se-1')
     assert [run.run_id for run in (await catalogue(gateway).ListRuns(of_session, metadata=ADMIN)).runs] == ['ad-2']
 
@@ -202,7 +202,7 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
 
 
 async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Checkpoints appear in the catalogue as reported, and leave it when they are deleted."""
+    """Checkpoints appear in the catalogue as reported, and are removed when they are deleted."""
     changes = upstream.checkpoints.watch.changes
     events = [checkpoint_event('one'), checkpoint_event('two'), checkpoint_event('three', tenant_id='alice')]
     for event in events:
@@ -212,27 +212,27 @@ async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway
     async def listed() -> list[Any]:
         return list((await stub.ListRunCheckpoints(request, metadata=ADMIN)).checkpoints)
 
-    assert await until(listed, lambda found: len(found) == 2) == [events[1].checkpoint, events[0].checkpoint]
-    deletion = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id='default', resume_token='gone')
+    assert await wait_until(listed, lambda found: len(found) == 2) == [events[1].checkpoint, events[0].checkpoint]
+    deletion = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id='default', resume_token='deleted')
     deletion.deletion.checkpoint_id = 'ad-1/weights/one'
     changes.put_nowait(deletion)
-    assert await until(listed, lambda found: len(found) == 1) == [events[1].checkpoint]
+    assert await wait_until(listed, lambda found: len(found) == 1) == [events[1].checkpoint]
 
 
-async def test_catalogue_outlives_its_services(tmp_path: Path) -> None:
-    """Runs stay listed while the model service is down, and runs that it lost are inactive after its return."""
+async def test_catalogue_is_available_without_its_services(tmp_path: Path) -> None:
+    """Runs stay listed while the model service is down, and runs that it no longer reports are inactive when it is back."""
     first = Upstream()
     first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with first.serving():
         address = first.address
         async with running_gateway(tmp_path, upstream=address) as gateway:
-            await until(lambda: list_runs(gateway), lambda runs: set(runs) == {'ad-1', 'ad-2'})
+            await wait_until(lambda: list_runs(gateway), lambda runs: set(runs) == {'ad-1', 'ad-2'})
     async with running_gateway(tmp_path, upstream=address) as gateway:
         assert all(run.is_active for run in (await list_runs(gateway)).values())
         second = Upstream()
         second.adapters.watch.snapshot = [adapter_event('ad-2', step_count=9)]
         async with second.serving(listen=address):
-            runs = await until(lambda: list_runs(gateway), lambda found: not found['ad-1'].is_active)
+            runs = await wait_until(lambda: list_runs(gateway), lambda found: not found['ad-1'].is_active)
             assert (runs['ad-2'].is_active, runs['ad-2'].step_count) == (True, 9)
 
 

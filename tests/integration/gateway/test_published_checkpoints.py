@@ -1,4 +1,4 @@
-"""Publication of checkpoints over the native API, with a real checkpoint service."""
+"""Tests the publication of checkpoints over the native API, with a real checkpoint service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +22,7 @@ async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
         yield running
 
 
-async def test_public_checkpoint_is_readable_by_all_and_changed_by_its_owner(api: TinkerCatalogue) -> None:
+async def test_public_checkpoint_is_readable_by_all_and_changed_only_by_its_owner(api: TinkerCatalogue) -> None:
     """Another tenant can read a checkpoint while it is public, but can never publish or unpublish it."""
     catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(api.gateway.channel)
     checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(api.gateway.channel)

@@ -1,4 +1,4 @@
-"""Quotas and usage through both APIs, with a real model service, a tiny model and a checkpoint service."""
+"""Tests quotas and usage through both APIs, with a real model service, a tiny model and a checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +28,7 @@ from twinkle.api.model.v1 import (
 )
 
 LENGTH = 7
-"""Tokens of the training batch."""
+"""Number of tokens of the training batch."""
 INPUTS = {
     'target_tokens': {'data': [1, 1, 1], 'dtype': 'int64', 'shape': [3]},
     'weights': {'data': [1, 1, 1], 'dtype': 'float32', 'shape': [3]},
@@ -75,9 +75,9 @@ class Deployment:
         """Create an adapter and return its id."""
         stub = adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
         request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, base_model=self.model.base_model)
-        made = (await stub.CreateAdapter(request, metadata=self.metadata)).adapter.adapter_id
-        self.run = self.run or made
-        return made
+        created = (await stub.CreateAdapter(request, metadata=self.metadata)).adapter.adapter_id
+        self.run = self.run or created
+        return created
 
     def execute(self, number: int, **verb: Any) -> Awaitable[Any]:
         """Start an operation on the first adapter."""
@@ -87,10 +87,10 @@ class Deployment:
     async def usage(self) -> dict[str, catalogue_service_pb2.Usage]:
         """Return the usage of the tenant by run."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
-        answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self.metadata)
-        return {item.run_id: item for item in answer.usages}
+        response = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self.metadata)
+        return {item.run_id: item for item in response.usages}
 
-    async def until_used(self, condition: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
+    async def wait_for_usage(self, condition: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
         """Return the usage of the first adapter's run once a condition holds; the test's time limit bounds the wait."""
         while not condition(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
             pass
@@ -98,9 +98,9 @@ class Deployment:
 
     async def post(self, path: str, **body: Any) -> Any:
         """Call a route of the Tinker API and return its response."""
-        answer = await self.http.post(f'/api/v1/{path}', json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = await self.http.post(f'/api/v1/{path}', json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
 
 
 @pytest.fixture
@@ -145,24 +145,24 @@ async def test_training_is_metered_once_in_both_apis(deployment: Deployment) -> 
         await deployment.execute(1, forward_backward=forward_backward())
     await deployment.execute(2, step=operation_pb2.Step())
     saved = await deployment.execute(3, save=operation_pb2.Save(name='one'))
-    used = await deployment.until_used(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
+    used = await deployment.wait_for_usage(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
     assert (used.trained_token_count, used.stored_bytes) == (LENGTH, saved.result.save.size_bytes)
     assert (used.sampled_token_count, used.prompt_count) == (0, 0)
 
     session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
-    made = await deployment.post(
+    created = await deployment.post(
         'create_model',
         session_id=session,
         model_seq_id=0,
         base_model=deployment.model.base_model,
         lora_config={'rank': 4},
     )
-    run = (await deployment.post('retrieve_future', request_id=made['request_id']))['model_id']
+    run = (await deployment.post('retrieve_future', request_id=created['request_id']))['model_id']
     for _ in range(2):
         done = await deployment.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
         await deployment.post('retrieve_future', request_id=done['request_id'])
     deployment.run = run
-    assert (await deployment.until_used(lambda item: item.operation_count > 0)).trained_token_count == 3
+    assert (await deployment.wait_for_usage(lambda item: item.operation_count > 0)).trained_token_count == 3
 
 
 async def test_adapter_beyond_the_quota_is_refused_in_both_apis(deployment: Deployment) -> None:
@@ -177,8 +177,8 @@ async def test_adapter_beyond_the_quota_is_refused_in_both_apis(deployment: Depl
 
     session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
     fields = {'base_model': deployment.model.base_model, 'lora_config': {'rank': 4}}
-    made = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
-    refused = await deployment.post('retrieve_future', request_id=made['request_id'])
+    created = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
+    refused = await deployment.post('retrieve_future', request_id=created['request_id'])
     assert (refused['category'], 'max_adapters' in refused['error']) == ('user', True)
 
     stub = adapter_service_pb2_grpc.AdapterServiceStub(deployment.gateway.channel)
@@ -191,8 +191,8 @@ async def test_adapter_beyond_the_quota_is_refused_in_both_apis(deployment: Depl
 
 
 async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployment: Deployment, tmp_path: Path) -> None:
-    """The repeat succeeds at the adapter limit, although that gateway has not seen the first request."""
-    made = await deployment.create('r1')
+    """A repeated creation succeeds at another gateway, even if the tenant has reached its adapter limit."""
+    created = await deployment.create('r1')
     (tmp_path / 'other').mkdir()
     async with running_gateway(
         tmp_path / 'other',
@@ -202,21 +202,21 @@ async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployme
     ) as gateway:
         other = Deployment(gateway, deployment.model, deployment.http, (await gateway.make_key('alice')).secret)
         await other.allow(max_adapters=1)
-        assert await other.create('r1') == made
+        assert await other.create('r1') == created
         failure = await failure_of(other.create('r2'))
         assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'max_adapters', 'limit': '1'})
 
 
 async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
-    """Calls and streams are refused without using the number, and a repeated save is answered from the record."""
+    """Refused saves do not use their sequence numbers, and a repeated save returns the recorded result."""
     await deployment.create('r1')
     await deployment.allow(stored_bytes=1)
     first = await deployment.execute(1, save=operation_pb2.Save(name='one'))
-    await deployment.until_used(lambda item: item.stored_bytes > 0)
+    await deployment.wait_for_usage(lambda item: item.stored_bytes > 0)
     failure = await failure_of(deployment.execute(2, save=operation_pb2.Save(name='two')))
     assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'stored_bytes', 'limit': '1'})
-    again = await deployment.execute(1, save=operation_pb2.Save(name='one'))
-    assert (again.result.is_replayed, again.result.save) == (True, first.result.save)
+    repeated = await deployment.execute(1, save=operation_pb2.Save(name='one'))
+    assert (repeated.result.is_replayed, repeated.result.save) == (True, first.result.save)
 
     stream = deployment.training.Train(metadata=deployment.metadata)
     for operation in (
@@ -243,12 +243,12 @@ async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment
     await deployment.execute(3, save=operation_pb2.Save(name='two'))
 
 
-async def test_operations_of_an_owing_tenant_wait(deployment: Deployment) -> None:
-    """A call that would wait for long fails with a retry time, and a stream waits until the debt is paid."""
+async def test_operations_of_a_tenant_without_tokens_wait(deployment: Deployment) -> None:
+    """A call that would wait too long fails with a retry time, and a stream waits until tokens are available."""
     await deployment.create('r1')
     await deployment.allow(tokens_per_second=1, burst_tokens=1)
     await deployment.execute(1, forward_backward=forward_backward())
-    await deployment.until_used(lambda item: item.trained_token_count == LENGTH)
+    await deployment.wait_for_usage(lambda item: item.trained_token_count == LENGTH)
     failure = await failure_of(deployment.execute(2, forward_backward=forward_backward()))
     assert (failure.reason, failure.metadata['quota']) == ('QUOTA_EXCEEDED', 'tokens_per_second')
     assert failure.retry_seconds == pytest.approx(LENGTH - 1)
@@ -256,25 +256,25 @@ async def test_operations_of_an_owing_tenant_wait(deployment: Deployment) -> Non
     stream = deployment.training.Train(metadata=deployment.metadata)
     operation = operation_of(deployment.run, 2, forward_backward=forward_backward())
     await stream.write(training_service_pb2.TrainRequest(operation=operation))
-    reading = asyncio.ensure_future(stream.read())
-    await asyncio.wait({reading}, timeout=0.05)
-    assert not reading.done()
+    read_task = asyncio.ensure_future(stream.read())
+    await asyncio.wait({read_task}, timeout=0.05)
+    assert not read_task.done()
     deployment.gateway.clock.advance(timedelta(seconds=LENGTH))
-    assert (await reading).result.sequence_number == 2
+    assert (await read_task).result.sequence_number == 2
     await stream.done_writing()
 
 
-async def test_futures_of_an_owing_tenant_wait(deployment: Deployment) -> None:
-    """The request is accepted, and it runs once the debt is paid."""
+async def test_futures_of_a_tenant_without_tokens_wait(deployment: Deployment) -> None:
+    """A request is accepted, and it runs once tokens are available."""
     session = (await deployment.post('create_session', sdk_version='0.38.0'))['session_id']
     fields = {'base_model': deployment.model.base_model, 'lora_config': {'rank': 4}}
-    made = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
-    run = (await deployment.post('retrieve_future', request_id=made['request_id']))['model_id']
+    created = await deployment.post('create_model', session_id=session, model_seq_id=0, **fields)
+    run = (await deployment.post('retrieve_future', request_id=created['request_id']))['model_id']
     await deployment.allow(tokens_per_second=1, burst_tokens=1)
     first = await deployment.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
     await deployment.post('retrieve_future', request_id=first['request_id'])
     deployment.run = run
-    await deployment.until_used(lambda item: item.trained_token_count == 3)
+    await deployment.wait_for_usage(lambda item: item.trained_token_count == 3)
     second = await deployment.post('forward', model_id=run, seq_id=2, forward_input=FORWARD)
     waiting = asyncio.ensure_future(deployment.post('retrieve_future', request_id=second['request_id']))
     await asyncio.wait({waiting}, timeout=0.05)
@@ -329,15 +329,15 @@ async def test_usage_can_be_limited_to_a_time_range(deployment: Deployment) -> N
     """Usage is counted by the hour, and a range that is empty or malformed is refused."""
     await deployment.create('r1')
     await deployment.execute(1, forward_backward=forward_backward())
-    await deployment.until_used(lambda item: item.trained_token_count == LENGTH)
+    await deployment.wait_for_usage(lambda item: item.trained_token_count == LENGTH)
     now = deployment.gateway.clock.now()
 
     async def tokens_between(**seconds: int) -> list[int]:
         request = wire.GetTenantUsageRequest(tenant_id='alice')
         for name, offset in seconds.items():
             getattr(request, name).FromDatetime(now + timedelta(seconds=offset))
-        answer = await deployment.quotas.GetTenantUsage(request, metadata=ADMIN)
-        return [item.trained_token_count for item in answer.usages]
+        response = await deployment.quotas.GetTenantUsage(request, metadata=ADMIN)
+        return [item.trained_token_count for item in response.usages]
 
     assert await tokens_between() == await tokens_between(begin_time=-3600, end_time=3600) == [LENGTH]
     assert await tokens_between(begin_time=3600) == await tokens_between(end_time=-3600) == []
@@ -360,7 +360,7 @@ async def test_usage_is_complete_after_a_restart(tiny_llama_dir: Path, tmp_path:
                 deployment = Deployment(gateway, model, http, ADMIN_KEY, run)
                 run = run or await deployment.create('r1')
                 await deployment.execute(number, forward_backward=forward_backward())
-                used = await deployment.until_used(lambda item, number=number: item.operation_count == number)
+                used = await deployment.wait_for_usage(lambda item, number=number: item.operation_count == number)
                 assert used.trained_token_count == number * LENGTH
             if number == 1:
                 await model.execute(run, 2, tenant='default', forward_backward=forward_backward())

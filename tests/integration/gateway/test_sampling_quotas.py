@@ -1,4 +1,4 @@
-"""Sampling within quotas and its metering, over samplers without engines."""
+"""Tests the quotas and the metering of sampling, with fake samplers."""
 
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,24 @@ async def allow(fleet: RunningFleet, **limits: Any) -> None:
 
 
 async def used(fleet: RunningFleet) -> dict[str, tuple[int, int, int]]:
-    """Return prompts, their tokens and sampled tokens, by run."""
+    """Return the prompt count, prompt tokens and sampled tokens of each run."""
     stub = catalogue_service_pb2_grpc.CatalogueServiceStub(fleet.gateway.channel)
-    answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN)
+    response = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN)
     return {
-        item.run_id: (item.prompt_count, item.prompt_token_count, item.sampled_token_count) for item in answer.usages
+        item.run_id: (item.prompt_count, item.prompt_token_count, item.sampled_token_count) for item in response.usages
     }
 
 
-async def drain(call: Any) -> None:
+async def read_all(call: Any) -> None:
     """Read a stream to its end."""
     async for _ in call:
         pass
 
 
 async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -> None:
-    """A prompt counts once for any number of sequences; batches and scores count by their prompts."""
+    """A prompt counts once for any number of sequences; batches and scores count each of their prompts."""
     async with running_fleet(tmp_path, FakeSampler(versions={'ad': {4}}), FakeSampler(versions={'ad': {4}})) as fleet:
-        await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8, count=2), metadata=ADMIN))
+        await read_all(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8, count=2), metadata=ADMIN))
         assert await used(fleet) == {'': (1, 3, 16)}
         prompts = [sampling_pb2.Prompt(token_ids=ints(range(size))) for size in (1, 2, 3, 4)]
         batch = wire.SampleBatchRequest(
@@ -50,26 +50,26 @@ async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -
             params=sampling_pb2.SamplingParams(max_tokens=3),
             adapter=sampling_pb2.AdapterRef(adapter_id='ad', exact=4),
         )
-        await drain(fleet.stub.SampleBatch(batch, metadata=ADMIN))
+        await read_all(fleet.stub.SampleBatch(batch, metadata=ADMIN))
         assert await used(fleet) == {'': (1, 3, 16), 'ad': (4, 10, 12)}
         score = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([1, 2]), ints([1, 2, 3])])
         await fleet.stub.ComputeLogprobs(score, metadata=ADMIN)
         assert await used(fleet) == {'': (3, 8, 16), 'ad': (4, 10, 12)}
 
 
-@pytest.mark.parametrize('way', ['early', 'unreachable'])
-async def test_moved_stream_is_metered_once(tmp_path: Path, way: str) -> None:
-    """A stream that moves to another sampler counts its prompt and each token once."""
+@pytest.mark.parametrize('failure_mode', ['early', 'unreachable'])
+async def test_stream_that_changes_its_sampler_is_metered_once(tmp_path: Path, failure_mode: str) -> None:
+    """A stream that continues on another sampler counts its prompt and each token once."""
     for end_after in range(6):
-        bad = FakeSampler(name='bad', end_after=end_after, failure_mode=way)
-        async with running_fleet(tmp_path / f'{end_after}', bad, FakeSampler(name='good')) as fleet:
+        failing = FakeSampler(name='failing', end_after=end_after, failure_mode=failure_mode)
+        async with running_fleet(tmp_path / f'{end_after}', failing, FakeSampler(name='good')) as fleet:
             for _ in range(2):
-                await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
+                await read_all(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
             assert await used(fleet) == {'': (2, 6, 16)}
 
 
 async def test_request_beyond_the_quota_is_refused(tmp_path: Path) -> None:
-    """A request beyond the quota fails with a retry time; ended and cancelled requests free their slots."""
+    """A request beyond the quota fails with a retry time; finished and cancelled requests free their slots."""
     sampler = FakeSampler()
     sampler.gate.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -82,15 +82,15 @@ async def test_request_beyond_the_quota_is_refused(tmp_path: Path) -> None:
         assert failure.retry_seconds == 1
         calls[0].cancel()
         sampler.gate.set()
-        await drain(calls[1])
-        await drain(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        await read_all(calls[1])
+        await read_all(fleet.stub.Sample(sample_request(), metadata=ADMIN))
 
 
-async def test_request_of_an_owing_tenant_is_refused(tmp_path: Path) -> None:
-    """Running requests continue when tokens are owed, and the next request fails with the retry time."""
+async def test_request_of_a_tenant_without_tokens_is_refused(tmp_path: Path) -> None:
+    """A running request may exceed the token quota, and the next request fails with a retry time."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         await allow(fleet, tokens_per_second=1, burst_tokens=1)
-        await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
+        await read_all(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
         assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'tokens_per_second', 'limit': '1'})
         assert failure.retry_seconds == pytest.approx(10)
@@ -108,8 +108,8 @@ async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_
             prompt = {'chunks': [{'type': 'encoded_text', 'tokens': [1, 2, 3]}]}
             fields = {'base_model': 'tiny', 'prompt': prompt, 'sampling_params': {'max_tokens': 4}, 'num_samples': 1}
             session = (await http.post('create_session', json={'sdk_version': '0.38.0'})).json()['session_id']
-            fields_of_session = {'session_id': session, 'sampling_session_seq_id': 0, 'base_model': 'tiny'}
-            handle = (await http.post('create_sampling_session', json=fields_of_session)).json()['sampling_session_id']
+            session_fields = {'session_id': session, 'sampling_session_seq_id': 0, 'base_model': 'tiny'}
+            handle = (await http.post('create_sampling_session', json=session_fields)).json()['sampling_session_id']
 
             async def sample(number: int) -> httpx.Response:
                 numbered = {'sampling_session_id': handle, 'seq_id': number}

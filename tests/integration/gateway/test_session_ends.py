@@ -1,4 +1,4 @@
-"""Ends of sessions with a real trainer: adapters are saved, parked, and restored bitwise."""
+"""Tests the end of sessions with a real trainer: adapters are saved, parked, and restored bitwise."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -64,7 +64,7 @@ class Deployment:
         """Stub of the adapter service at the gateway."""
         return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
 
-    async def begin(self, request_id: str) -> str:
+    async def create_session(self, request_id: str) -> str:
         """Create a session."""
         request = session_service_pb2.CreateSessionRequest(request_id=request_id)
         return (await self.sessions.CreateSession(request, metadata=ADMIN)).session.session_id
@@ -79,7 +79,7 @@ class Deployment:
         request = session_service_pb2.HeartbeatRequest(session_id=session_id)
         return (await self.sessions.Heartbeat(request, metadata=ADMIN)).session
 
-    async def make(self, session_id: str, request_id: str, **fields: Any) -> str:
+    async def create_adapter(self, session_id: str, request_id: str, **fields: Any) -> str:
         """Create an adapter in a session."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=request_id, base_model=self.model.base_model, session_id=session_id, **fields
@@ -89,18 +89,18 @@ class Deployment:
     async def train(self, adapter_id: str, numbers: Sequence[int]) -> list[Any]:
         """Run the operations with these numbers and return their results."""
         training = training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
-        found: list[Any] = []
+        results: list[Any] = []
         for number in numbers:
             request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb_of(number)))
-            found.append(fact_of((await training.Execute(request, metadata=ADMIN)).result))
-        return found
+            results.append(comparable_part((await training.Execute(request, metadata=ADMIN)).result))
+        return results
 
-    async def listed(self, **fields: Any) -> dict[str, bool]:
+    async def parked_by_id(self, **fields: Any) -> dict[str, bool]:
         """Return whether each listed adapter is parked, by its id."""
-        answer = await self.adapters.ListAdapters(
+        response = await self.adapters.ListAdapters(
             adapter_service_pb2.ListAdaptersRequest(page_size=1000, **fields), metadata=ADMIN
         )
-        return {adapter.adapter_id: adapter.is_parked for adapter in answer.adapters}
+        return {adapter.adapter_id: adapter.is_parked for adapter in response.adapters}
 
     def in_memory(self) -> set[str]:
         """Return the ids of the adapters in the engine's memory."""
@@ -108,7 +108,7 @@ class Deployment:
 
 
 def verb_of(number: int) -> dict[str, Any]:
-    """Return the operation of a number: batches, steps, and finally a publication of the weights."""
+    """Return the operation for a sequence number: batches, steps, and finally a publication of the weights."""
     if number == 9:
         return {'publish_version': operation_pb2.PublishVersion()}
     if number % 2:
@@ -116,7 +116,7 @@ def verb_of(number: int) -> dict[str, Any]:
     return {'clip_grad_and_step': operation_pb2.ClipGradAndStep(max_grad_norm=1.0)}
 
 
-def fact_of(result: Any) -> Any:
+def comparable_part(result: Any) -> Any:
     """Return the part of a result that must be equal in two runs."""
     match result.WhichOneof('outcome'):
         case 'forward':
@@ -127,7 +127,7 @@ def fact_of(result: Any) -> Any:
             return result.publish.digest
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a condition holds; the time limit of the test bounds the wait."""
     while not await condition():  # noqa: ASYNC110 (services send no event)
         await asyncio.sleep(0)
@@ -157,48 +157,48 @@ async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Depl
 
 
 async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment) -> None:
-    """A run whose session expires in between ends with bitwise the same results as an uninterrupted run."""
-    twin = await deployment.make(await deployment.begin('twin'), 'twin', lora_config=LORA)
-    expected = await deployment.train(twin, range(1, 10))
-    session_id = await deployment.begin('sleeper')
-    adapter_id = await deployment.make(session_id, 'sleeper', lora_config=LORA)
+    """A run whose session expires in between has bitwise the same results as an uninterrupted run."""
+    uninterrupted = await deployment.create_adapter(await deployment.create_session('uninterrupted'), 'uninterrupted', lora_config=LORA)
+    expected = await deployment.train(uninterrupted, range(1, 10))
+    session_id = await deployment.create_session('expiring')
+    adapter_id = await deployment.create_adapter(session_id, 'expiring', lora_config=LORA)
     # The session expires with an accumulated gradient and no step yet.
     found = await deployment.train(adapter_id, range(1, 4))
     assert adapter_id in deployment.in_memory()
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(deployment, session_id))
+    await wait_until(lambda: _has_saved(deployment, session_id))
     session = await deployment.session(session_id)
     path = f'twinkle://{adapter_id}/weights/session-expired-1'
     assert (session.state, list(session.checkpoint_paths)) == (EXPIRED, [path])
     assert not deployment.in_memory()
-    assert await deployment.listed(session_id=session_id) == {adapter_id: True}
+    assert await deployment.parked_by_id(session_id=session_id) == {adapter_id: True}
     assert not deployment.in_memory()
-    await until(lambda: _is_in_catalogue(deployment, adapter_id, 'session-expired-1'))
+    await wait_until(lambda: _is_in_catalogue(deployment, adapter_id, 'session-expired-1'))
     assert (await deployment.heartbeat(session_id)).state == ACTIVE
     found += await deployment.train(adapter_id, range(4, 10))
     assert found == expected
-    copy_id = await deployment.make(
+    copy_id = await deployment.create_adapter(
         session_id, 'copy', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA
     )
-    answer = await deployment.adapters.GetAdapter(
+    response = await deployment.adapters.GetAdapter(
         adapter_service_pb2.GetAdapterRequest(adapter_id=copy_id), metadata=ADMIN
     )
-    assert (answer.adapter.step_count, answer.adapter.checkpoint_path) == (1, path)
+    assert (response.adapter.step_count, response.adapter.checkpoint_path) == (1, path)
 
 
 async def test_operation_restores_a_parked_adapter(deployment: Deployment) -> None:
     """An operation restores a parked adapter without a heartbeat, and the next expiry saves it once more."""
-    session_id = await deployment.begin('native')
-    adapter_id = await deployment.make(session_id, 'native', lora_config=LORA)
+    session_id = await deployment.create_session('native')
+    adapter_id = await deployment.create_adapter(session_id, 'native', lora_config=LORA)
     await deployment.train(adapter_id, range(1, 3))
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(deployment, session_id))
+    await wait_until(lambda: _has_saved(deployment, session_id))
     await deployment.train(adapter_id, range(3, 5))
-    assert await deployment.listed() == {adapter_id: False}
+    assert await deployment.parked_by_id() == {adapter_id: False}
     await deployment.heartbeat(session_id)
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
     path = f'twinkle://{adapter_id}/weights/session-expired-2'
-    await until(lambda: _has_saved(deployment, session_id, path))
+    await wait_until(lambda: _has_saved(deployment, session_id, path))
     request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
     listed = await _stub_of_checkpoints(deployment).ListCheckpoints(request, metadata=as_tenant('default'))
     assert {item.path.rpartition('/')[2] for item in listed.checkpoints} == {'session-expired-1', 'session-expired-2'}
@@ -206,20 +206,20 @@ async def test_operation_restores_a_parked_adapter(deployment: Deployment) -> No
 
 
 async def test_storage_quota_does_not_prevent_the_save_of_an_expired_session(deployment: Deployment) -> None:
-    """An expired session is saved beyond the storage quota, after which the tenant must delete checkpoints to save."""
+    """Saving an expired session may exceed the storage quota; later saves are refused until checkpoints are deleted."""
     request = quota_service_pb2.SetQuotaRequest(tenant_id='default', quota=quota_service_pb2.Quota(stored_bytes=1))
     await quota_service_pb2_grpc.QuotaServiceStub(deployment.gateway.channel).SetQuota(request, metadata=ADMIN)
-    session_id = await deployment.begin('full')
-    saved, unsaved = [await deployment.make(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
+    session_id = await deployment.create_session('full')
+    saved, unsaved = [await deployment.create_adapter(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
     for adapter_id in (saved, unsaved):
         await deployment.train(adapter_id, range(1, 3))
     await _save(deployment, saved, 'one')
-    await until(lambda: _is_in_catalogue(deployment, saved, 'one'))
+    await wait_until(lambda: _is_in_catalogue(deployment, saved, 'one'))
     assert (await failure_of(_save(deployment, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
 
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(deployment, session_id, f'twinkle://{unsaved}/weights/session-expired-1'))
-    await until(lambda: _is_in_catalogue(deployment, unsaved, 'session-expired-1'))
+    await wait_until(lambda: _has_saved(deployment, session_id, f'twinkle://{unsaved}/weights/session-expired-1'))
+    await wait_until(lambda: _is_in_catalogue(deployment, unsaved, 'session-expired-1'))
     await deployment.heartbeat(session_id)
     await _delete_checkpoint(deployment, saved, 'one')
     assert (await failure_of(_save(deployment, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
@@ -235,37 +235,37 @@ async def test_storage_quota_does_not_prevent_the_save_of_an_expired_session(dep
     ],
 )
 async def test_finished_session_frees_its_memory(deployment: Deployment, reason: Any, names: list[str]) -> None:
-    """A finished session is parked, and saved only if its client did not report success."""
-    session_id = await deployment.begin('done')
-    adapter_id = await deployment.make(session_id, 'done', lora_config=LORA)
+    """Adapters of a finished session are parked, and saved only if its client did not report success."""
+    session_id = await deployment.create_session('done')
+    adapter_id = await deployment.create_adapter(session_id, 'done', lora_config=LORA)
     await deployment.train(adapter_id, range(1, 3))
     request = session_service_pb2.FinishSessionRequest(session_id=session_id, reason=reason)
     await deployment.sessions.FinishSession(request, metadata=ADMIN)
 
     async def is_parked() -> bool:
-        return (await deployment.listed())[adapter_id]
+        return (await deployment.parked_by_id())[adapter_id]
 
-    await until(is_parked)
+    await wait_until(is_parked)
     assert not deployment.in_memory()
     if names:
-        await until(lambda: _has_saved(deployment, session_id))
+        await wait_until(lambda: _has_saved(deployment, session_id))
     paths = (await deployment.session(session_id)).checkpoint_paths
     assert [path.rpartition('/')[2] for path in paths] == names
 
 
 async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_session(deployment: Deployment) -> None:
     """The version of a sampling handle is unpinned, and Tinker clients can read the saved checkpoint."""
-    answer = await deployment.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
-    session_id = answer.json()['session_id']
+    response = await deployment.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
+    session_id = response.json()['session_id']
     model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': deployment.model.base_model}
-    await _outcome(deployment, 'create_model', {**model, 'lora_config': {'rank': 4, 'seed': 1}})
+    await _wait_for_outcome(deployment, 'create_model', {**model, 'lora_config': {'rank': 4, 'seed': 1}})
     model_id = f'{session_id}:train:0'
     await deployment.train(model_id, range(1, 3))
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 0, 'type': 'save_weights_for_sampler'}
-    await _outcome(deployment, 'save_weights_for_sampler', body)
+    await _wait_for_outcome(deployment, 'save_weights_for_sampler', body)
     assert await _is_pinned(deployment, model_id)
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
-    await until(lambda: _has_saved(deployment, session_id))
+    await wait_until(lambda: _has_saved(deployment, session_id))
     assert not await _is_pinned(deployment, model_id)
     shown = (await deployment.http.get(f'sessions/{session_id}')).json()
     assert shown['training_run_ids'] == [model_id]
@@ -288,7 +288,7 @@ async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tm
         await SqlTenantStore(database).add_if_absent(
             Tenant(tenant_id='alice', display_name='', create_time=datetime.now(UTC))
         )
-        await store.add_if_absent(_silent_session())
+        await store.add_if_absent(_inactive_session())
         settings = {
             'state_dir': state_dir,
             'upstreams.model': model.address,
@@ -297,8 +297,8 @@ async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tm
             'session_lifetime': 0.2,
         }
         try:
-            for point in SESSION_FAILPOINTS:
-                async with driven_gateway(settings, failpoints=point) as driver:
+            for failpoint in SESSION_FAILPOINTS:
+                async with driven_gateway(settings, failpoints=failpoint) as driver:
                     await driver.process.wait()
             found = await store.get('alice', 'ses-1')
         finally:
@@ -307,13 +307,13 @@ async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tm
         path = f'twinkle://{adapter_id}/weights/session-expired-1'
         assert (found.state, found.is_settled, found.checkpoint_paths) == (SessionState.EXPIRED, True, (path,))
         request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
-        listed = await _stub_of(model).ListCheckpoints(request, metadata=as_tenant('alice'))
+        listed = await _checkpoint_stub(model).ListCheckpoints(request, metadata=as_tenant('alice'))
         assert [item.path for item in listed.checkpoints] == [path]
         assert adapter_id not in model.backend.engine.adapter_ids
         assert (await model.result(adapter_id, 3, **verb_of(3))).forward.loss > 0
 
 
-def _silent_session() -> Session:
+def _inactive_session() -> Session:
     moment = datetime.now(UTC) - timedelta(hours=1)
     return Session(
         session_id='ses-1',
@@ -334,8 +334,8 @@ async def _has_saved(deployment: Deployment, session_id: str, path: str = '') ->
 async def _is_in_catalogue(deployment: Deployment, run_id: str, name: str) -> bool:
     stub = catalogue_service_pb2_grpc.CatalogueServiceStub(deployment.gateway.channel)
     request = catalogue_service_pb2.ListRunCheckpointsRequest(run_id=run_id)
-    answer = await stub.ListRunCheckpoints(request, metadata=ADMIN)
-    return any(item.name == name and item.is_optimizer_included for item in answer.checkpoints)
+    response = await stub.ListRunCheckpoints(request, metadata=ADMIN)
+    return any(item.name == name and item.is_optimizer_included for item in response.checkpoints)
 
 
 async def _save(deployment: Deployment, adapter_id: str, name: str) -> None:
@@ -348,17 +348,17 @@ async def _delete_checkpoint(deployment: Deployment, run_id: str, name: str) -> 
     request = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=f'twinkle://{run_id}/weights/{name}')
     await _stub_of_checkpoints(deployment).DeleteCheckpoint(request, metadata=as_tenant('default'))
 
-    async def is_gone() -> bool:
+    async def is_deleted() -> bool:
         return not await _is_in_catalogue(deployment, run_id, name)
 
-    await until(is_gone)
+    await wait_until(is_deleted)
 
 
-async def _outcome(deployment: Deployment, path: str, body: dict[str, Any]) -> None:
-    answer = await deployment.http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
+async def _wait_for_outcome(deployment: Deployment, path: str, body: dict[str, Any]) -> None:
+    response = await deployment.http.post(path, json=body)
+    assert response.status_code == 200, response.text
     while True:
-        done = await deployment.http.post('retrieve_future', json={'request_id': answer.json()['request_id']})
+        done = await deployment.http.post('retrieve_future', json={'request_id': response.json()['request_id']})
         assert done.status_code == 200, done.text
         if done.json().get('type') != 'try_again':
             assert 'error' not in done.json(), done.text
@@ -372,8 +372,8 @@ async def _is_pinned(deployment: Deployment, model_id: str) -> bool:
 
 
 def _stub_of_checkpoints(deployment: Deployment) -> Any:
-    return _stub_of(deployment.model)
+    return _checkpoint_stub(deployment.model)
 
 
-def _stub_of(model: RunningModel) -> Any:
+def _checkpoint_stub(model: RunningModel) -> Any:
     return model.checkpoints.checkpoints

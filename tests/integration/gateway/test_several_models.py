@@ -1,4 +1,4 @@
-"""Two model services with different base models behind one gateway, also while one of them is unreachable."""
+"""Tests two model services with different base models behind one gateway, even while one is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -77,17 +77,17 @@ class Pair:
         pages, token = list[list[str]](), ''
         while True:
             request = adapter_service_pb2.ListAdaptersRequest(page_size=page_size, page_token=token)
-            answer = await self.adapters.ListAdapters(request, metadata=self.metadata)
-            pages.append([item.adapter_id for item in answer.adapters])
-            token = answer.next_page_token
+            response = await self.adapters.ListAdapters(request, metadata=self.metadata)
+            pages.append([item.adapter_id for item in response.adapters])
+            token = response.next_page_token
             if not token:
                 return pages
 
     async def active_runs(self) -> set[str]:
         """Return the ids of the active runs in the catalogue."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
-        answer = await stub.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=self.metadata)
-        return {run.run_id for run in answer.runs if run.is_active}
+        response = await stub.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=self.metadata)
+        return {run.run_id for run in response.runs if run.is_active}
 
     async def start(self, base_model: str, state_dir: Path, *, listen: str = '127.0.0.1:0') -> str:
         """Start a model service and return its address."""
@@ -147,8 +147,8 @@ async def test_adapters_of_both_base_models_train(pair: Pair) -> None:
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     for number in (1, 2):
         for adapter_id in ids:
-            answer = await pair.train(adapter_id, number)
-            assert answer.result.sequence_number == number
+            response = await pair.train(adapter_id, number)
+            assert response.result.sequence_number == number
     for adapter_id, name in zip(ids, pair.base_models, strict=True):
         assert (await pair.get(adapter_id)).adapter.base_model == name
         requests = [training_service_pb2.TrainRequest(operation=_forward_backward(adapter_id, 3))]
@@ -170,17 +170,17 @@ async def test_all_base_models_are_listed_and_unknown_ones_refused_by_name(pair:
     failure = await failure_of(pair.adapters.CreateAdapter(request, metadata=pair.metadata))
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')
     assert failure.metadata['known'].split(',') == sorted(pair.base_models)
-    nameless = adapter_service_pb2.CreateAdapterRequest(request_id='r')
-    failure = await failure_of(pair.adapters.CreateAdapter(nameless, metadata=pair.metadata))
+    unnamed = adapter_service_pb2.CreateAdapterRequest(request_id='r')
+    failure = await failure_of(pair.adapters.CreateAdapter(unnamed, metadata=pair.metadata))
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_reported(pair: Pair) -> None:
-    """A stream serves one base model, and an operation on an absent adapter fails alone."""
+    """A stream serves only one base model, and an operation on an absent adapter does not affect the others."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
 
-    def stream(*wanted: tuple[str, int]) -> Any:
-        requests = [training_service_pb2.TrainRequest(operation=_forward_backward(*item)) for item in wanted]
+    def stream(*operations: tuple[str, int]) -> Any:
+        requests = [training_service_pb2.TrainRequest(operation=_forward_backward(*item)) for item in operations]
         return pair.training.Train(iter(requests), metadata=pair.metadata)
 
     failure = await failure_of(stream((ids[1], 1), (ids[0], 1)))
@@ -189,8 +189,8 @@ async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_rep
     assert [result.HasField('error') for result in results] == [True, False]
 
 
-async def test_upload_goes_to_the_service_of_its_adapter(pair: Pair) -> None:
-    """An upload that base_models no adapter is refused, because its service is unknown."""
+async def test_upload_reaches_the_service_of_its_adapter(pair: Pair) -> None:
+    """An upload reaches the service of its adapter, and an upload without an adapter is refused."""
     adapter_id = await pair.create(pair.base_models[1], 'r1')
     data = batch_of([FEATURE]).features.SerializeToString()
     header = training_service_pb2.BatchHeader(
@@ -216,16 +216,16 @@ async def test_upload_goes_to_the_service_of_its_adapter(pair: Pair) -> None:
 
 
 async def test_list_contains_the_adapters_of_all_services_newest_first(pair: Pair) -> None:
-    """Every adapter is on exactly one page for any page size, and a deleted adapter is on none."""
-    made = [await pair.create(pair.base_models[index % 2], f'r-{index}') for index in range(5)]
+    """Every adapter is on exactly one page for any page size, and a deleted adapter is on no page."""
+    created = [await pair.create(pair.base_models[index % 2], f'r-{index}') for index in range(5)]
     for page_size in (1, 2, 3, 5, 50):
         pages = await pair.list_ids(page_size)
-        assert [adapter_id for page in pages for adapter_id in page] == made[::-1]
+        assert [adapter_id for page in pages for adapter_id in page] == created[::-1]
         assert all(len(page) == page_size for page in pages[:-1])
     await pair.adapters.DeleteAdapter(
-        adapter_service_pb2.DeleteAdapterRequest(adapter_id=made[1]), metadata=pair.metadata
+        adapter_service_pb2.DeleteAdapterRequest(adapter_id=created[1]), metadata=pair.metadata
     )
-    assert await pair.list_ids(50) == [[made[4], made[3], made[2], made[0]]]
+    assert await pair.list_ids(50) == [[created[4], created[3], created[2], created[0]]]
     request = adapter_service_pb2.ListAdaptersRequest(page_token='bWFkZSB1cA==')
     failure = await failure_of(pair.adapters.ListAdapters(request, metadata=pair.metadata))
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -262,12 +262,12 @@ async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_
     new = await pair.create(pair.base_models[0], 'r-new')
     assert (await pair.get(new)).adapter.base_model == pair.base_models[0]
     await pair.start(pair.base_models[1], tmp_path / 'model-1', listen=address)
-    assert await _trained_again(pair, ids[1], 2) == 2
+    assert await _train_once_reachable(pair, ids[1], 2) == 2
     while not {*ids, new} <= await pair.active_runs():
         pass
 
 
-async def _trained_again(pair: Pair, adapter_id: str, number: int) -> int:
+async def _train_once_reachable(pair: Pair, adapter_id: str, number: int) -> int:
     """Train as soon as the service is reachable, and return the sequence number."""
     while True:
         try:
@@ -287,10 +287,10 @@ async def test_gateway_that_starts_without_one_service_serves_the_other(pair: Pa
     async with running_gateway(
         tmp_path / 'gateway', models=addresses, internal_token='', server_info_freshness=timedelta()
     ) as gateway:
-        again = Pair(gateway, pair.folders)
-        assert (await again.get(ids[0])).adapter.adapter_id == ids[0]
-        for call in (again.get(ids[1]), again.get('absent')):
+        restarted = Pair(gateway, pair.folders)
+        assert (await restarted.get(ids[0])).adapter.adapter_id == ids[0]
+        for call in (restarted.get(ids[1]), restarted.get('absent')):
             assert (await failure_of(call)).reason == 'SERVICE_UNREACHABLE'
         request = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model=pair.base_models[1])
-        failure = await failure_of(again.adapters.CreateAdapter(request, metadata=again.metadata))
+        failure = await failure_of(restarted.adapters.CreateAdapter(request, metadata=restarted.metadata))
         assert failure.reason == 'SERVICE_UNREACHABLE'

@@ -1,4 +1,4 @@
-"""Shutdown of a gateway during an export while its database is unreachable."""
+"""Tests the shutdown of a gateway during an export while its database is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from services.gateway.store.database import Database
 from services.kit.clock import SystemClock
 from services.kit.errors import ServiceUnreachable
 
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 EXPORT = Export(
     export_id='ex-1',
     tenant_id='alice',
@@ -28,21 +28,21 @@ EXPORT = Export(
     digest='',
     target='hf://org/name',
     is_private=True,
-    create_time=BEGIN,
-    update_time=BEGIN,
-    due_time=BEGIN,
+    create_time=START,
+    update_time=START,
+    due_time=START,
 )
 
 
 class UnreachableStore(SqlExportStore):
-    """A store whose database is unreachable when an export ends."""
+    """A store whose database is unreachable when an export is settled."""
 
     async def settle(self, export: Export) -> bool:
         raise ServiceUnreachable('database')
 
 
 class SlowArchives:
-    """A source of archives whose transfers never end."""
+    """A source of archives whose transfers never finish."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -58,7 +58,7 @@ class SlowArchives:
 
 
 async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -> None:
-    """An export that cannot be released at shutdown stays claimed until its lease ends."""
+    """An export that cannot be released at shutdown stays claimed until its lease expires."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     store, archives = UnreachableStore(database), SlowArchives()
     await store.add_if_absent(EXPORT, is_same=lambda _: False, max_unfinished=1)
@@ -66,11 +66,11 @@ async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -
     minute = timedelta(minutes=1)
     limits = ExportLimits(at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute)
     runner = ExportRunner(store, transfer, notifier=ExportNotifier(), limits=limits, clock=SystemClock())
-    work = asyncio.create_task(runner.run_due())
+    task = asyncio.create_task(runner.run_due())
     await archives.started.wait()
-    work.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await work
+        await task
     stored = await store.get('alice', 'ex-1')
     assert stored is not None
     assert stored.state is ExportState.RUNNING

@@ -1,4 +1,4 @@
-"""Sessions, keys and accounts over the Tinker API, with valid, missing, wrong and other tenants' keys."""
+"""Tests sessions, keys and accounts over the Tinker API, with valid and invalid keys and keys of other tenants."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
 
-OWNED: list[tuple[str, str, Any]] = [
+OWNED_ROUTES: list[tuple[str, str, Any]] = [
     ('GET', RUN_PATH, None),
     ('GET', f'{RUN_PATH}/checkpoints', None),
     ('GET', f'{BEST}/archive', None),
@@ -24,7 +24,7 @@ OWNED: list[tuple[str, str, Any]] = [
     ('PUT', 'sessions/SESSION/project', {'project_id': ''}),
 ]
 """Routes of items that a tenant owns."""
-OPEN: list[tuple[str, str, Any]] = [
+GENERAL_ROUTES: list[tuple[str, str, Any]] = [
     ('GET', 'training_runs', None),
     ('GET', 'checkpoints', None),
     ('GET', 'sessions', None),
@@ -35,7 +35,7 @@ OPEN: list[tuple[str, str, Any]] = [
     ('GET', 'billing/usage/events', None),
     ('GET', 'billing/usage/checkpoints/current', None),
 ]
-"""Routes that name no item."""
+"""Routes without the id of an item."""
 
 
 @pytest.fixture
@@ -47,24 +47,24 @@ async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
         yield running
 
 
-async def _session(api: TinkerCatalogue, *, key: str = 'alice', **fields: Any) -> str:
+async def _create_session(api: TinkerCatalogue, *, key: str = 'alice', **fields: Any) -> str:
     return (await api.call('POST', 'create_session', key=key, json=fields)).json()['session_id']
 
 
-@pytest.mark.parametrize('key', [None, 'tml-nobody-has-this-key-anywhere', 'x', ''])
+@pytest.mark.parametrize('key', [None, 'tml-unknown-key', 'x', ''])
 async def test_every_route_requires_a_valid_key(api: TinkerCatalogue, key: str | None) -> None:
-    """Every route responds 401 without a valid key, and nothing changes."""
-    session_id = await _session(api)
-    for method, path, body in (*OWNED, *OPEN):
-        answer = await api.call(method, path.replace('SESSION', session_id), key=key, json=body)
-        assert answer.status_code == 401, (method, path)
+    """Every route returns status 401 without a valid key, and nothing changes."""
+    session_id = await _create_session(api)
+    for method, path, body in (*OWNED_ROUTES, *GENERAL_ROUTES):
+        response = await api.call(method, path.replace('SESSION', session_id), key=key, json=body)
+        assert response.status_code == 401, (method, path)
     assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 2
 
 
 async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> None:
-    """Another tenant's run, checkpoint and session give the errors of missing ones, and do not change."""
-    session_id = await _session(api)
-    for method, path, body in OWNED:
+    """Requests for another tenant's run, checkpoint or session fail like those for missing ones and change nothing."""
+    session_id = await _create_session(api)
+    for method, path, body in OWNED_ROUTES:
         foreign = await api.call(method, path.replace('SESSION', session_id), key='bob', json=body)
         other = path.replace('SESSION', 'se-absent').replace(RUN, 'se-absent:train:0')
         absent_body = json.loads(json.dumps(body).replace(RUN, 'se-absent:train:0'))
@@ -78,7 +78,7 @@ async def test_items_of_another_tenant_are_not_found(api: TinkerCatalogue) -> No
 
 async def test_lists_contain_only_items_of_the_tenant(api: TinkerCatalogue) -> None:
     """Lists do not contain another tenant's items."""
-    await _session(api)
+    await _create_session(api)
     await api.until_listed(2)
     assert (await api.get('training_runs', key='bob'))['training_runs'] == []
     assert (await api.get('checkpoints', key='bob'))['checkpoints'] == []
@@ -87,9 +87,9 @@ async def test_lists_contain_only_items_of_the_tenant(api: TinkerCatalogue) -> N
 
 
 async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> None:
-    """A session shows its runs and labels, and lists begin with the newest session."""
-    first = await _session(api, user_metadata={'team': 'a'}, display_name='First try')
-    second = await _session(api)
+    """A session shows its runs and labels, and lists of sessions are paged."""
+    first = await _create_session(api, user_metadata={'team': 'a'}, display_name='First try')
+    second = await _create_session(api)
     assert (await api.get('sessions?limit=1&offset=1'))['sessions'] in ([first], [second])
     assert set((await api.get('sessions'))['sessions']) == {first, second}
     shown = await api.get(f'sessions/{first}?access_scope=owned')
@@ -102,50 +102,50 @@ async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> No
     assert (await api.get(f'sessions/{first}/trace_export'))['status'] == 'failed'
 
 
-async def test_sessions_are_found_by_their_facts(api: TinkerCatalogue) -> None:
+async def test_sessions_are_found_by_their_fields(api: TinkerCatalogue) -> None:
     """Name, labels, project and status narrow a search, and its cursor continues after the previous page."""
     sessions = [
-        await _session(api, display_name=f'Try {index}', user_metadata={'index': str(index)}) for index in range(3)
+        await _create_session(api, display_name=f'Try {index}', user_metadata={'index': str(index)}) for index in range(3)
     ]
 
-    async def found(**search: Any) -> set[str]:
-        answer = await api.call('POST', 'sessions/search', json=search)
-        assert answer.status_code == 200, answer.text
-        return {session['session_id'] for session in answer.json()['sessions']}
+    async def find(**search: Any) -> set[str]:
+        response = await api.call('POST', 'sessions/search', json=search)
+        assert response.status_code == 200, response.text
+        return {session['session_id'] for session in response.json()['sessions']}
 
-    assert await found(display_name='TRY') == set(sessions)
-    assert await found(display_name='try 1') == {sessions[1]}
-    assert await found(session_id=sessions[0], display_name='2') == {sessions[0], sessions[2]}
-    assert await found(user_metadata={'index': '2'}) == {sessions[2]}
+    assert await find(display_name='TRY') == set(sessions)
+    assert await find(display_name='try 1') == {sessions[1]}
+    assert await find(session_id=sessions[0], display_name='2') == {sessions[0], sessions[2]}
+    assert await find(user_metadata={'index': '2'}) == {sessions[2]}
     await api.call('POST', f'sessions/{sessions[1]}/finish', json={'reason': {'type': 'errored'}})
-    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['errored']}]) == {sessions[1]}
-    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['success']}]) == set()
-    assert await found(statuses=[{'type': 'active'}]) == {sessions[0], sessions[2]}
-    assert await found(owner={'type': 'user', 'owner_urns': ['bob']}) == set()
+    assert await find(statuses=[{'type': 'client_finished', 'reasons': ['errored']}]) == {sessions[1]}
+    assert await find(statuses=[{'type': 'client_finished', 'reasons': ['success']}]) == set()
+    assert await find(statuses=[{'type': 'active'}]) == {sessions[0], sessions[2]}
+    assert await find(owner={'type': 'user', 'owner_urns': ['bob']}) == set()
     pages: list[str] = []
     cursor = None
     for _ in range(4):
-        answer = (await api.call('POST', 'sessions/search', json={'limit': 1, 'cursor': cursor})).json()
-        pages += [session['session_id'] for session in answer['sessions']]
-        cursor = answer['next_cursor']
+        response = (await api.call('POST', 'sessions/search', json={'limit': 1, 'cursor': cursor})).json()
+        pages += [session['session_id'] for session in response['sessions']]
+        cursor = response['next_cursor']
         if cursor is None:
             break
     assert sorted(pages) == sorted(sessions)
 
 
 async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) -> None:
-    """A session is created in a project or moved to one, lists can be limited to it, and those of others are hidden."""
+    """A session is created in a project or moved to one, lists can be limited to it, and other tenants' projects are hidden."""
     await api.gateway.make_project('alice', 'pr-1')
     await api.gateway.make_project('bob', 'pr-2')
-    first, moved, other = await _session(api, project_id='pr-1'), await _session(api), await _session(api)
+    first, moved, other = await _create_session(api, project_id='pr-1'), await _create_session(api), await _create_session(api)
     path = f'sessions/{moved}/project'
     assert (await api.call('PUT', path, json={'project_id': 'pr-1'})).json()['project_id'] == 'pr-1'
-    refused = [(await api.call('PUT', path, json={'project_id': project_id})).json() for project_id in ('pr-2', 'pr-9')]
-    assert refused[0]['detail'].replace('pr-2', 'pr-9') == refused[1]['detail']
+    refusals = [(await api.call('PUT', path, json={'project_id': project_id})).json() for project_id in ('pr-2', 'pr-9')]
+    assert refusals[0]['detail'].replace('pr-2', 'pr-9') == refusals[1]['detail']
     assert (await api.call('POST', 'create_session', json={'project_id': 'pr-2'})).status_code == 404
     assert set((await api.get('sessions?project_id=pr-1'))['sessions']) == {first, moved}
-    answer = await api.call('POST', 'sessions/search', json={'project_ids': ['pr-1']})
-    assert {session['project_id'] for session in answer.json()['sessions']} == {'pr-1'}
+    response = await api.call('POST', 'sessions/search', json={'project_ids': ['pr-1']})
+    assert {session['project_id'] for session in response.json()['sessions']} == {'pr-1'}
     assert (await api.get('training_runs?project_id=pr-1'))['training_runs'] == []
     run_id = f'{moved}:train:0'
     await api.add_run(run_id)
@@ -165,9 +165,9 @@ async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) 
     [
         {'limit': 0},
         {'limit': 201},
-        {'statuses': [{'type': 'odd'}]},
+        {'statuses': [{'type': 'unknown'}]},
         {'statuses': [1]},
-        {'owner': {'type': 'nobody'}},
+        {'owner': {'type': 'unknown'}},
         {'cursor': {'last_created_at': 'now', 'last_session_id': 'x'}},
         {'cursor': {'last_created_at': '0001-01-01T00:00:00+14:00', 'last_session_id': 'x'}},
         {'project_ids': 'x'},
@@ -175,8 +175,8 @@ async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) 
         {'display_name': ''},
     ],
 )
-async def test_wrong_searches_are_refused(api: TinkerCatalogue, body: Any) -> None:
-    """A malformed search is a client error."""
+async def test_malformed_searches_are_refused(api: TinkerCatalogue, body: Any) -> None:
+    """A malformed search returns status 400."""
     assert (await api.call('POST', 'sessions/search', json=body)).status_code == 400
 
 
@@ -190,8 +190,8 @@ async def test_key_shows_its_tenant_and_can_be_revoked(api: TinkerCatalogue) -> 
     assert (await api.call('GET', 'auth/apikey/me')).status_code == 200
 
 
-async def test_account_counts_what_is_stored(api: TinkerCatalogue) -> None:
-    """Storage is the size of the tenant's checkpoints; usage and audit lists are empty."""
+async def test_account_reports_the_size_of_its_checkpoints(api: TinkerCatalogue) -> None:
+    """The reported storage is the size of the tenant's checkpoints; usage and audit lists are empty."""
     listed = await api.until_listed(2)
     (storage,) = (await api.get('billing/usage/checkpoints/current'))['data']
     assert (storage['checkpoint_count'], storage['size_bytes']) == (2, sum(item['size_bytes'] for item in listed))

@@ -1,4 +1,4 @@
-"""Runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service."""
+"""Tests runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service."""
 
 import io
 import tarfile
@@ -18,20 +18,20 @@ HOUR = 3600
 async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
     """The API, with a checkpoint of each kind in alice's run."""
     async with tinker_catalogue(tmp_path) as running:
-        for place, name in enumerate(('best', 'best.sampler', 'out.external')):
-            await running.save(name, seed=place)
+        for index, name in enumerate(('best', 'best.sampler', 'out.external')):
+            await running.save(name, seed=index)
             running.clock.advance(timedelta(seconds=1))
         yield running
 
 
-def _files(archive: bytes) -> dict[str, bytes]:
+def _files_in(archive: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         readers = {name: opened.extractfile(name) for name in opened.getnames()}
         return {name: reader.read() for name, reader in readers.items() if reader is not None}
 
 
 async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: TinkerCatalogue) -> None:
-    """A run has its labels, rank and newest weights for training and for sampling."""
+    """A run is listed with its labels, rank and newest weights for training and for sampling."""
     await api.until_listed(3)
     listed = await api.get('training_runs?limit=5&offset=0&access_scope=owned')
     assert listed['cursor'] == {'offset': 0, 'limit': 5, 'total_count': 1}
@@ -46,7 +46,7 @@ async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: Tink
 
 
 async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) -> None:
-    """Each kind of checkpoint has its own names, and pages list the newest first."""
+    """Checkpoints of each kind are listed with their kind in the name, newest first and in pages."""
     listed = await api.until_listed(3)
     assert [item['checkpoint_id'] for item in listed] == [
         'external_weights/out',
@@ -59,18 +59,18 @@ async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) 
     assert (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'] == listed
 
 
-async def test_deleted_checkpoint_disappears_at_once(api: TinkerCatalogue) -> None:
-    """A deleted checkpoint disappears from all lists at once, and one of another kind with its name stays."""
+async def test_deleted_checkpoint_disappears_immediately(api: TinkerCatalogue) -> None:
+    """A deleted checkpoint disappears from all lists immediately, and one of another kind with the same name stays."""
     await api.until_listed(3)
     assert (await api.call('DELETE', BEST)).status_code == 200
-    left = ['external_weights/out', 'sampler_weights/best']
-    assert [item['checkpoint_id'] for item in (await api.get('checkpoints'))['checkpoints']] == left
-    assert [item['checkpoint_id'] for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']] == left
+    remaining = ['external_weights/out', 'sampler_weights/best']
+    assert [item['checkpoint_id'] for item in (await api.get('checkpoints'))['checkpoints']] == remaining
+    assert [item['checkpoint_id'] for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']] == remaining
     assert (await api.call('DELETE', BEST)).status_code == 404
 
 
 async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
-    """A time to live is listed, can be removed, and deletes the files when it ends."""
+    """A time to live is listed, can be removed, and deletes the files when it expires."""
     await api.until_listed(3)
     assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': HOUR})).status_code == 200
     assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at']
@@ -88,14 +88,14 @@ async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
 @pytest.mark.parametrize(
     'body', [{'ttl_seconds': 0}, {'ttl_seconds': -1}, {'ttl_seconds': '5'}, {'ttl_seconds': 1e9}, []]
 )
-async def test_wrong_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
+async def test_invalid_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
     """A time to live must be an integer of seconds up to ten years."""
     assert (await api.call('PUT', f'{BEST}/ttl', json=body)).status_code == 400
     assert all(item['expires_at'] is None for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'])
 
 
 async def test_published_checkpoint_is_readable_but_not_listed_by_others(api: TinkerCatalogue) -> None:
-    """Another tenant can show, download and copy a public checkpoint, but not change or list it."""
+    """Another tenant can download and copy a public checkpoint, but not change or list it."""
     assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
     assert (await api.call('POST', f'{BEST}/publish')).status_code == 200
     assert [item['public'] for item in (await api.get('checkpoints'))['checkpoints'] if item['public']] == [True]
@@ -106,9 +106,9 @@ async def test_published_checkpoint_is_readable_but_not_listed_by_others(api: Ti
     request = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'pr-1'}
     copied = await api.call('POST', 'copy_weights', key='bob', json=request)
     assert copied.status_code == 200
-    (mine,) = await api.until_listed(1, key='bob')
-    assert mine['tinker_path'] == copied.json()['tinker_path']
-    assert not mine['public']
+    (copy,) = await api.until_listed(1, key='bob')
+    assert copy['tinker_path'] == copied.json()['tinker_path']
+    assert not copy['public']
     assert (await api.call('DELETE', f'{BEST}/publish')).status_code == 200
     assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
     assert (await api.call('POST', 'copy_weights', key='bob', json=request)).status_code == 404
@@ -118,8 +118,8 @@ async def test_copy_belongs_to_a_model_of_the_session(api: TinkerCatalogue) -> N
     """A copy for a session's model has that model's id, and another tenant's session is not found."""
     session_id = (await api.call('POST', 'create_session', json={})).json()['session_id']
     request = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
-    answer = await api.call('POST', 'copy_weights', json={**request, 'ttl_seconds': HOUR})
-    assert answer.json() == {'tinker_path': f'tinker://{session_id}:train:3/weights/best'}
+    response = await api.call('POST', 'copy_weights', json={**request, 'ttl_seconds': HOUR})
+    assert response.json() == {'tinker_path': f'tinker://{session_id}:train:3/weights/best'}
     (copy,) = (await api.get(f'training_runs/{session_id}:train:3/checkpoints'))['checkpoints']
     assert copy['expires_at']
     await api.call('POST', f'{BEST}/publish')
@@ -133,15 +133,15 @@ async def test_archive_is_a_peft_folder_and_supports_ranges(api: TinkerCatalogue
     url = link.headers['location']
     assert url == link.json()['url']
     whole = await api.http.get(url)
-    names = _files(whole.content)
+    names = _files_in(whole.content)
     assert 'adapter_model.safetensors' in names
     assert 'adapter_config.json' in names
     part = await api.http.get(url, headers={'range': 'bytes=700-'})
     assert part.status_code == 206
     assert part.content == whole.content[700:]
     assert part.headers['content-range'] == f'bytes 700-{len(whole.content) - 1}/{len(whole.content)}'
-    few = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': whole.headers['etag']})
-    assert few.content == whole.content[5:10]
+    requested_range = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': whole.headers['etag']})
+    assert requested_range.content == whole.content[5:10]
     other = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': '"another"'})
     assert other.content == whole.content
     assert (await api.http.get(url, headers={'range': f'bytes={len(whole.content)}-'})).status_code == 416
@@ -151,19 +151,19 @@ async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) 
     """External weights have a link for each file of their archive, and other kinds have no such links."""
     found = await api.get(f'{RUN_PATH}/checkpoints/external_weights/out/external_weights_urls')
     archive = await api.call('GET', f'{RUN_PATH}/checkpoints/external_weights/out/archive')
-    whole = _files((await api.http.get(archive.headers['location'])).content)
+    whole = _files_in((await api.http.get(archive.headers['location'])).content)
     assert {name: (await api.http.get(url)).content for name, url in found['urls'].items()} == whole
     assert (await api.call('GET', f'{BEST}/external_weights_urls')).status_code == 400
 
 
 async def test_link_expires_and_cannot_be_changed(api: TinkerCatalogue) -> None:
-    """A link is refused after its hour, with another signature, and with changed facts."""
+    """A link is refused after one hour, with another signature, and with other contents."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     head, token, name = url.rsplit('/', 2)
     body, _, signature = token.rpartition('.')
     other = (await api.call('GET', f'{RUN_PATH}/checkpoints/sampler_weights/best/archive')).headers['location']
     other_body = other.rsplit('/', 2)[1].rpartition('.')[0]
-    for wrong in (
+    for invalid in (
         f'{body}.{signature[:-1]}x',
         f'{other_body}.{signature}',
         f'.{signature}',
@@ -171,7 +171,7 @@ async def test_link_expires_and_cannot_be_changed(api: TinkerCatalogue) -> None:
         'x' * 4000,
         '%00',
     ):
-        assert (await api.http.get(f'{head}/{wrong}/{name}')).status_code == 401, wrong
+        assert (await api.http.get(f'{head}/{invalid}/{name}')).status_code == 401, invalid
     assert (await api.http.get(url)).status_code == 200
     api.gateway.clock.advance(timedelta(hours=1))
     assert (await api.http.get(url)).status_code == 401
@@ -194,9 +194,9 @@ async def test_invalid_names_of_weights_are_refused(api: TinkerCatalogue) -> Non
     """Invalid names of weights are refused and change nothing."""
     names = ['..', '.', '%2e%2e', '..%2f..', 'a%2fb', 'ü', 'a b', 'best.sampler', 'x' * 5000, '%00', "'--", '*']
     for name in names:
-        for method, end in (('DELETE', ''), ('POST', '/publish'), ('GET', '/archive')):
-            answer = await api.call(method, f'{RUN_PATH}/checkpoints/weights/{name}{end}')
-            assert answer.status_code in {400, 404, 405}, (name, method, answer.text)
+        for method, suffix in (('DELETE', ''), ('POST', '/publish'), ('GET', '/archive')):
+            response = await api.call(method, f'{RUN_PATH}/checkpoints/weights/{name}{suffix}')
+            assert response.status_code in {400, 404, 405}, (name, method, response.text)
     for kind in ('Weights', 'versions', '..', '%20'):
         assert (await api.call('DELETE', f'{RUN_PATH}/checkpoints/{kind}/best')).status_code in {400, 404, 405}
     for run_id in ('...', 'ü', 'x' * 300, 'a%2fb'):
@@ -209,7 +209,7 @@ async def test_invalid_names_of_weights_are_refused(api: TinkerCatalogue) -> Non
     'query',
     ['limit=0', 'limit=1001', 'limit=x', 'offset=-1', 'offset=99999999999999999999', 'limit=', 'access_scope=all'],
 )
-async def test_lists_refuse_wrong_queries(api: TinkerCatalogue, query: str) -> None:
-    """Every list refuses an offset or limit that is not a number within bounds."""
+async def test_lists_refuse_invalid_queries(api: TinkerCatalogue, query: str) -> None:
+    """Every list refuses an invalid offset, limit or access scope."""
     for path in ('training_runs', 'checkpoints', 'sessions'):
         assert (await api.call('GET', f'{path}?{query}')).status_code == 400

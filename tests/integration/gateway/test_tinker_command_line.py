@@ -1,4 +1,4 @@
-"""The unmodified command line of the Tinker SDK with a gateway and a real checkpoint service."""
+"""Tests the unmodified command line of the Tinker SDK with a gateway and a real checkpoint service."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
         yield running
 
 
-async def _tinker(api: TinkerCatalogue, home: Path, *words: str, key: str = 'alice') -> tuple[int, str]:
-    """Return exit status and output of a command."""
+async def _run_tinker(api: TinkerCatalogue, home: Path, *arguments: str, key: str = 'alice') -> tuple[int, str]:
+    """Run a command and return its exit status and output."""
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name('tinker')),
         '-f',
         'json',
-        *words,
+        *arguments,
         env={
             'PATH': os.environ['PATH'],
             'HOME': str(home),
@@ -51,14 +51,14 @@ async def _tinker(api: TinkerCatalogue, home: Path, *words: str, key: str = 'ali
     return 0 if is_complete else process.returncode, output.decode()
 
 
-async def _json_of(api: TinkerCatalogue, home: Path, *words: str, **fields: Any) -> Any:
-    status, output = await _tinker(api, home, *words, **fields)
+async def _json_of(api: TinkerCatalogue, home: Path, *arguments: str, **fields: Any) -> Any:
+    status, output = await _run_tinker(api, home, *arguments, **fields)
     assert status == 0, output
     return json.loads(output) if output.strip() else None
 
 
 async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalogue, tmp_path: Path) -> None:
-    """The list shows the effect of publish and set-ttl."""
+    """The list of checkpoints shows the effect of publish and set-ttl."""
     await _json_of(api, tmp_path, 'checkpoint', 'publish', PATH)
     await _json_of(api, tmp_path, 'checkpoint', 'set-ttl', PATH, '--ttl', '3600')
     (changed,) = (await _json_of(api, tmp_path, 'checkpoint', 'list'))['checkpoints']
@@ -71,7 +71,7 @@ async def test_command_line_deletes_only_checkpoints_of_the_tenant(api: TinkerCa
     """The owner's key deletes a checkpoint; another tenant's key neither lists nor deletes it."""
     assert (await _json_of(api, tmp_path, 'run', 'list', key='bob'))['runs'] == []
     # The command reports the checkpoint that it could not delete, and still exits with success.
-    await _tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH, key='bob')
+    await _run_tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH, key='bob')
     await api.until_listed(1)
-    assert (await _tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH))[0] == 0
+    assert (await _run_tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH))[0] == 0
     await api.until_listed(0)

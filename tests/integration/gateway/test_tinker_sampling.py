@@ -1,4 +1,4 @@
-"""The real Tinker SDK sampling over HTTP through a gateway from a sampler service with a tiny model."""
+"""Tests that the real Tinker SDK samples through a gateway from a sampler service with a tiny model."""
 
 import asyncio
 import pickle
@@ -30,8 +30,8 @@ PROMPT = [1, 40, 41, 42]
 
 
 @dataclass
-class Served:
-    """Address of a served API."""
+class TinkerApi:
+    """The address of a running Tinker API."""
 
     url: str
 
@@ -41,7 +41,7 @@ class Served:
 
 
 @pytest.fixture
-async def served(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+async def api(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TinkerApi]:
     """A gateway and a sampler on the torch engine, with a context of 128 tokens."""
     monkeypatch.setenv('TINKER_TELEMETRY', '0')
     engine = make_torch_engine(tiny_llama_dir, max_sequences=64, max_batch_tokens=512)
@@ -57,15 +57,15 @@ async def served(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.Monke
         url = f'http://{gateway.http_address}'
         async with httpx.AsyncClient(headers={'x-api-key': ADMIN_KEY}) as client:
             while True:
-                answer = (await client.get(f'{url}/api/v1/get_server_capabilities')).json()
-                if any(model['sampleable'] for model in answer['supported_models']):
+                response = (await client.get(f'{url}/api/v1/get_server_capabilities')).json()
+                if any(model['sampleable'] for model in response['supported_models']):
                     break
                 await asyncio.sleep(0)
-        yield Served(url)
+        yield TinkerApi(url)
 
 
-def sampled(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: Any) -> types.SampleResponse:
-    """Return the SDK's result of a request."""
+def sample(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: Any) -> types.SampleResponse:
+    """Return the SDK's response to a request."""
     names = ('max_tokens', 'seed', 'stop', 'temperature', 'top_k')
     given: dict[str, Any] = {name: fields.pop(name) for name in names if name in fields}
     prompt = types.ModelInput.from_ints(fields.pop('tokens', PROMPT))
@@ -73,29 +73,29 @@ def sampled(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: An
     return client.sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **fields).result()
 
 
-async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
-    """Seeds are reproducible, sequences differ, stops apply, and scores have their shapes."""
+async def test_sdk_samples_with_seeds_stops_and_scores(api: TinkerApi) -> None:
+    """Equal seeds give equal sequences, stop tokens apply, and scores have the requested shapes."""
 
     def run() -> None:
-        with served.client() as service:
+        with api.client() as service:
             client = service.create_sampling_client(base_model='tiny').result()
-            first = sampled(client, num_samples=2, max_tokens=12, seed=7, stop=[])
-            again = sampled(client, num_samples=2, max_tokens=12, seed=7, stop=[])
+            first = sample(client, num_samples=2, max_tokens=12, seed=7, stop=[])
+            repeated = sample(client, num_samples=2, max_tokens=12, seed=7, stop=[])
             tokens = [sequence.tokens for sequence in first.sequences]
-            assert tokens == [sequence.tokens for sequence in again.sequences]
+            assert tokens == [sequence.tokens for sequence in repeated.sequences]
             assert tokens[0] != tokens[1]
             assert [len(item) for item in tokens] == [12, 12]
             assert {sequence.stop_reason for sequence in first.sequences} == {'length'}
             assert len({sequence.sequence_id for sequence in first.sequences}) == 2
 
-            stopped = sampled(client, max_tokens=12, seed=7, stop=[tokens[0][3]]).sequences[0]
+            stopped = sample(client, max_tokens=12, seed=7, stop=[tokens[0][3]]).sequences[0]
             end = tokens[0].index(tokens[0][3]) + 1
             assert (stopped.tokens, stopped.stop_reason) == (tokens[0][:end], 'stop')
 
-            greedy = [sampled(client, max_tokens=6, temperature=0).sequences[0].tokens for _ in range(2)]
-            assert greedy[0] == greedy[1] == sampled(client, max_tokens=6, top_k=1).sequences[0].tokens
+            greedy = [sample(client, max_tokens=6, temperature=0).sequences[0].tokens for _ in range(2)]
+            assert greedy[0] == greedy[1] == sample(client, max_tokens=6, top_k=1).sequences[0].tokens
 
-            scored = sampled(
+            scored = sample(
                 client,
                 max_tokens=2,
                 stop=[],
@@ -115,13 +115,13 @@ async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
     await asyncio.to_thread(run)
 
 
-async def test_sdk_scores_as_the_model_does(served: Served, tiny_llama_dir: Path) -> None:
+async def test_sdk_scores_as_the_model_does(api: TinkerApi, tiny_llama_dir: Path) -> None:
     """`compute_logprobs` returns the log-probabilities of a plain forward pass, regardless of sampling parameters."""
 
     def run() -> tuple[list[float | None], types.SampledSequence]:
-        with served.client() as service:
+        with api.client() as service:
             client = service.create_sampling_client(base_model='tiny').result()
-            hot = sampled(client, max_tokens=5, temperature=2.0, seed=3, stop=[]).sequences[0]
+            hot = sample(client, max_tokens=5, temperature=2.0, seed=3, stop=[]).sequences[0]
             return client.compute_logprobs(types.ModelInput.from_ints(PROMPT + hot.tokens)).result(), hot
 
     scores, hot = await asyncio.to_thread(run)
@@ -131,17 +131,17 @@ async def test_sdk_scores_as_the_model_does(served: Served, tiny_llama_dir: Path
     np.testing.assert_allclose(np.array(hot.logprobs, 'f4'), expected[-5:], atol=1e-4)
 
 
-async def test_copies_of_a_client_sample_independently(served: Served) -> None:
-    """Pickled copies of a client sample independently, also in another process."""
+async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:
+    """Pickled copies of a client sample independently, even in another process."""
 
     def run() -> None:
-        with served.client() as service:
+        with api.client() as service:
             client = service.create_sampling_client(base_model='tiny').result()
-            expected = sampled(client, max_tokens=4, seed=1).sequences[0].tokens
+            expected = sample(client, max_tokens=4, seed=1).sequences[0].tokens
             data = pickle.dumps(client)
             copies = [pickle.loads(data) for _ in range(2)]
             for copy in copies:
-                assert sampled(copy, max_tokens=4, seed=1).sequences[0].tokens == expected
+                assert sample(copy, max_tokens=4, seed=1).sequences[0].tokens == expected
             # CPython 3.11 may abort at exit while threads of the SDK run; the test only
             # needs the result, so the process exits right after it.
             code = (
@@ -161,30 +161,30 @@ async def test_copies_of_a_client_sample_independently(served: Served) -> None:
     await asyncio.to_thread(run)
 
 
-async def test_many_concurrent_samples_all_finish(served: Served) -> None:
-    """128 concurrent requests of one client each get their own response."""
+async def test_many_concurrent_samples_all_finish(api: TinkerApi) -> None:
+    """128 concurrent requests of one client each get a complete response."""
 
     async def run() -> list[types.SampleResponse]:
-        with served.client() as service:
+        with api.client() as service:
             client = await service.create_sampling_client(base_model='tiny')
             params = types.SamplingParams(max_tokens=4, seed=5, stop=[])
             prompts = [types.ModelInput.from_ints([*PROMPT, 3 + number]) for number in range(128)]
             return list(await asyncio.gather(*(client.sample(prompt, 1, params) for prompt in prompts)))
 
-    answers = await asyncio.to_thread(asyncio.run, run())
-    assert [len(answer.sequences[0].tokens) for answer in answers] == [4] * 128
+    responses = await asyncio.to_thread(asyncio.run, run())
+    assert [len(response.sequences[0].tokens) for response in responses] == [4] * 128
 
 
-async def test_unsuitable_requests_are_user_errors(served: Served) -> None:
-    """Prompts that are too long and missing or unsuitable weights are refused at once."""
+async def test_unsuitable_requests_are_user_errors(api: TinkerApi) -> None:
+    """Prompts that are too long and missing or unsuitable weights are refused immediately."""
 
     def run() -> None:
-        with served.client() as service:
+        with api.client() as service:
             client = service.create_sampling_client(base_model='tiny').result()
             with pytest.raises(tinker.BadRequestError):
-                sampled(client, max_tokens=1 << 20)
+                sample(client, max_tokens=1 << 20)
             with pytest.raises(tinker.BadRequestError):
-                sampled(client, tokens=[1 << 30], max_tokens=1)
+                sample(client, tokens=[1 << 30], max_tokens=1)
             with pytest.raises(tinker.BadRequestError):
                 service.create_sampling_client(base_model='huge').result()
             with pytest.raises(tinker.BadRequestError):
@@ -193,17 +193,17 @@ async def test_unsuitable_requests_are_user_errors(served: Served) -> None:
     await asyncio.to_thread(run)
 
 
-async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
+async def test_client_of_an_older_sdk_reads_json(api: TinkerApi) -> None:
     """SDK 0.16.1 in a separate process samples and scores."""
     code = (
         'import os, tinker; from tinker import types;'
-        f'client = tinker.ServiceClient(base_url={served.url!r}, api_key={ADMIN_KEY!r})'
+        f'client = tinker.ServiceClient(base_url={api.url!r}, api_key={ADMIN_KEY!r})'
         ".create_sampling_client(base_model='tiny');"
         f'prompt = types.ModelInput.from_ints({PROMPT});'
         'params = types.SamplingParams(max_tokens=4, seed=1);'
-        'answer = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
-        'assert [len(s.tokens) == len(s.logprobs) for s in answer.sequences] == [True, True];'
-        'print(answer.prompt_logprobs, answer.topk_prompt_logprobs, flush=True);'
+        'response = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
+        'assert [len(s.tokens) == len(s.logprobs) for s in response.sequences] == [True, True];'
+        'print(response.prompt_logprobs, response.topk_prompt_logprobs, flush=True);'
         # As above, the process exits right after the result.
         'os._exit(0)'
     )

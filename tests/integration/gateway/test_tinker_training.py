@@ -1,4 +1,4 @@
-"""The Tinker API over HTTP with the real model service and a tiny model: it trains, saves and loads."""
+"""Tests training, saving and loading over the Tinker API with a real model service and a tiny model."""
 
 import math
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 
 @dataclass
 class Client:
-    """Client that counts its operations, as the SDK does."""
+    """A client that counts its operations, as the SDK does."""
 
     http: httpx.AsyncClient
     gateway: RunningGateway
@@ -29,24 +29,24 @@ class Client:
     count: int = 0
 
     async def post(self, path: str, body: Any = None, **fields: Any) -> httpx.Response:
-        """Post JSON, or `content`."""
+        """Post `body` as JSON, or the bytes in `content`."""
         given = {'content': fields['content']} if 'content' in fields else {'json': body or {}}
         return await self.http.post(f'/api/v1/{path}', headers=fields.get('headers', {}), **given)
 
-    async def outcome(self, answer: httpx.Response, **fields: Any) -> httpx.Response:
+    async def outcome(self, response: httpx.Response, **fields: Any) -> httpx.Response:
         """Return the outcome of a future."""
-        assert answer.status_code == 200, answer.text
-        done = await self.post('retrieve_future', {'request_id': answer.json()['request_id']}, **fields)
+        assert response.status_code == 200, response.text
+        done = await self.post('retrieve_future', {'request_id': response.json()['request_id']}, **fields)
         assert done.status_code == 200, done.text
         return done
 
     async def run(self, route: str, /, **body: Any) -> dict[str, Any]:
         """Run the next operation of the model."""
         self.count += 1
-        answer = await self.post(route, {'model_id': self.model_id, 'seq_id': self.count, **body})
-        return (await self.outcome(answer)).json()
+        response = await self.post(route, {'model_id': self.model_id, 'seq_id': self.count, **body})
+        return (await self.outcome(response)).json()
 
-    async def make_model(self, number: int = 0, **lora: Any) -> None:
+    async def create_model(self, number: int = 0, **lora: Any) -> None:
         """Create a session and a model."""
         session_id = (await self.post('create_session', {'sdk_version': '0.38.0'})).json()['session_id']
         body = {'session_id': session_id, 'model_seq_id': number, 'base_model': self.base_model, 'lora_config': lora}
@@ -106,7 +106,7 @@ ADAM = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps
 
 async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
     """Cross-entropy is minus the weighted sum of the returned log-probabilities, and it falls."""
-    await client.make_model(rank=4, seed=1)
+    await client.create_model(rank=4, seed=1)
     weights = np.array([0, 1, 2, -0.5, 1, 1, 1], '<f4')
     logps, metrics = await client.train(weights=weights, forward_only=True)
     assert math.isclose(metrics['loss:sum'], -float((logps * weights).sum()), rel_tol=1e-4)
@@ -118,21 +118,21 @@ async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
 
 
 async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
-    """Importance sampling is -sum r A with r = exp(lp - q), and PPO the lesser of clipped and plain."""
-    await client.make_model(rank=4, seed=1)
+    """Importance sampling is -sum(r A) with r = exp(lp - q), and PPO uses the smaller of clipped and plain terms."""
+    await client.create_model(rank=4, seed=1)
     logps, _ = await client.train(forward_only=True)
     q, advantages = logps - np.linspace(-0.4, 0.4, len(logps), dtype='<f4'), np.array([1, -1, 2, 0, 1, -2, 1], '<f4')
     ratio = np.exp(logps - q)
     _, metrics = await client.train('importance_sampling', logprobs=q, advantages=advantages, forward_only=True)
     assert math.isclose(metrics['loss:sum'], -float((ratio * advantages).sum()), rel_tol=1e-3)
     _, metrics = await client.train('ppo', logprobs=q, advantages=advantages)
-    least = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
-    assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-3)
+    smaller_terms = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
+    assert math.isclose(metrics['loss:sum'], -float(smaller_terms.sum()), rel_tol=1e-3)
 
 
 async def test_bounds_of_every_policy_loss_have_defaults(client: Client) -> None:
-    """Every loss with bounds runs without them; gspo then clips the mean ratio to 0.9997 and 1.0004."""
-    await client.make_model(rank=4, seed=1)
+    """Every loss with clipping bounds has default bounds; those of gspo are 0.9997 and 1.0004."""
+    await client.create_model(rank=4, seed=1)
     logps, _ = await client.train(forward_only=True)
     advantages, inputs = np.array([1, -1, 2, 0, 1, -2, 1], '<f4'), {'logprobs': logps - ONES / 4}
     for name in (name for name in LOSSES if rule_of(name).options >= BOUNDS):
@@ -140,13 +140,13 @@ async def test_bounds_of_every_policy_loss_have_defaults(client: Client) -> None
         _, metrics = await client.train(name, advantages=advantages, **inputs, **mask)
         assert math.isfinite(metrics['loss:sum'])
     _, metrics = await client.train('gspo', advantages=advantages, **inputs, sequence_ratio_mask=ONES)
-    least = np.minimum(math.exp(1 / 4) * advantages, 1.0004 * advantages)
-    assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-4)
+    smaller_terms = np.minimum(math.exp(1 / 4) * advantages, 1.0004 * advantages)
+    assert math.isclose(metrics['loss:sum'], -float(smaller_terms.sum()), rel_tol=1e-4)
 
 
 async def test_training_continues_from_saved_weights(client: Client) -> None:
     """A model created from a checkpoint with its optimizer takes the same steps as the original."""
-    await client.make_model(rank=4, seed=1)
+    await client.create_model(rank=4, seed=1)
     for _ in range(2):
         await client.train(weights=ONES)
         await client.run('optim_step', **ADAM)
@@ -159,21 +159,21 @@ async def test_training_continues_from_saved_weights(client: Client) -> None:
     expected, _ = await client.train(weights=ONES, forward_only=True)
     session_id = (await client.post('create_session')).json()['session_id']
     body = {'session_id': session_id, 'model_seq_id': 0, 'path': path, 'optimizer': True}
-    made = (await client.outcome(await client.post('load_weights', body))).json()
-    client.model_id, client.count = made['model_id'], 0
+    created = (await client.outcome(await client.post('load_weights', body))).json()
+    client.model_id, client.count = created['model_id'], 0
     await client.train(weights=ONES)
     await client.run('optim_step', **ADAM)
-    again, _ = await client.train(weights=ONES, forward_only=True)
-    np.testing.assert_array_equal(again, expected)
-    info = (await client.post('get_info', {'model_id': made['model_id']})).json()
+    repeated, _ = await client.train(weights=ONES, forward_only=True)
+    np.testing.assert_array_equal(repeated, expected)
+    info = (await client.post('get_info', {'model_id': created['model_id']})).json()
     assert info['lora_rank'] == 4
 
 
 async def test_seed_decides_the_first_weights(client: Client) -> None:
-    """Models with one seed take the same first step, and with another seed a different one."""
+    """Models with the same seed take the same first step, and with another seed a different one."""
     outcomes: list[np.ndarray] = []
     for seed in (1, 1, 2):
-        await client.make_model(rank=4, seed=seed)
+        await client.create_model(rank=4, seed=seed)
         await client.train(weights=ONES)
         await client.run('optim_step', **ADAM)
         outcomes.append((await client.train(forward_only=True))[0])
@@ -183,7 +183,7 @@ async def test_seed_decides_the_first_weights(client: Client) -> None:
 
 async def test_refused_operation_only_uses_its_position(client: Client) -> None:
     """An operation that the trainer refuses fails as a user error, and the next operations run."""
-    await client.make_model(rank=4, seed=1)
+    await client.create_model(rank=4, seed=1)
     await client.train(weights=ONES)
     assert 'error' not in await client.run('save_weights', path='x', ttl_seconds=3600)
     refused = await client.run('save_weights', path='x')
@@ -195,7 +195,7 @@ async def test_refused_operation_only_uses_its_position(client: Client) -> None:
 
 async def test_several_targets_for_a_position_are_weighted(client: Client) -> None:
     """Two targets with all weight on the first give plain cross-entropy, and each has a log-probability."""
-    await client.make_model(rank=4, seed=1)
+    await client.create_model(rank=4, seed=1)
     single, metrics = await client.train(weights=ONES, forward_only=True)
     targets = np.stack([np.array(TOKENS[1:]), np.full(len(ONES), 7)], axis=1).astype('<i8')
     first_only = np.stack([ONES, 0 * ONES], axis=1)
@@ -207,17 +207,17 @@ async def test_several_targets_for_a_position_are_weighted(client: Client) -> No
 
 
 async def test_groups_of_layers_are_trained_separately(client: Client) -> None:
-    """Attention layers, feed-forward layers, and both give adapters of different sizes."""
-    sizes: list[float] = []
+    """Training attention layers, feed-forward layers or both gives different gradient norms."""
+    grad_norms: list[float] = []
     for switches in ({'train_mlp': False}, {'train_attn': False}, {}):
-        await client.make_model(rank=4, seed=1, **switches)
+        await client.create_model(rank=4, seed=1, **switches)
         await client.train(weights=ONES)
-        sizes.append((await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'])
+        grad_norms.append((await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'])
         path = (await client.run('save_weights', path='saved'))['path']
         info = (await client.post('weights_info', {'tinker_path': path})).json()
-        # SDKs before 0.24 create the model from these facts, and then load the weights into it.
+        # SDKs before 0.24 create the model from these fields, and then load the weights into it.
         chosen = {name: info[name] for name in ('train_attn', 'train_mlp', 'train_unembed')}
         assert chosen == {'train_attn': True, 'train_mlp': True, 'train_unembed': False, **switches}
-        await client.make_model(rank=info['lora_rank'], **chosen)
+        await client.create_model(rank=info['lora_rank'], **chosen)
         assert 'error' not in await client.run('load_weights', path=path, optimizer=True)
-    assert len(set(sizes)) == 3
+    assert len(set(grad_norms)) == 3

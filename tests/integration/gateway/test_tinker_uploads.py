@@ -1,4 +1,4 @@
-"""Uploads of adapters over HTTP, repeated copies, and archives that are replaced during a download."""
+"""Tests uploads of adapters over HTTP, repeated copies, and archives that are replaced during a download."""
 
 import asyncio
 import gzip
@@ -71,19 +71,19 @@ async def test_an_archive_becomes_a_checkpoint(
 ) -> None:
     """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint, and repeating it returns the same."""
     data = gzip.compress(archive) if is_packed else archive
-    made = await put(api, data)
-    assert made.status_code == 201
-    assert made.json()['checkpoint_type'] == 'training'
-    assert read_peft_folder(await files_of(api, made.json()['tinker_path'], tmp_path / 'back'))[0] == TENSORS
-    assert (await put(api, data)).json() == made.json()
-    info = await api.call('POST', 'weights_info', json={'tinker_path': made.json()['tinker_path']})
+    created = await put(api, data)
+    assert created.status_code == 201
+    assert created.json()['checkpoint_type'] == 'training'
+    assert read_peft_folder(await files_of(api, created.json()['tinker_path'], tmp_path / 'downloaded'))[0] == TENSORS
+    assert (await put(api, data)).json() == created.json()
+    info = await api.call('POST', 'weights_info', json={'tinker_path': created.json()['tinker_path']})
     assert (info.json()['base_model'], info.json()['lora_rank']) == ('org/tiny', 4)
 
 
 async def test_weights_for_sampling_have_a_path_of_that_kind(api: TinkerCatalogue, archive: bytes) -> None:
-    """The client chooses the kind of uploaded weights."""
-    made = await put(api, archive, query='base_model=org/tiny&kind=sampler_weights')
-    assert made.json()['tinker_path'].endswith('/sampler_weights/mine')
+    """Weights that are uploaded for sampling have a path of their kind."""
+    created = await put(api, archive, query='base_model=org/tiny&kind=sampler_weights')
+    assert created.json()['tinker_path'].endswith('/sampler_weights/mine')
 
 
 async def test_upload_continues_part_by_part(api: TinkerCatalogue, archive: bytes) -> None:
@@ -91,8 +91,8 @@ async def test_upload_continues_part_by_part(api: TinkerCatalogue, archive: byte
     size, received = len(archive), 0
     for end in (700, 701, 5000):
         headers = {'content-range': f'bytes {received}-{end - 1}/{size}'}
-        answer = await put(api, archive[received:end], headers=headers)
-        assert (answer.status_code, answer.json()) == (202, {'held_bytes': end, 'size_bytes': size})
+        response = await put(api, archive[received:end], headers=headers)
+        assert (response.status_code, response.json()) == (202, {'held_bytes': end, 'size_bytes': size})
         received = end
     gap = await put(api, archive[6000:6010], headers={'content-range': f'bytes 6000-6009/{size}'})
     status = await put(api, b'', headers={'content-range': f'bytes */{size}'})
@@ -116,7 +116,7 @@ async def test_interrupted_upload_keeps_its_bytes(api: TinkerCatalogue, archive:
         await api.get('checkpoints')
     writer.close()
     status = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
-    while status.status_code != 202:  # the first stream may not have ended yet
+    while status.status_code != 202:  # the first stream may still be open
         status = await put(api, b'', headers={'content-range': f'bytes */{len(archive)}'})
     assert status.json()['held_bytes'] == 3000
     rest = await put(api, archive[3000:], headers={'content-range': f'bytes 3000-{len(archive) - 1}/{len(archive)}'})
@@ -141,19 +141,19 @@ async def test_malformed_upload_is_refused(
     api: TinkerCatalogue, query: str, data: bytes, headers: dict[str, str]
 ) -> None:
     """A malformed upload is refused with a detail and creates nothing."""
-    answer = await put(api, data, query=query, headers=headers)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()['detail']
+    response = await put(api, data, query=query, headers=headers)
+    assert response.status_code == 400, response.text
+    assert response.json()['detail']
 
 
 async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
-    """A copy with the same idempotency key of a tenant is the same copy; without a key each is new."""
+    """A tenant's copies with the same idempotency key are one copy; each copy without a key is new."""
     request = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'p'}
 
     async def copy(**headers: str) -> str:
-        answer = await api.call('POST', 'copy_weights', json=request, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return answer.json()['tinker_path']
+        response = await api.call('POST', 'copy_weights', json=request, headers=headers)
+        assert response.status_code == 200, response.text
+        return response.json()['tinker_path']
 
     keyed = {await copy(**{'x-idempotency-key': 'once'}) for _ in range(3)}
     assert len(keyed) == 1
@@ -161,16 +161,16 @@ async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
     assert len(others | keyed) == 4
 
 
-@pytest.mark.parametrize('place', ['headers', 'json'])
-async def test_copy_with_an_access_token_is_refused(api: TinkerCatalogue, place: str) -> None:
-    """A copy with an access token is refused with 400, whether the token is in the header or in the body."""
+@pytest.mark.parametrize('location', ['headers', 'json'])
+async def test_copy_with_an_access_token_is_refused(api: TinkerCatalogue, location: str) -> None:
+    """A copy with an access token is refused with status 400, whether the token is in the header or in the body."""
     await api.save('best')
     body: dict[str, str] = {'source_path': f'tinker://{RUN}/weights/best'}
     fields: dict[str, dict[str, str]] = {'headers': {}, 'json': body}
-    fields[place][{'headers': 'X-Tinker-Weights-Access-Token', 'json': 'weights_access_token'}[place]] = 'secret'
-    answer = await api.call('POST', 'copy_weights', **fields)
-    assert (answer.status_code, answer.json()['reason']) == (400, 'INVALID_FIELD')
-    assert 'secret' not in answer.text
+    fields[location][{'headers': 'X-Tinker-Weights-Access-Token', 'json': 'weights_access_token'}[location]] = 'secret'
+    response = await api.call('POST', 'copy_weights', **fields)
+    assert (response.status_code, response.json()['reason']) == (400, 'INVALID_FIELD')
+    assert 'secret' not in response.text
 
 
 async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
@@ -188,17 +188,17 @@ async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
 
 
 async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerCatalogue) -> None:
-    """An upload may name the base model of its weights or none, but no other."""
-    made = await api.call('POST', 'create_session', json={'sdk_version': '0.38.0'})
+    """A sampling session may name the base model of its weights or omit it, but may not name another one."""
+    created = await api.call('POST', 'create_session', json={'sdk_version': '0.38.0'})
     await api.save('best.sampler')
     path = f'tinker://{RUN}/sampler_weights/best'
-    request = {'session_id': made.json()['session_id'], 'model_path': path}
+    request = {'session_id': created.json()['session_id'], 'model_path': path}
     for index, (named, status) in enumerate([({}, 200), ({'base_model': 'org/tiny'}, 200), ({'base_model': 'x'}, 400)]):
         body = {**request, 'sampling_session_seq_id': index, **named}
         assert (await api.call('POST', 'create_sampling_session', json=body)).status_code == status
 
 
-async def test_labels_of_a_save_are_kept_and_shown(api: TinkerCatalogue) -> None:
+async def test_labels_of_a_save_are_stored_and_listed(api: TinkerCatalogue) -> None:
     """Labels of a save request are stored and listed."""
     body = {'model_id': RUN, 'seq_id': 1, 'path': 'noted', 'user_metadata': {'note': 'the good one'}}
     _, operation = save_of(read_model(SaveBody, body), WeightsKind.TRAINING)

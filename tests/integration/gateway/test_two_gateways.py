@@ -1,4 +1,4 @@
-"""Two gateways on one PostgreSQL database: clients may use both, and one of them may die."""
+"""Tests two gateways on one PostgreSQL database: clients may use both, and one gateway may fail."""
 
 import asyncio
 import random
@@ -23,11 +23,11 @@ from services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreac
 
 LANE = 'ad-1'
 LEASE = timedelta(seconds=30)
-"""Lease that does not lapse during a test, so that only a lost connection reveals a dead gateway."""
+"""A lease that does not expire during a test, so that only a lost connection reveals a failed gateway."""
 
 
 @dataclass
-class Site:
+class SharedStorage:
     """A database and a folder of payloads that gateways share."""
 
     url: str
@@ -37,7 +37,7 @@ class Site:
     async def gateway(
         self, recorder: Recorder | None = None, *, folder: Path | None = None, **fields: Any
     ) -> AsyncIterator[GatewayFutures]:
-        """Run one more gateway until the block ends."""
+        """Run one more gateway until the block exits."""
         async with AsyncExitStack() as stack:
             database = await Database.open(self.url)
             stack.push_async_callback(database.close)
@@ -51,15 +51,15 @@ class Site:
 
 
 @pytest.fixture
-def site(postgres_database: str, tmp_path: Path) -> Site:
-    """A site with an empty database."""
-    return Site(postgres_database, tmp_path / 'payloads')
+def storage(postgres_database: str, tmp_path: Path) -> SharedStorage:
+    """An empty database and a new folder of payloads."""
+    return SharedStorage(postgres_database, tmp_path / 'payloads')
 
 
 @pytest.fixture
-async def pair(site: Site) -> AsyncIterator[tuple[GatewayFutures, GatewayFutures]]:
+async def pair(storage: SharedStorage) -> AsyncIterator[tuple[GatewayFutures, GatewayFutures]]:
     """Two gateways on one database."""
-    async with site.gateway() as first, site.gateway() as second:
+    async with storage.gateway() as first, storage.gateway() as second:
         yield first, second
 
 
@@ -70,7 +70,7 @@ async def submit_with_retries(gateway: GatewayFutures, key: str, **fields: Any) 
             return await gateway.submit(key, **fields)
         except (QueueFull, ServiceUnreachable):
             await Retry().back_off(attempt)
-    raise AssertionError(f'{key} is refused for good')
+    raise AssertionError(f'{key} is still refused after 100 attempts')
 
 
 def started_at(*gateways: GatewayFutures) -> list[str]:
@@ -88,13 +88,13 @@ async def test_lane_runs_in_order_across_gateways(pair: tuple[GatewayFutures, Ga
     for gateway in pair:
         gateway.recorder.gate.set()
     assert await asyncio.gather(*waiting) == [f'k{n}'.encode()[::-1] for n in order] * 2
-    ran = pair[0].recorder.started or pair[1].recorder.started
-    assert ran == [f'k{n}' for n in range(24)]
-    assert started_at(*pair) == sorted(ran)
+    executed = pair[0].recorder.started or pair[1].recorder.started
+    assert executed == [f'k{n}' for n in range(24)]
+    assert started_at(*pair) == sorted(executed)
 
 
 async def test_idle_lane_continues_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """An idle lane moves to the gateway that gets the next future, and continues at the right position."""
+    """An idle lane is owned by the gateway that gets its next future, and continues at the right position."""
     for position in range(9):
         gateway = pair[position // 2 % 2]
         assert await gateway.outcome(await gateway.submit(f'k{position}', lane=LANE, position=position))
@@ -107,113 +107,113 @@ async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[Gatewa
     pair[0].recorder.gate.clear()
     for key, lane in (('one', ''), ('two', LANE)):
         first = await pair[0].submit(key, lane=lane)
-        again = await asyncio.gather(*(pair[1].submit(key, lane=lane) for _ in range(3)))
-        assert {future.future_id for future in again} == {first.future_id}
+        repeated = await asyncio.gather(*(pair[1].submit(key, lane=lane) for _ in range(3)))
+        assert {future.future_id for future in repeated} == {first.future_id}
     await pair[0].recorder.has_started(2)
     pair[0].recorder.gate.set()
-    assert await pair[1].outcome(again[0]) == b'owt'
+    assert await pair[1].outcome(repeated[0]) == b'owt'
     assert (await pair[1].submit('two', lane=LANE)).is_finished
     assert (pair[0].recorder.started, pair[1].recorder.started) == (['one', 'two'], [])
 
 
-async def test_futures_of_a_dead_gateway_run_at_the_other_one(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Another gateway runs the futures of a dead one once and in order; later writes of the dead one have no effect."""
-    dead, alive = pair
-    dead.recorder.gate.clear()
-    futures = [await alive.submit('free-b'), *[await dead.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
-    futures.append(await dead.submit('free-a'))
-    await dead.recorder.has_started(2)
-    await dead.fall_silent()
-    assert [await alive.outcome(future) for future in futures] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
-    assert [key for key in alive.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
-    stored = [await alive.futures.wait(future.future_id, seconds=0) for future in futures]
-    dead.recorder.gate.set()
-    # Its late outcomes change neither rows nor results, and it starts nothing afterwards.
-    await asyncio.wait_for(dead.futures.is_disowned.wait(), 20)
-    assert [await alive.futures.wait(future.future_id, seconds=0) for future in futures] == stored
-    dead.renew_lease()
-    assert [await dead.outcome(item) for item in stored] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
-    assert dead.recorder.started == ['k0', 'free-a']
+async def test_futures_of_a_failed_gateway_run_at_the_other_one(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """Another gateway runs the futures of a failed one once and in order; later writes of the failed one have no effect."""
+    failed, working = pair
+    failed.recorder.gate.clear()
+    futures = [await working.submit('free-b'), *[await failed.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
+    futures.append(await failed.submit('free-a'))
+    await failed.recorder.has_started(2)
+    await failed.fall_silent()
+    assert [await working.outcome(future) for future in futures] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
+    assert [key for key in working.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
+    stored = [await working.futures.wait(future.future_id, seconds=0) for future in futures]
+    failed.recorder.gate.set()
+    # The late outcomes of the failed gateway change neither rows nor results, and it starts no more futures.
+    await asyncio.wait_for(failed.futures.is_disowned.wait(), 20)
+    assert [await working.futures.wait(future.future_id, seconds=0) for future in futures] == stored
+    failed.renew_lease()
+    assert [await failed.outcome(item) for item in stored] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
+    assert failed.recorder.started == ['k0', 'free-a']
 
 
-async def test_gateway_that_lost_its_lease_rejoins(site: Site) -> None:
+async def test_gateway_that_lost_its_lease_rejoins(storage: SharedStorage) -> None:
     """A live gateway that lost its lease drops its futures, rejoins, and accepts futures for the lane's new owner."""
-    async with site.gateway() as first, site.gateway() as second:
+    async with storage.gateway() as first, storage.gateway() as second:
         first.recorder.gate.clear()
         future = await first.submit('k0', lane=LANE)
         await first.recorder.has_started(1)
-        with psycopg.connect(site.url, autocommit=True) as connection:
+        with psycopg.connect(storage.url, autocommit=True) as connection:
             connection.execute('DELETE FROM gateways WHERE gateway_id = (SELECT min(gateway_id) FROM gateways)')
         assert await second.outcome(future) == b'0k'
         first.recorder.gate.set()
         second.recorder.gate.clear()
-        waits = await second.submit('k1', lane=LANE, position=1)
+        waiting = await second.submit('k1', lane=LANE, position=1)
         later = await submit_with_retries(first, 'k2', lane=LANE, position=2)
         second.recorder.gate.set()
-        assert [await gateway.outcome(item) for gateway in (first, second) for item in (waits, later)] == [
+        assert [await gateway.outcome(item) for gateway in (first, second) for item in (waiting, later)] == [
             b'1k',
             b'2k',
         ] * 2
         assert (first.recorder.started, second.recorder.started) == (['k0'], ['k0', 'k1', 'k2'])
 
 
-async def test_stopped_gateway_hands_over_at_once(site: Site) -> None:
-    """The other gateway runs the rest of a stopped gateway at once, without waiting for the lease."""
-    stuck = Recorder()
-    stuck.gate.clear()
-    async with site.gateway() as stays:
-        async with site.gateway(stuck) as leaves:
-            futures = [await leaves.submit(f'k{n}', lane=LANE, position=n) for n in (1, 0)]
-            await stuck.has_started(1)
-        assert [await stays.outcome(future) for future in futures] == [b'1k', b'0k']
+async def test_futures_of_a_stopped_gateway_run_at_the_other_one(storage: SharedStorage) -> None:
+    """The other gateway runs the remaining futures of a stopped gateway without waiting for its lease."""
+    blocked = Recorder()
+    blocked.gate.clear()
+    async with storage.gateway() as remaining:
+        async with storage.gateway(blocked) as stopped:
+            futures = [await stopped.submit(f'k{n}', lane=LANE, position=n) for n in (1, 0)]
+            await blocked.has_started(1)
+        assert [await remaining.outcome(future) for future in futures] == [b'1k', b'0k']
 
 
-async def test_starting_gateway_takes_no_futures_of_a_working_one(site: Site) -> None:
-    """Gateways that start and stop beside a working one run none of its futures."""
-    async with site.gateway() as works:
-        works.recorder.gate.clear()
-        futures = [await works.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [await works.submit('free')]
-        await works.recorder.has_started(2)
+async def test_starting_gateway_takes_no_futures_of_a_working_one(storage: SharedStorage) -> None:
+    """Gateways that start and stop while another one works run none of its futures."""
+    async with storage.gateway() as working:
+        working.recorder.gate.clear()
+        futures = [await working.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [await working.submit('free')]
+        await working.recorder.has_started(2)
         others = list[str]()
         for _ in range(3):
-            async with site.gateway() as other:
+            async with storage.gateway() as other:
                 for count in range(5):
                     await other.outcome(await other.submit(f'own{count}'))
                 others += [key for key in other.recorder.started if not key.startswith('own')]
-        works.recorder.gate.set()
-        assert [await works.outcome(future) for future in futures] == [b'0k', b'1k', b'2k', b'eerf']
+        working.recorder.gate.set()
+        assert [await working.outcome(future) for future in futures] == [b'0k', b'1k', b'2k', b'eerf']
         assert others == []
-        assert len(works.recorder.started) == 4
+        assert len(working.recorder.started) == 4
 
 
 async def test_cancellation_reaches_the_owner(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """A cancellation at one gateway ends a future that runs or waits at the other one."""
+    """A cancellation at one gateway cancels a future that runs or waits at the other one."""
     pair[0].recorder.gate.clear()
-    running, behind = await pair[0].submit('k0', lane=LANE), await pair[0].submit('k1', lane=LANE, position=1)
+    running, waiting = await pair[0].submit('k0', lane=LANE), await pair[0].submit('k1', lane=LANE, position=1)
     await pair[0].recorder.has_started(1)
-    for future in (behind, running):
+    for future in (waiting, running):
         await pair[1].futures.cancel(future.future_id)
-    for future in (running, behind):
+    for future in (running, waiting):
         error = await pair[1].outcome(future)
         assert isinstance(error, DomainError)
         assert error.reason == Cancelled.reason
 
 
-async def test_end_of_a_topic_reaches_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """A client that follows a topic at one gateway is notified of an end at the other one."""
+async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+    """A client that follows a topic at one gateway is notified of a future that finishes at the other one."""
     pair[0].recorder.gate.clear()
-    future = await pair[0].submit('one', topic='talk')
+    future = await pair[0].submit('one', topic='topic-1')
     topics = pair[1].topics()
-    reading = asyncio.create_task(topics.ended_after('talk', cursor=0, seconds=20))
+    read_task = asyncio.create_task(topics.ended_after('topic-1', cursor=0, seconds=20))
     await asyncio.sleep(0)
     pair[0].recorder.gate.set()
-    ended, _ = await reading
-    assert [item.future_id for item in ended] == [future.future_id]
+    finished, _ = await read_task
+    assert [item.future_id for item in finished] == [future.future_id]
 
 
-async def test_futures_of_another_gateway_count_until_they_end(site: Site) -> None:
+async def test_futures_of_another_gateway_count_until_they_finish(storage: SharedStorage) -> None:
     """A future that another gateway runs counts against the capacity of the accepting gateway until it is finished."""
-    async with site.gateway() as first, site.gateway(capacity=Bounds(per_tenant=2, total=3)) as second:
+    async with storage.gateway() as first, storage.gateway(capacity=Bounds(per_tenant=2, total=3)) as second:
         first.recorder.gate.clear()
         await first.submit('k0', lane=LANE)
         futures = [await second.submit(f'k{n}', lane=LANE, position=n) for n in (1, 2)]
@@ -224,11 +224,11 @@ async def test_futures_of_another_gateway_count_until_they_end(site: Site) -> No
         assert await second.outcome(await submit_with_retries(second, 'k3', lane=LANE, position=3)) == b'3k'
 
 
-async def test_gateway_with_another_payload_folder_does_not_start(site: Site, tmp_path: Path) -> None:
-    """A gateway with another folder of payloads does not start beside a working one, but starts alone."""
-    async with site.gateway():
+async def test_gateway_with_another_payload_folder_does_not_start(storage: SharedStorage, tmp_path: Path) -> None:
+    """A gateway with another folder of payloads does not start next to a working one, but starts alone."""
+    async with storage.gateway():
         with pytest.raises(PayloadsNotShared):
-            async with site.gateway(folder=tmp_path / 'other'):
+            async with storage.gateway(folder=tmp_path / 'other'):
                 pass
-    async with site.gateway(folder=tmp_path / 'other'):
+    async with storage.gateway(folder=tmp_path / 'other'):
         pass

@@ -1,4 +1,4 @@
-"""Callers without valid credentials choose names, and nothing at the gateway grows with them."""
+"""Tests that nothing at the gateway grows with the names that callers make up."""
 
 import asyncio
 import json
@@ -23,14 +23,14 @@ MARK = 'madeup'
 WARM_UP = 150
 """Calls after which the bounded caches of the process are full."""
 CALLS = 800
-LEAST_GROWTH = CALLS // 4
+MIN_GROWTH = CALLS // 4
 CONCURRENT = 20
 _REFUSALS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 KNOWN = '/twinkle.api.model.v1.AdapterService/GetAdapter'
 
 
 def _method(number: int) -> str:
-    """Return an unknown method, of an unknown service or of a known one."""
+    """Return the path of an unknown method, in an unknown service or a known one."""
     if number % 2:
         return f'/twinkle.api.model.v1.AdapterService/{MARK}{number}{"x" * 200}'
     return f'/{MARK}.v{number}.Service/Method'
@@ -56,14 +56,14 @@ async def _call_http(client: httpx.AsyncClient, number: int, *, secret: str = ''
     if secret:
         headers['authorization'] = f'Bearer {secret}'
     body = {'model': name, 'messages': [{'role': 'user', 'content': 'x'}]}
-    answers = [
+    responses = [
         await client.get(f'/{name}/{name}', headers=headers),
         await client.request(name.upper(), '/v1/models', headers=headers),
         await client.get(f'/api/v1/training_runs/{name}?{name}=1', headers=headers),
         await client.get(f'/api/v1/files/{name}.{name}/{name}.tar', headers=headers),
         await client.post('/v1/chat/completions', headers=headers, json=body),
     ]
-    assert secret or {answer.status_code for answer in answers} <= {401, 404, 405}
+    assert secret or {response.status_code for response in responses} <= {401, 404, 405}
 
 
 async def _call_all(channel: grpc.aio.Channel, client: httpx.AsyncClient, numbers: range, *, secret: str = '') -> None:
@@ -81,7 +81,7 @@ async def _call_all(channel: grpc.aio.Channel, client: httpx.AsyncClient, number
 
 @pytest.fixture
 async def running(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway with both listeners."""
+    """A gateway that serves gRPC and HTTP."""
     async with running_gateway(tmp_path, upstream=upstream.address, http_listen='127.0.0.1:0') as gateway:
         yield gateway
 
@@ -95,13 +95,13 @@ async def test_no_object_of_the_gateway_grows_with_made_up_names(running: Runnin
         await _call_all(running.channel, client, range(WARM_UP), secret=secret)
         before = measure()
         await _call_all(running.channel, client, range(WARM_UP, WARM_UP + CALLS), secret=secret)
-        assert growth(before, measure(), minimum=LEAST_GROWTH) == []
+        assert growth(before, measure(), minimum=MIN_GROWTH) == []
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
 
 
 def _series(page: str) -> set[str]:
@@ -109,7 +109,7 @@ def _series(page: str) -> set[str]:
 
 
 async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
-    """Made-up names add no metric series, and are in no name of a span and in no field of a log line but the id."""
+    """Made-up names add no metric series, and spans and logs contain them only in request ids."""
     port, log = _free_port(), tmp_path / 'log'
     telemetry = TelemetryConfig(metrics_port=port, trace_dir=tmp_path / 'traces', is_log_json=True, log_level='DEBUG')
     settings = {f'telemetry__{name}': value for name, value in telemetry.model_dump(exclude_defaults=True).items()}

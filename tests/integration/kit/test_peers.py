@@ -1,4 +1,4 @@
-"""Mutual TLS over real sockets: access, refusals, and certificates renewed while in use."""
+"""Tests mutual TLS over real sockets: access, refusals, and the renewal of certificates in use."""
 
 import asyncio
 import socket
@@ -60,19 +60,19 @@ async def _serving(service: str, tls: TlsConfig) -> AsyncIterator[RpcServer]:
         await server.stop(timedelta())
 
 
-async def _ask(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
-    """Make the call that every service serves."""
+async def _call(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
+    """Call a method that every service serves."""
     stub = server_service_pb2_grpc.ServerServiceStub(channel)
     return await stub.GetServerInfo(
         server_service_pb2.GetServerInfoRequest(), timeout=10, metadata=identity_metadata(token)
     )
 
 
-async def _code(address: str, tls: TlsConfig, *, token: str = TOKEN, service: str = '') -> grpc.StatusCode:
+async def _status_of_call(address: str, tls: TlsConfig, *, token: str = TOKEN, service: str = '') -> grpc.StatusCode:
     """Return the status of a call over a channel without retries."""
     async with open_forwarding_channel(address, tls=tls, service=service) as channel:
         try:
-            await _ask(channel, token=token)
+            await _call(channel, token=token)
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -92,8 +92,8 @@ async def test_call_needs_a_trusted_certificate_and_the_token(service: str, fold
         'right': (gateway, TOKEN),
     }
     async with _serving(service, tls_of(folder, service)) as server:
-        found = {name: await _code(server.address, tls, token=token) for name, (tls, token) in callers.items()}
-    assert found == {
+        codes = {name: await _status_of_call(server.address, tls, token=token) for name, (tls, token) in callers.items()}
+    assert codes == {
         **dict.fromkeys(UNTRUSTED, grpc.StatusCode.UNAVAILABLE),
         'certificate of another service': grpc.StatusCode.PERMISSION_DENIED,
         'no token': grpc.StatusCode.UNAUTHENTICATED,
@@ -103,10 +103,10 @@ async def test_call_needs_a_trusted_certificate_and_the_token(service: str, fold
 
 
 @pytest.mark.parametrize('service', INTERNAL)
-async def test_services_accept_only_the_callers_of_the_architecture(service: str, folder: Path) -> None:
-    """A sampler may not call the model service, even with a valid token."""
+async def test_services_accept_only_their_configured_callers(service: str, folder: Path) -> None:
+    """A service accepts only the callers in its configuration, even if others have a valid token."""
     async with _serving(service, tls_of(folder, service)) as server:
-        codes = {caller: await _code(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
+        codes = {caller: await _status_of_call(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
     allowed = {caller for caller, code in codes.items() if code is grpc.StatusCode.OK}
     assert allowed == set(CONFIGS[service][0].callers)
     assert {codes[caller] for caller in set(codes) - allowed} == {grpc.StatusCode.PERMISSION_DENIED}
@@ -119,7 +119,7 @@ async def test_refusal_reveals_no_details(folder: Path) -> None:
         open_forwarding_channel(server.address, tls=tls_of(folder, 'sampler')) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await _ask(channel)
+            await _call(channel)
     error = error_from_call(caught.value, service='model')
     assert (error.reason, error.metadata()) == ('PEER_NOT_TRUSTED', {})
     assert not [word for word in ('gateway', 'sampler', str(folder), 'SSL') if word in str(caught.value.details())]
@@ -128,70 +128,70 @@ async def test_refusal_reveals_no_details(folder: Path) -> None:
 async def test_peers_can_be_named_by_dns_name(folder: Path) -> None:
     """Certificates without URIs can be trusted by their DNS names."""
     async with _serving('model', tls_of(folder, 'model', trusted_peers=('stranger',))) as server:
-        assert await _code(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
-        assert await _code(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
+        assert await _status_of_call(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
+        assert await _status_of_call(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_tls_without_client_certificates(folder: Path) -> None:
     """A service without trusted peers encrypts connections and checks the token only."""
     async with _serving('data', tls_of(folder, 'data', trusted_peers=())) as server:
         caller = TlsConfig(ca=folder / 'ca.crt', trusted_peers=())
-        assert await _code(server.address, caller) is grpc.StatusCode.OK
-        assert await _code(server.address, caller, token='') is grpc.StatusCode.UNAUTHENTICATED
+        assert await _status_of_call(server.address, caller) is grpc.StatusCode.OK
+        assert await _status_of_call(server.address, caller, token='') is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_caller_verifies_the_service(folder: Path, foreign: Path) -> None:
     """A caller accepts a service only with the right authority and name."""
     async with _serving('data', tls_of(folder, 'data')) as server:
-        believed = tls_of(folder, 'gateway', server_names={'data': 'data', 'model': 'model'})
+        named = tls_of(folder, 'gateway', server_names={'data': 'data', 'model': 'model'})
         for service, code in {'data': grpc.StatusCode.OK, 'model': grpc.StatusCode.UNAVAILABLE}.items():
-            assert await _code(server.address, believed, service=service) is code
+            assert await _status_of_call(server.address, named, service=service) is code
         other = tls_of(folder, 'gateway', ca=foreign / 'ca.crt')
-        assert await _code(server.address, other) is grpc.StatusCode.UNAVAILABLE
+        assert await _status_of_call(server.address, other) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_own_calls_are_encrypted_as_well(folder: Path) -> None:
+async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
     """A channel for a service's own calls uses the same TLS settings as a forwarding channel."""
     async with (
         _serving('data', tls_of(folder, 'data')) as server,
         open_channel(server.address, internal_token=TOKEN, tls=tls_of(folder, 'gateway')) as channel,
     ):
-        assert (await _ask(channel, token='')).services[0].service == 'data'
+        assert (await _call(channel, token='')).services[0].service == 'data'
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
     """New connections get the renewed certificate, and running calls and open channels continue."""
     make_authority(tmp_path, services=('data', 'gateway'))
-    own = tls_of(tmp_path, 'gateway')
+    gateway_tls = tls_of(tmp_path, 'gateway')
     async with (
         _serving('data', tls_of(tmp_path, 'data')) as server,
-        open_channel(server.address, internal_token=TOKEN, tls=own) as channel,
+        open_channel(server.address, internal_token=TOKEN, tls=gateway_tls) as channel,
     ):
-        await _ask(channel, token='')
-        first = await _shown(server.address, tmp_path)
-        assert await _shown(server.address, tmp_path) == first
-        (tmp_path / 'data.key').write_text('half a renewal')
-        assert await _shown(server.address, tmp_path) == first
+        await _call(channel, token='')
+        first = await _presented_certificate(server.address, tmp_path)
+        assert await _presented_certificate(server.address, tmp_path) == first
+        (tmp_path / 'data.key').write_text('incomplete key')
+        assert await _presented_certificate(server.address, tmp_path) == first
         make_certificates(tmp_path, {'data': (), 'gateway': ()}, is_forced=True)
-        assert await _shown(server.address, tmp_path) != first
-        await _ask(channel, token='')
+        assert await _presented_certificate(server.address, tmp_path) != first
+        await _call(channel, token='')
 
 
 async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
     """A channel that is opened during a renewal uses the previous certificate."""
     make_authority(tmp_path, services=('data', 'gateway'))
-    own = tls_of(tmp_path, 'gateway')
+    gateway_tls = tls_of(tmp_path, 'gateway')
     async with _serving('data', tls_of(tmp_path, 'data')) as server:
-        assert await _code(server.address, own) is grpc.StatusCode.OK
-        (tmp_path / 'gateway.key').write_text('half a renewal')
-        assert await _code(server.address, own) is grpc.StatusCode.OK
+        assert await _status_of_call(server.address, gateway_tls) is grpc.StatusCode.OK
+        (tmp_path / 'gateway.key').write_text('incomplete key')
+        assert await _status_of_call(server.address, gateway_tls) is grpc.StatusCode.OK
 
 
 async def test_caller_presents_its_renewed_certificate(tmp_path: Path) -> None:
     """An open channel presents the renewed certificate, even through stubs that were created before."""
     make_authority(tmp_path, services=('data', 'gateway'))
     seen: list[bytes] = []
-    server = grpc.aio.server(interceptors=[_Seeing(seen)])
+    server = grpc.aio.server(interceptors=[_CertificateRecorder(seen)])
     pair = [(tmp_path / f'data.{kind}').read_bytes() for kind in ('key', 'crt')]
     roots = (tmp_path / 'ca.crt').read_bytes()
     credentials = grpc.ssl_server_credentials([(pair[0], pair[1])], roots, require_client_auth=True)
@@ -209,19 +209,19 @@ async def test_caller_presents_its_renewed_certificate(tmp_path: Path) -> None:
 
 
 async def test_replaced_authority_applies_to_new_connections(tmp_path: Path, folder: Path) -> None:
-    """Replacing the file of authorities takes effect at once for new connections."""
+    """Replacing the file of authorities takes effect immediately for new connections."""
     make_authority(tmp_path, services=('data', 'gateway'))
     trusted = tmp_path / 'trusted.crt'
     trusted.write_bytes((tmp_path / 'ca.crt').read_bytes())
     async with _serving('data', tls_of(tmp_path, 'data', ca=trusted)) as server:
-        assert await _code(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.OK
+        assert await _status_of_call(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.OK
         trusted.write_bytes((folder / 'ca.crt').read_bytes())
-        assert await _code(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.UNAVAILABLE
+        assert await _status_of_call(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.UNAVAILABLE
         new = tls_of(folder, 'gateway', ca=tmp_path / 'ca.crt')
-        assert await _code(server.address, new) is grpc.StatusCode.OK
+        assert await _status_of_call(server.address, new) is grpc.StatusCode.OK
 
 
-class _Seeing(grpc.aio.ServerInterceptor):
+class _CertificateRecorder(grpc.aio.ServerInterceptor):
     """Records the certificates of callers and refuses their calls."""
 
     def __init__(self, seen: list[bytes]) -> None:
@@ -238,7 +238,7 @@ class _Seeing(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-async def _shown(address: str, folder: Path) -> bytes:
+async def _presented_certificate(address: str, folder: Path) -> bytes:
     """Return the certificate that a new connection receives."""
 
     def connect() -> bytes:

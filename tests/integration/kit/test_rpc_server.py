@@ -1,4 +1,4 @@
-"""The server over real sockets: errors, identity, limits, traces, methods that are not implemented, draining."""
+"""Tests the RPC server over real sockets: errors, identity, limits, unimplemented methods, and draining."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,21 +33,21 @@ ALICE = Caller(tenant_id='alice')
 
 
 class KitConfig(ServiceConfig):
-    """A service for these tests."""
+    """Configuration of a service for these tests."""
 
     service = 'data'
 
 
 class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
-    """Answers as each test needs."""
+    """A servicer that responds as each test requires."""
 
     def __init__(self) -> None:
         self.was_cancelled = asyncio.Event()
         self.release = asyncio.Event()
-        self.has_begun = asyncio.Event()
+        self.has_started = asyncio.Event()
 
     async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Fail as the id says, or return the tenant."""
+        """Fail as the dataset id requests, or return the tenant."""
         if request.dataset_id == 'bad':
             raise InvalidField('dataset_id', 'must be valid')
         if request.dataset_id == 'full':
@@ -60,7 +60,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._fail())
         if request.dataset_id == 'slow':
-            self.has_begun.set()
+            self.has_started.set()
             await self.release.wait()
         response = dataset_service_pb2.GetDatasetResponse()
         response.dataset.dataset_id = current_caller().tenant_id
@@ -124,7 +124,7 @@ async def test_tenant_comes_from_identity_of_the_calling_service() -> None:
 
 
 async def test_domain_error_becomes_status_with_details() -> None:
-    """Code, reason, field, retry time and disposition of an error survive the conversion to a status and back."""
+    """Code, reason and field of an error survive the conversion to a status and back."""
     async with _serving() as (_, _, channel):
         bad = await _failure(channel, 'bad')
         assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -160,7 +160,7 @@ async def test_call_without_a_valid_token_is_refused(token: str) -> None:
 
 
 async def test_missing_method_is_unimplemented_and_listed() -> None:
-    """A method that the servicer does not implement is UNIMPLEMENTED and listed as not supported."""
+    """A method that the servicer does not implement returns UNIMPLEMENTED and is listed as unsupported."""
     async with _serving() as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -175,22 +175,22 @@ async def test_missing_method_is_unimplemented_and_listed() -> None:
 
 
 async def test_unknown_method_is_unimplemented_with_reason() -> None:
-    """A method outside the contract is UNIMPLEMENTED with a reason."""
+    """A method outside the contract fails with the reason NOT_BUILT_YET."""
     async with _serving() as (_, _, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary('/twinkle.api.data.v1.Nothing/Here')(b'')
         assert error_from_call(caught.value, service='data').reason == 'NOT_BUILT_YET'
 
 
-@pytest.mark.parametrize('shape', ['unary', 'stream'])
-async def test_oversize_message_names_size_and_limit(shape: str) -> None:
+@pytest.mark.parametrize('call_kind', ['unary', 'stream'])
+async def test_oversize_message_names_size_and_limit(call_kind: str) -> None:
     """A message above the limit is refused before the servicer receives it."""
     async with _serving(message_bytes=2048) as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         big = dataset_service_pb2.UploadRequest()
         big.chunk.data = bytes(4000)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await (stub.Upload(iter([big])) if shape == 'stream' else _get(channel, 'x' * 4000))
+            await (stub.Upload(iter([big])) if call_kind == 'stream' else _get(channel, 'x' * 4000))
         error = error_from_call(caught.value, service='data')
         assert (error.reason, error.metadata()['limitBytes']) == ('MESSAGE_TOO_LARGE', '2048')
 
@@ -200,8 +200,8 @@ async def test_invalid_bytes_are_refused_as_an_invalid_field(method: str) -> Non
     """Bytes that cannot be parsed lead to INVALID_FIELD without a message of the library."""
     async with _serving() as (_, _, channel):
         path = f'/twinkle.api.data.v1.DatasetService/{method}'
-        shapes = {'GetDataset': channel.unary_unary, 'Upload': channel.stream_unary}
-        open_call: Any = shapes.get(method, channel.unary_stream)
+        openers = {'GetDataset': channel.unary_unary, 'Upload': channel.stream_unary}
+        open_call: Any = openers.get(method, channel.unary_stream)
         call = open_call(path)(iter([b'\xff']) if method == 'Upload' else b'\xff')
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await (call.read() if method == 'ExportDataset' else call)
@@ -209,8 +209,8 @@ async def test_invalid_bytes_are_refused_as_an_invalid_field(method: str) -> Non
         assert (error.reason, error.violations[0].field) == ('INVALID_FIELD', 'request')
 
 
-async def test_error_that_quotes_a_long_text_arrives() -> None:
-    """An error that quotes a long text is cut to the size limit of the metadata."""
+async def test_error_with_a_long_text_is_truncated() -> None:
+    """An error that quotes a long text is truncated to the size limit of the metadata."""
     async with _serving() as (_, _, channel):
         error = error_from_call(await _failure(channel, 'long'), service='data')
         assert error.reason == 'UNKNOWN_COMPONENT'
@@ -218,8 +218,8 @@ async def test_error_that_quotes_a_long_text_arrives() -> None:
 
 
 @pytest.mark.parametrize('listen', ['nonsense', '127.0.0.1:port', 'taken'])
-async def test_unusable_address_ends_the_program(listen: str) -> None:
-    """An address that cannot be used ends the program with a message that names the setting."""
+async def test_unusable_address_stops_the_program(listen: str) -> None:
+    """An address that cannot be used stops the program with a message that names the setting."""
     async with _serving() as (_, running, _):
         config = KitConfig(internal_token=TOKEN, listen=running.address if listen == 'taken' else listen)
         server = RpcServer(config, authenticator=InternalAuthenticator(TOKEN), endpoints=[])
@@ -227,7 +227,7 @@ async def test_unusable_address_ends_the_program(listen: str) -> None:
             await serve_until_stopped(server, config)
 
 
-async def test_cancelled_stream_ends_the_generator_at_once() -> None:
+async def test_cancelled_stream_closes_its_generator() -> None:
     """The cleanup of a servicer runs as soon as the client disconnects."""
     async with _serving() as (servicer, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
@@ -241,7 +241,7 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
     """A server that drains completes running calls and refuses new ones."""
     async with _serving() as (servicer, server, channel):
         running = asyncio.ensure_future(_get(channel, 'slow'))
-        await asyncio.wait_for(servicer.has_begun.wait(), 5)
+        await asyncio.wait_for(servicer.has_started.wait(), 5)
         stopping = asyncio.ensure_future(server.stop(timedelta(seconds=5)))
         servicer.release.set()
         assert (await running) is not None
@@ -252,12 +252,12 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
 async def test_health_needs_no_credentials() -> None:
     """Load balancers can query the health service without a key."""
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_streams_without_credentials_are_limited() -> None:
-    """Streams of the health service cannot take the concurrent calls of tenants; a stream that ends makes room."""
+    """Streams without credentials have a separate limit, and a stream that is closed allows a new one."""
     async with _serving() as (_, server, channel), grpc.aio.insecure_channel(server.address) as unknown:
 
         def watch() -> Any:
@@ -277,7 +277,7 @@ async def test_streams_without_credentials_are_limited() -> None:
 
 
 def test_layers_have_the_documented_order() -> None:
-    """The order of the layers makes refusals traced, named, counted, logged and mapped."""
+    """The layers are ordered so that refusals are also traced, named, counted, logged and mapped."""
     layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',

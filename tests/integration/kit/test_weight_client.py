@@ -1,4 +1,4 @@
-"""The client of the checkpoint service against a service that fails, or sends damaged data or wrong digests."""
+"""Tests the client of the checkpoint service with a service that fails or sends damaged data or wrong digests."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -30,7 +30,7 @@ class FakeConfig(ServiceConfig):
 
 
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Sends scripted frames and records the requests."""
+    """A servicer that sends scripted frames and records the requests."""
 
     def __init__(self, *script: Callable[[Any], list[Any]]) -> None:
         self._script = list(script)
@@ -61,7 +61,7 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
 
 
 def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[weights_pb2.WeightFrame]:
-    """Return the frames of a state, starting at a byte."""
+    """Return the frames of a state, starting at byte `offset`."""
     header = weights_pb2.FrameHeader(
         manifest=manifest_to_proto(state.manifest),
         encoding=weights_pb2.FRAME_ENCODING_WHOLE,
@@ -75,7 +75,7 @@ def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[wei
     ]
 
 
-def damaged(offset: int) -> weights_pb2.WeightFrame:
+def damaged_chunk(offset: int) -> weights_pb2.WeightFrame:
     """Return a chunk with a wrong checksum."""
     return weights_pb2.WeightFrame(chunk=chunk_to_proto(StateChunk(offset, bytes(CHUNK_BYTES), 0)))
 
@@ -102,7 +102,7 @@ async def test_fetch_resumes_at_the_first_missing_byte() -> None:
     """Received bytes are not requested again after a broken stream or a damaged chunk."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
-        lambda request: [*frames(STATE, offset=request.offset)[:2], damaged(request.offset + CHUNK_BYTES)],
+        lambda request: [*frames(STATE, offset=request.offset)[:2], damaged_chunk(request.offset + CHUNK_BYTES)],
         lambda request: frames(STATE, offset=request.offset),
     )
     async with client_of(fake) as client:

@@ -1,4 +1,4 @@
-"""Deltas and shared memory between client and service, and the fallback to plain bytes."""
+"""Tests deltas and shared memory between client and service, and the fallback to plain bytes."""
 
 import asyncio
 import gc
@@ -58,12 +58,12 @@ Script = Callable[[Any], list[Any]]
 
 @dataclass
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Sends scripted frames with the generated code, like any other implementation, and records the requests."""
+    """A servicer that sends scripted frames with the generated code and records the requests."""
 
     script: list[Script]
     requests: list[Any] = field(default_factory=list[Any])
     published: list[list[Any]] = field(default_factory=list[list[Any]])
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Send the next part of the script; the last one stays open."""
@@ -82,7 +82,7 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
         self.published.append([])
         async for request in request_iterator:
             self.published[-1].append(request.frame)
-            self.begun.set()
+            self.started.set()
         list(self._next(self.published[-1][0].header))
         return wire.PublishResponse(version=weights_pb2.AdapterVersion(version=1))
 
@@ -121,7 +121,7 @@ async def client_of(fake: FakeStreams, segments: Segments | None = None) -> Asyn
 
 
 def frames(state: PackedState, encoded: bytes | memoryview, *, offset: int = 0, **header: Any) -> list[Any]:
-    """Return the frames of an encoded state, starting at a byte."""
+    """Return the frames of an encoded state, starting at byte `offset`."""
     fields = {'encoding': weights_pb2.FRAME_ENCODING_WHOLE, **header}
     message = weights_pb2.FrameHeader(
         manifest=manifest_to_proto(state.manifest),
@@ -144,8 +144,8 @@ def whole(state: PackedState, version: int, *, offset: int = 0) -> list[Any]:
 
 def delta(state: PackedState, version: int, data: bytes = DELTA_BYTES, *, offset: int = 0, base: int = 1) -> list[Any]:
     """Return the frames of a version as a delta."""
-    facts: dict[str, Any] = {'encoding': DELTA, 'base_version': base, 'encoded_digest': state_digest(data)}
-    return frames(state, data, offset=offset, version=weights_pb2.VersionTarget(version=version), **facts)
+    fields: dict[str, Any] = {'encoding': DELTA, 'base_version': base, 'encoded_digest': state_digest(data)}
+    return frames(state, data, offset=offset, version=weights_pb2.VersionTarget(version=version), **fields)
 
 
 def shared(state: PackedState, version: int, segment: weights_pb2.SharedSegment) -> list[Any]:
@@ -154,7 +154,7 @@ def shared(state: PackedState, version: int, segment: weights_pb2.SharedSegment)
     return frames(state, b'', version=target, encoding=SHARED, segment=segment)
 
 
-async def received(client: WeightClient, count: int) -> list[ReceivedState]:
+async def follow_states(client: WeightClient, count: int) -> list[ReceivedState]:
     """Return the first states that a follower receives."""
     async with aclosing(client.follow('ad-1')) as events:
         states = [await anext(events) for _ in range(count)]
@@ -165,7 +165,7 @@ async def test_follower_receives_deltas_after_the_first_version() -> None:
     """A follower receives later versions as deltas, bitwise equal to the published states."""
     fake = FakeStreams([lambda request: [*whole(FIRST, 1), *delta(SECOND, 2)]])
     async with client_of(fake) as client:
-        first, second = await received(client, 2)
+        first, second = await follow_states(client, 2)
     assert (first.state, second.state) == (FIRST, SECOND)
     assert (first.encoding, second.encoding) == (Encoding.WHOLE, Encoding.DELTA)
     assert second.wire_size_bytes == len(DELTA_BYTES)
@@ -182,15 +182,15 @@ async def test_interrupted_delta_resumes_at_the_encoded_byte(frame_count: int) -
         ]
     )
     async with client_of(fake) as client:
-        assert (await received(client, 2))[1].state == SECOND
+        assert (await follow_states(client, 2))[1].state == SECOND
     request = fake.requests[1]
-    held = min((frame_count - 1) * CHUNK, len(DELTA_BYTES))
-    assert (request.held_version, request.resume_version, request.resume_offset) == (1, 2, held)
+    received_bytes = min((frame_count - 1) * CHUNK, len(DELTA_BYTES))
+    assert (request.held_version, request.resume_version, request.resume_offset) == (1, 2, received_bytes)
     assert request.resume_digest == state_digest(DELTA_BYTES)
 
 
 async def test_different_delta_after_an_interruption_starts_over() -> None:
-    """The bytes of a delta to one base are never continued with those of another delta."""
+    """The received bytes of one delta are never continued with those of another delta."""
     other = encode_delta(THIRD.manifest, THIRD.data, FIRST.data)
     fake = FakeStreams(
         [
@@ -200,33 +200,33 @@ async def test_different_delta_after_an_interruption_starts_over() -> None:
         ]
     )
     async with client_of(fake) as client:
-        assert (await received(client, 2))[1].state == THIRD
+        assert (await follow_states(client, 2))[1].state == THIRD
     assert fake.requests[2].resume_offset == 0
 
 
 @pytest.mark.parametrize(
-    'bad',
+    'broken_delta',
     [
-        lambda: delta(SECOND, 2, encode_delta(SECOND.manifest, SECOND.data, THIRD.data)),  # from another base
-        lambda: delta(SECOND, 2, DELTA_BYTES[:-9]),  # an end is missing, and its digest agrees
+        lambda: delta(SECOND, 2, encode_delta(SECOND.manifest, SECOND.data, THIRD.data)),  # encoded from another base
+        lambda: delta(SECOND, 2, DELTA_BYTES[:-9]),  # truncated, with the digest of the truncated bytes
         lambda: delta(SECOND, 2, b'\x07' + DELTA_BYTES[1:]),
-        lambda: delta(SECOND, 2, base=7),  # a base that is not held
-        lambda: delta(make_state(4, size_bytes=64), 2),  # of other tensors
+        lambda: delta(SECOND, 2, base=7),  # a base that the client does not have
+        lambda: delta(make_state(4, size_bytes=64), 2),  # a delta of other tensors
         lambda: delta(SECOND, 2, DELTA_BYTES + bytes(len(SECOND.data))),  # larger than the state
-        lambda: [*delta(SECOND, 2)[:3], delta(SECOND, 2)[-1]],  # committed too soon
+        lambda: [*delta(SECOND, 2)[:3], delta(SECOND, 2)[-1]],  # committed too early
     ],
 )
-async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(bad: Callable[[], list[Any]]) -> None:
+async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_delta: Callable[[], list[Any]]) -> None:
     """A follower receives the version whole if a delta fails, and later versions may be deltas again."""
     fake = FakeStreams(
         [
-            lambda request: [*whole(FIRST, 1), *bad()],
+            lambda request: [*whole(FIRST, 1), *broken_delta()],
             lambda request: whole(SECOND, 2),
             lambda request: [],
         ]
     )
     async with client_of(fake) as client:
-        assert (await received(client, 2))[1].state == SECOND
+        assert (await follow_states(client, 2))[1].state == SECOND
     assert list(fake.requests[1].accepted_encodings) == []
     assert (fake.requests[1].held_version, fake.requests[1].resume_offset) == (1, 0)
 
@@ -246,20 +246,20 @@ async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
         ]
     )
     async with client_of(fake) as client:
-        assert (await received(client, 2))[1].state == SECOND
+        assert (await follow_states(client, 2))[1].state == SECOND
     assert [request.resume_offset for request in fake.requests] == [0, CHUNK, 2 * CHUNK, 2 * CHUNK]
 
 
 async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path) -> None:
     """Other processes can open the file of a shared state as long as the state is in use."""
     sender, segments = Segments(tmp_path / 'shm'), Segments(tmp_path / 'shm')
-    made = sender.create(len(FIRST.data))
-    made.data[:] = FIRST.data
-    message = weights_pb2.SharedSegment(host_id=sender.host_id, name=made.ref.name, size_bytes=made.ref.size_bytes)
+    created = sender.create(len(FIRST.data))
+    created.data[:] = FIRST.data
+    message = weights_pb2.SharedSegment(host_id=sender.host_id, name=created.ref.name, size_bytes=created.ref.size_bytes)
     fake = FakeStreams([lambda request: shared(FIRST, 1, message)])
     async with client_of(fake, segments) as client:
         state = await client.fetch_version('ad-1')
-    made.remove()
+    created.remove()
     assert fake.requests[0].host_id == sender.host_id
     assert (state.state, state.encoding, state.wire_size_bytes) == (FIRST, Encoding.SHARED_MEMORY, 0)
     path = Path(state.segment_path)
@@ -270,7 +270,7 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
 
 
 @pytest.mark.parametrize('name', ['../secret', '/etc/passwd', 'link', 'missing', 'wrong', 'short'])
-async def test_segment_that_cannot_be_used_leads_to_bytes(tmp_path: Path, name: str) -> None:
+async def test_segment_that_cannot_be_used_is_replaced_by_bytes(tmp_path: Path, name: str) -> None:
     """An unusable segment is replaced by plain bytes, and after two of them no more are requested."""
     folder = tmp_path / 'shm'
     segments = Segments(folder)
@@ -289,15 +289,15 @@ async def test_segment_that_cannot_be_used_leads_to_bytes(tmp_path: Path, name: 
 
 
 async def test_published_segment_is_removed_after_the_publish(tmp_path: Path) -> None:
-    """Only header and commit are sent, and the segment exists until the service has answered."""
+    """Only header and commit are sent, and the segment exists until the service has responded."""
     segments = Segments(tmp_path / 'shm')
     seen: list[bytes] = []
 
-    def take(header: Any) -> list[Any]:
+    def read_segment(header: Any) -> list[Any]:
         seen.append((segments.folder / header.segment.name).read_bytes())
         return []
 
-    fake = FakeStreams([take])
+    fake = FakeStreams([read_segment])
     async with client_of(fake, segments) as client:
         await client.publish_version('ad-1', FIRST, version=1)
     assert [frame.WhichOneof('frame') for frame in fake.published[0]] == ['header', 'commit']
@@ -326,36 +326,36 @@ async def test_refused_or_cancelled_publish_leaves_no_segment(tmp_path: Path) ->
         with pytest.raises(DomainError):
             await client.publish_version('ad-1', FIRST, version=1)
         assert segment_names(segments) == []
-        fake.begun.clear()
-        publishing = asyncio.ensure_future(client.publish_version('ad-1', FIRST, version=2))
+        fake.started.clear()
+        publish_task = asyncio.ensure_future(client.publish_version('ad-1', FIRST, version=2))
         fake.script.append(lambda header: [Draining()])
-        await fake.begun.wait()
-        publishing.cancel()
+        await fake.started.wait()
+        publish_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await publishing
+            await publish_task
     assert segment_names(segments) == []
 
 
 async def test_segments_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    """The next process removes the segments of dead processes and keeps those of living ones."""
+    """The next process removes the segments of processes that no longer run and keeps those of running processes."""
     folder = tmp_path / 'shm'
-    living = Segments(folder)
-    kept = living.create(8)
+    live = Segments(folder)
+    live_segment = live.create(8)
     program = (
         'import sys\nfrom pathlib import Path\nfrom services.kit.weights import Segments\n'
-        'held = Segments(Path(sys.argv[1])).create(1000)\nprint(held.ref.name, flush=True)\nsys.stdin.read()\n'
+        'segment = Segments(Path(sys.argv[1])).create(1000)\nprint(segment.ref.name, flush=True)\nsys.stdin.read()\n'
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, '-c', program, str(folder), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     name = (await process.stdout.readline()).decode().strip()
-    living.sweep()
-    assert segment_names(living) == sorted([name, kept.ref.name])
+    live.sweep()
+    assert segment_names(live) == sorted([name, live_segment.ref.name])
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     Segments(folder)
-    assert segment_names(living) == [kept.ref.name]
+    assert segment_names(live) == [live_segment.ref.name]
 
 
 def segment_names(segments: Segments) -> list[str]:
@@ -364,6 +364,6 @@ def segment_names(segments: Segments) -> list[str]:
     return sorted(path.name for path in segments.folder.iterdir() if '.' in path.name)
 
 
-def test_delta_of_these_tests_has_several_chunks_and_saves() -> None:
+def test_delta_of_these_tests_has_several_chunks_and_is_smaller() -> None:
     """The delta of these tests has several chunks and is smaller than the state."""
     assert 3 * CHUNK < len(DELTA_BYTES) < len(SECOND.data)
