@@ -31,7 +31,7 @@ FULL = Quota(
 
 @dataclass(frozen=True)
 class Stores:
-    """Stores of recorded implementation, and the usage store of a second gateway on the same database."""
+    """Stores of one implementation, and the usage store of a second gateway on the same database."""
 
     quotas: Any
     usage: Any
@@ -111,7 +111,14 @@ async def test_repeated_batch_counts_once(stores: Stores) -> None:
 async def test_meter_counts_only_its_increase(stores: Stores) -> None:
     """Repeated and reordered readings of a meter count only its increase."""
     for number, (store, tokens) in enumerate(
-        [(stores.usage, 10), (stores.other_usage, 10), (stores.other_usage, 25), (stores.usage, 17), (stores.usage, 25)], 1
+        [
+            (stores.usage, 10),
+            (stores.other_usage, 10),
+            (stores.other_usage, 25),
+            (stores.usage, 17),
+            (stores.usage, 25),
+        ],
+        1,
     ):
         await store.record(batch(number, writer=f'w{number}', readings=(reading(tokens, tokens // 5),)))
     assert await used(stores.usage) == {'run-1': Work(trained_token_count=25, operation_count=5)}

@@ -278,7 +278,9 @@ async def test_undone_steps_do_not_use_up_the_undo_limit(reopen):
 
 async def _execute(journal, adapter, *numbers, is_step=False):
     for number in numbers:
-        operation = step_operation(number, adapter.adapter_id) if is_step else batch_operation(number, adapter.adapter_id)
+        operation = (
+            step_operation(number, adapter.adapter_id) if is_step else batch_operation(number, adapter.adapter_id)
+        )
         await journal.accept(operation)
         outcome = step_result(operation) if is_step else forward_result(operation)
         journal.note(replace(adapter, sequence_number=number), operation, outcome)

@@ -40,7 +40,10 @@ async def test_an_adapter_is_described_with_every_default(backend):
     description = await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     assert description.lora_config.seed is not None
     assert description.training_config.optimizer.name == 'AdamW'
-    assert (description.training_config.loss.name, description.training_config.loss.is_mean) == ('CrossEntropyLoss', False)
+    assert (description.training_config.loss.name, description.training_config.loss.is_mean) == (
+        'CrossEntropyLoss',
+        False,
+    )
     assert description.training_config.gradient_accumulation_steps == 1
     assert description.parameter_count > 0
 

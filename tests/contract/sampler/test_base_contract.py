@@ -62,7 +62,7 @@ async def test_adapters_apply_to_a_replaced_base(real_engine, tiny_llama_dir: Pa
 
 @pytest.mark.parametrize('kind', ['adapter', 'incomplete'])
 async def test_a_failed_replacement_keeps_the_old_weights(engine, tiny_llama_dir: Path, kind):
-    """Adapter weights and incomplete base weights are refused, results stay the same, and a later valid replacement succeeds."""
+    """Unsuitable weights are refused, results stay the same, and a later valid replacement succeeds."""
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     before = await complete(engine)
     wrong = lora_weights(2) if kind == 'adapter' else whole_weights(tiny_llama_dir, 2, without=EMBEDDINGS)

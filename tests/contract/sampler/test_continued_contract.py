@@ -27,7 +27,7 @@ async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: Se
 
 
 async def check_interruptions(engine: SamplerEngine, request: GenerationRequest, cuts: range) -> Sampled:
-    """Interrupt a request after each number of tokens in `cuts`, compare both parts with the complete run, and return it."""
+    """Interrupt a request after each number of tokens, compare both parts with the complete run, and return it."""
     events = await events_of(engine, request)
     whole = gathered(events)
     for cut in cuts:

@@ -36,7 +36,11 @@ def assert_same_results(one, other) -> None:
     for left, right in zip(one, other, strict=True):
         assert left.prompt_token_ids == right.prompt_token_ids
         for first, second in zip(left.sequences, right.sequences, strict=True):
-            assert (first.tokens, first.decoded, first.stop_reason) == (second.tokens, second.decoded, second.stop_reason)
+            assert (first.tokens, first.decoded, first.stop_reason) == (
+                second.tokens,
+                second.decoded,
+                second.stop_reason,
+            )
             assert first.version_spans == second.version_spans
             np.testing.assert_allclose(
                 [entry[0][1] for entry in first.logprobs], [entry[0][1] for entry in second.logprobs], atol=1e-4

@@ -39,7 +39,7 @@ def assert_aborted(responses: list[Any], count: int) -> None:
 
 
 async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) -> None:
-    """A batch that is aborted while its version is resolved finishes without a call to `SampleBatch` of a sampler."""
+    """A batch that is aborted while its version is resolved finishes without being sent to a sampler."""
     sampler = FakeSampler(versions={'ad': {1}})
     async with running_fleet(tmp_path, sampler) as fleet:
         sampler.call_gate.clear()

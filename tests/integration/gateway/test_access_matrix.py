@@ -143,7 +143,9 @@ async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoT
 @pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
 async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment: TwoTenants, path: str) -> None:
     """A tenant cannot use another tenant's weights in its session."""
-    created = await deployment.call('POST', '/api/v1/create_session', deployment.secrets['bob'], {'sdk_version': '0.38.0'})
+    created = await deployment.call(
+        'POST', '/api/v1/create_session', deployment.secrets['bob'], {'sdk_version': '0.38.0'}
+    )
     responses: set[tuple[int, str]] = set()
     for ids in (deployment.alices, ABSENT):
         mixed_ids = replace(ids, session=created.json()['session_id'])

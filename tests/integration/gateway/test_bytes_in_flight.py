@@ -38,7 +38,7 @@ async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def status_of(http: httpx.AsyncClient, secret: str) -> int:
-    """Send a large body and return the status, which is also 429 if the connection was closed while the client was still sending."""
+    """Send a large body and return the status, or 429 if the gateway closes the connection during the upload."""
     try:
         return (await http.post('forward_backward', content=BODY, headers={'x-api-key': secret})).status_code
     except httpx.TransportError:
@@ -57,8 +57,8 @@ async def peak_memory_during(gateway: GatewayProcess, large_requests: asyncio.Fu
 async def send_small_requests(gateway: GatewayProcess, secret: str, large_requests: asyncio.Future[Any]) -> list[int]:
     """Return the statuses of small requests that are sent while large ones are in progress.
 
-    Head and body are written together: between its head and a separate body, this process may be busy for longer than the
-    gateway waits for bodies.
+    Head and body are written together, because this process may be too busy to send a separate body before the
+    gateway stops waiting for it.
     """
     body = b'{"sdk_version": "0.38.0"}'
     fields = (f'x-api-key: {secret}', 'content-type: application/json', f'content-length: {len(body)}')
@@ -85,7 +85,9 @@ async def test_bodies_of_one_tenant_take_bounded_memory(gateway: GatewayProcess,
     assert await status_of(http, alice) == 400
     begin = gateway.resident_bytes()
     large_requests = asyncio.gather(*(status_of(http, alice) for _ in range(COUNT)))
-    statuses, peak = await asyncio.gather(send_small_requests(gateway, bob, large_requests), peak_memory_during(gateway, large_requests))
+    statuses, peak = await asyncio.gather(
+        send_small_requests(gateway, bob, large_requests), peak_memory_during(gateway, large_requests)
+    )
     counts = Counter(await large_requests)
     assert set(counts) == {400, 429}, counts
     assert set(statuses) == {200}

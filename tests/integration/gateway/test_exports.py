@@ -224,7 +224,10 @@ async def test_cancellation_stops_a_running_upload(deployment: Deployment, hub: 
     hub.delay_seconds = 60
     started_export = (await deployment.start()).export
     await asyncio.to_thread(hub.asked.wait)
-    request, metadata = messages.CancelExportRequest(export_id=started_export.export_id), bearer(deployment.secrets['alice'])
+    request, metadata = (
+        messages.CancelExportRequest(export_id=started_export.export_id),
+        bearer(deployment.secrets['alice']),
+    )
     cancelled = (await deployment.stub.CancelExport(request, metadata=metadata)).export
     assert cancelled.state == messages.EXPORT_STATE_CANCELLED
     folder = deployment.state_dir / 'exports'
@@ -289,7 +292,7 @@ async def test_conflicting_file_or_folder_fails_the_export(
 
 
 async def test_disk_error_is_retried(deployment: Deployment, tmp_path: Path) -> None:
-    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE wait_until a retry succeeds."""
+    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
     path = tmp_path / 'gateway' / 'out' / 'alice'
     path.parent.mkdir(parents=True)
     path.symlink_to(path)

@@ -63,7 +63,9 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
         # A tenant without running requests never waits.
         await until(lambda: sampler.open_streams == SENT_COUNT + 1)
         sampler.gate.set()
-        for request, response in zip([*default_requests, *bob_requests], await asyncio.gather(*samples, *others), strict=True):
+        for request, response in zip(
+            [*default_requests, *bob_requests], await asyncio.gather(*samples, *others), strict=True
+        ):
             assert response.tokens == undisturbed(request)
         tenant_ids = [caller.tenant_id for caller in sampler.callers]
         while tenant_ids and tenant_ids[-1] == 'default':
@@ -78,7 +80,9 @@ async def test_waiting_request_is_aborted_without_a_sampler(tmp_path: Path) -> N
     async with running_fleet(tmp_path, sampler) as fleet:
         running = [start_sample(fleet, ADMIN, request) for request in requests_of(SENT_COUNT)]
         await until(lambda: sampler.open_streams == SENT_COUNT)
-        waiting = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='stream'), metadata=ADMIN)))
+        waiting = asyncio.ensure_future(
+            _read_all(fleet.stub.Sample(sample_request(request_id='stream'), metadata=ADMIN))
+        )
         prompts = [sampling_pb2.Prompt(token_ids=ints([number])) for number in range(3)]
         batch = wire.SampleBatchRequest(base_model='tiny', prompts=prompts, request_id='batch')
         responses = asyncio.ensure_future(_read_all(fleet.stub.SampleBatch(batch, metadata=ADMIN)))

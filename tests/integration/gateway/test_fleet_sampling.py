@@ -58,7 +58,11 @@ async def test_batch_is_split_at_one_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize('failure_mode', FAILURE_MODES)
 async def test_batch_survives_failing_samplers(tmp_path: Path, failure_mode: str) -> None:
     """Every prompt has one result although samplers fail, because other samplers run the unfinished prompts."""
-    samplers = [FakeSampler(end_after=3, failure_mode=failure_mode), FakeSampler(end_after=0, failure_mode=failure_mode), FakeSampler()]
+    samplers = [
+        FakeSampler(end_after=3, failure_mode=failure_mode),
+        FakeSampler(end_after=0, failure_mode=failure_mode),
+        FakeSampler(),
+    ]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(40)
         assert_batch(request, [response async for response in fleet.stub.SampleBatch(request, metadata=ADMIN)])
@@ -192,7 +196,7 @@ async def test_cancellation_reaches_the_samplers(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None:
-    """A thousand concurrent streams of sixteen tokens complete, and the memory of the process grows by less than 300 MiB."""
+    """A thousand concurrent streams of sixteen tokens complete, and memory grows by less than 300 MiB."""
     samplers = [FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=256)) for _ in range(2)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         before = psutil.Process(os.getpid()).memory_info().rss

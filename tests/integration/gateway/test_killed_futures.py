@@ -71,7 +71,9 @@ def _outcome(response: operation_result_pb2.OperationResult) -> Any:
             return response.publish.version, response.publish.digest
 
 
-async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
+    tiny_llama_dir: Path, tmp_path: Path
+) -> None:
     """A series of gateways, each killed at another failpoint, produces bitwise equal results."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(500)
 
 STEPS = 6
 FAILPOINTS = ('future.row', 'future.numbered', 'future.executed')
-"""Failpoints at which one gateway is killed: before it acknowledges a future, and before and after an operation runs."""
+"""Failpoints of the killed gateway: before it acknowledges a future, and before and after an operation runs."""
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:

@@ -50,8 +50,10 @@ async def wait_for_failure(call: Any) -> Failure | None:
     return done.pop().result() if done else None
 
 
-async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Running calls count against the byte limit until they finish; small requests and other tenants are not affected."""
+async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(
+    gateway: RunningGateway, upstream: Upstream
+) -> None:
+    """Running calls use the byte limit until they finish; small requests and other tenants are not affected."""
     alice, bob = [(await gateway.make_key(name)).secret for name in ('alice', 'bob')]
     calls = [get_adapter(gateway, alice, 'slow') for _ in range(6)]
     refusals = [found for found in await asyncio.gather(*map(wait_for_failure, calls)) if found is not None]
@@ -64,7 +66,9 @@ async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(gateway: R
     for call in calls:
         call.cancel()
     await upstream.adapters.was_cancelled.wait()
-    while (failure := await wait_for_failure(get_adapter(gateway, alice, 'missing'))) is None or failure.reason == 'QUEUE_FULL':
+    while (
+        failure := await wait_for_failure(get_adapter(gateway, alice, 'missing'))
+    ) is None or failure.reason == 'QUEUE_FULL':
         pass
     assert failure.reason == 'ADAPTER_NOT_FOUND'
 

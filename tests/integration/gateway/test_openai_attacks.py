@@ -86,7 +86,7 @@ async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway
 
 @pytest.mark.timeout(180)
 async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
-    """Unread streams block their samplers and use bounded memory, and all of them stop when their connections are reset."""
+    """Unread streams block their samplers, use bounded memory, and stop when their connections are reset."""
     tasks = len(asyncio.all_tasks())
     before = psutil.Process(os.getpid()).memory_info().rss
     sockets = [_start_stream(running) for _ in range(STREAMS)]
@@ -108,7 +108,14 @@ async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
 def _start_stream(running: OpenAiGateway) -> Any:
     """Start a very long stream and do not read the response."""
     host, _, port = running.gateway.http_address.rpartition(':')
-    fields = {'model': 'tiny', 'prompt': 'a', 'max_tokens': MAX_TOKENS, 'ignore_eos': True, 'stream': True, 'logprobs': 5}
+    fields = {
+        'model': 'tiny',
+        'prompt': 'a',
+        'max_tokens': MAX_TOKENS,
+        'ignore_eos': True,
+        'stream': True,
+        'logprobs': 5,
+    }
     body = json.dumps(fields).encode()
     stream = socket.socket()
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -90,7 +90,9 @@ class Deployment:
         response = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self.metadata)
         return {item.run_id: item for item in response.usages}
 
-    async def wait_for_usage(self, condition: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
+    async def wait_for_usage(
+        self, condition: Callable[[catalogue_service_pb2.Usage], bool]
+    ) -> catalogue_service_pb2.Usage:
         """Return the usage of the first adapter's run once a condition holds; the test's time limit bounds the wait."""
         while not condition(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
             pass

@@ -158,7 +158,9 @@ async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Depl
 
 async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment) -> None:
     """A run whose session expires in between has bitwise the same results as an uninterrupted run."""
-    uninterrupted = await deployment.create_adapter(await deployment.create_session('uninterrupted'), 'uninterrupted', lora_config=LORA)
+    uninterrupted = await deployment.create_adapter(
+        await deployment.create_session('uninterrupted'), 'uninterrupted', lora_config=LORA
+    )
     expected = await deployment.train(uninterrupted, range(1, 10))
     session_id = await deployment.create_session('expiring')
     adapter_id = await deployment.create_adapter(session_id, 'expiring', lora_config=LORA)
@@ -210,7 +212,9 @@ async def test_storage_quota_does_not_prevent_the_save_of_an_expired_session(dep
     request = quota_service_pb2.SetQuotaRequest(tenant_id='default', quota=quota_service_pb2.Quota(stored_bytes=1))
     await quota_service_pb2_grpc.QuotaServiceStub(deployment.gateway.channel).SetQuota(request, metadata=ADMIN)
     session_id = await deployment.create_session('full')
-    saved, unsaved = [await deployment.create_adapter(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
+    saved, unsaved = [
+        await deployment.create_adapter(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')
+    ]
     for adapter_id in (saved, unsaved):
         await deployment.train(adapter_id, range(1, 3))
     await _save(deployment, saved, 'one')

@@ -117,7 +117,7 @@ async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[Gatewa
 
 
 async def test_futures_of_a_failed_gateway_run_at_the_other_one(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Another gateway runs the futures of a failed one once and in order; later writes of the failed one have no effect."""
+    """A working gateway runs the futures of a failed one once and in order, and late writes have no effect."""
     failed, working = pair
     failed.recorder.gate.clear()
     futures = [await working.submit('free-b'), *[await failed.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
@@ -172,7 +172,9 @@ async def test_starting_gateway_takes_no_futures_of_a_working_one(storage: Share
     """Gateways that start and stop while another one works run none of its futures."""
     async with storage.gateway() as working:
         working.recorder.gate.clear()
-        futures = [await working.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [await working.submit('free')]
+        futures = [await working.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [
+            await working.submit('free')
+        ]
         await working.recorder.has_started(2)
         others = list[str]()
         for _ in range(3):
@@ -199,7 +201,9 @@ async def test_cancellation_reaches_the_owner(pair: tuple[GatewayFutures, Gatewa
         assert error.reason == Cancelled.reason
 
 
-async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
+async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(
+    pair: tuple[GatewayFutures, GatewayFutures],
+) -> None:
     """A client that follows a topic at one gateway is notified of a future that finishes at the other one."""
     pair[0].recorder.gate.clear()
     future = await pair[0].submit('one', topic='topic-1')

@@ -92,7 +92,9 @@ async def test_call_needs_a_trusted_certificate_and_the_token(service: str, fold
         'right': (gateway, TOKEN),
     }
     async with _serving(service, tls_of(folder, service)) as server:
-        codes = {name: await _status_of_call(server.address, tls, token=token) for name, (tls, token) in callers.items()}
+        codes = {
+            name: await _status_of_call(server.address, tls, token=token) for name, (tls, token) in callers.items()
+        }
     assert codes == {
         **dict.fromkeys(UNTRUSTED, grpc.StatusCode.UNAVAILABLE),
         'certificate of another service': grpc.StatusCode.PERMISSION_DENIED,

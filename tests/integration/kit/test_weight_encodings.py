@@ -255,7 +255,9 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
     sender, segments = Segments(tmp_path / 'shm'), Segments(tmp_path / 'shm')
     created = sender.create(len(FIRST.data))
     created.data[:] = FIRST.data
-    message = weights_pb2.SharedSegment(host_id=sender.host_id, name=created.ref.name, size_bytes=created.ref.size_bytes)
+    message = weights_pb2.SharedSegment(
+        host_id=sender.host_id, name=created.ref.name, size_bytes=created.ref.size_bytes
+    )
     fake = FakeStreams([lambda request: shared(FIRST, 1, message)])
     async with client_of(fake, segments) as client:
         state = await client.fetch_version('ad-1')

@@ -57,7 +57,7 @@ async def test_chat_reports_the_counts_of_the_engine(running: OpenAiGateway) -> 
 
 
 async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> None:
-    """The chunks of a chat add up to the complete response, and the last two contain the finish reason and the usage."""
+    """The chunks of a chat add up to the complete response, and the last two contain finish reason and usage."""
     client = running.client()
     request: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
     whole = await client.chat.completions.create(**request)

@@ -220,7 +220,7 @@ async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway
 
 
 async def test_catalogue_is_available_without_its_services(tmp_path: Path) -> None:
-    """Runs stay listed while the model service is down, and runs that it no longer reports are inactive when it is back."""
+    """Runs stay listed while the model service is down, and those that it no longer reports become inactive later."""
     first = Upstream()
     first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with first.serving():

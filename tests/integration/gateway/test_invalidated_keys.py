@@ -123,7 +123,10 @@ async def test_idle_streams_fail_when_their_key_ends(tmp_path: Path, invalidate:
         services.serving() as address,
         running_gateway(tmp_path, upstream=address, key_memory=SHORT) as gateway,
     ):
-        ended_key, valid_key = await gateway.make_key('alice', ttl=timedelta(minutes=1)), await gateway.make_key('alice')
+        ended_key, valid_key = (
+            await gateway.make_key('alice', ttl=timedelta(minutes=1)),
+            await gateway.make_key('alice'),
+        )
         calls = {path: await _open(gateway, path, ended_key.secret) for path in STREAMS}
         calls[WATCH_FLEET] = await _open(gateway, WATCH_FLEET, ended_key.secret)
         await calls[WATCH_FLEET].read()
@@ -140,7 +143,9 @@ async def test_idle_streams_fail_when_their_key_ends(tmp_path: Path, invalidate:
 
 
 @pytest.mark.parametrize('invalidate', [_revoke, _replace, _expire])
-async def test_message_after_the_end_of_the_key_is_refused(upstream: Upstream, tmp_path: Path, invalidate: Invalidate) -> None:
+async def test_message_after_the_end_of_the_key_is_refused(
+    upstream: Upstream, tmp_path: Path, invalidate: Invalidate
+) -> None:
     """The first operation on an open `Train` stream after its key becomes invalid is refused and not forwarded."""
     async with running_gateway(tmp_path, upstream=upstream.address, key_memory=LONG) as gateway:
         created = await gateway.make_key('alice', ttl=timedelta(minutes=1))

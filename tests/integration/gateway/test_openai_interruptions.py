@@ -1,4 +1,4 @@
-"""Tests calls of the OpenAI API that are interrupted: clients disconnect or stop reading, samplers and gateways stop."""
+"""Tests interrupted calls of the OpenAI API: clients disconnect or stop reading, samplers and gateways stop."""
 
 import asyncio
 import json
