@@ -1,4 +1,4 @@
-"""Client, services and contract derive the same disposition from a failed request."""
+"""Tests that the client and the services derive the disposition of a failed request as the contract specifies."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Implementations of the gateway's stores: in memory, SQLite, and PostgreSQL if it is installed."""
+"""Fixtures for the implementations of the gateway's stores: in memory, SQLite, and PostgreSQL if it is installed."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

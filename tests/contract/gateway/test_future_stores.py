@@ -259,7 +259,7 @@ async def test_finished_futures_of_a_topic_are_listed_in_order(store: Any) -> No
 
 
 async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
-    """A future joins the owner of its lane; once the lane has no waiting futures, another gateway can own it."""
+    """A future is assigned to the owner of its lane; a lane without waiting futures can get another owner."""
     first = replace(future_of('b0', lane='b'), owner='gw-1')
     assert await lane_store.add_if_absent(first) is first
     second = await lane_store.add_if_absent(replace(future_of('b1', lane='b', position=1), owner='gw-2'))

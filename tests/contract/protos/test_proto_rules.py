@@ -1,4 +1,4 @@
-"""Rules of the contracts that buf cannot check, tested on the generated descriptors."""
+"""Tests rules of the contracts that buf cannot check, on the generated descriptors."""
 
 import importlib
 import json

@@ -134,7 +134,7 @@ async def test_loading_does_not_affect_running_requests(real_engine):
 
 
 async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
-    """Weights that do not fit, loaded during a pause, do not end the pause, and other versions can be loaded."""
+    """A refused load during a pause does not end the pause, and other versions can be loaded."""
     alone = await run(real_engine, ask('one', ONE, max_tokens=24, temperature=0))
     running = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
     await settle(real_engine)

@@ -41,7 +41,7 @@ async def test_replaced_base_is_used_with_its_version(engine, tiny_llama_dir: Pa
 
 
 async def test_base_can_be_restored_bitwise(real_engine, tiny_llama_dir: Path):
-    """New base weights give transformers' results, and restoring the old ones gives bitwise the old results."""
+    """New base weights give the results of transformers, and restoring the old weights restores the results bitwise."""
     before = (await score(real_engine, None, TEXT)).tobytes()
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     np.testing.assert_allclose(

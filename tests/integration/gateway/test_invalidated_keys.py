@@ -115,7 +115,7 @@ async def _failure_of(call: Any) -> Failure:
 
 
 @pytest.mark.parametrize('invalidate', [_revoke, _replace, _expire])
-async def test_idle_streams_fail_when_their_key_ends(tmp_path: Path, invalidate: Invalidate) -> None:
+async def test_idle_streams_fail_when_their_key_becomes_invalid(tmp_path: Path, invalidate: Invalidate) -> None:
     """Every idle stream fails like a call with an unknown key, and the gateway cancels its call to the service."""
     services = SilentServices()
     assert len(STREAMS) > 7
@@ -143,7 +143,7 @@ async def test_idle_streams_fail_when_their_key_ends(tmp_path: Path, invalidate:
 
 
 @pytest.mark.parametrize('invalidate', [_revoke, _replace, _expire])
-async def test_message_after_the_end_of_the_key_is_refused(
+async def test_message_with_a_key_that_became_invalid_is_refused(
     upstream: Upstream, tmp_path: Path, invalidate: Invalidate
 ) -> None:
     """The first operation on an open `Train` stream after its key becomes invalid is refused and not forwarded."""

@@ -56,7 +56,7 @@ def head_of(method: str, path: str, *, host: str = 'x', length: int = 0) -> byte
 
 
 async def test_unusual_heads_and_methods_are_client_errors(running: OpenAiGateway) -> None:
-    """Unusual hosts, paths and methods give a status below 500, and HEAD gives no body."""
+    """Unusual hosts, paths and methods give a status below 500, and HEAD returns no body."""
     for host in ('[', '[::1', 'a b', '', '\x7f', 'x' * 1000, '::', '[v1.x]'):
         response = await send_raw(running, head_of('GET', '/nowhere', host=host))
         assert response.startswith(b'HTTP/1.1 4'), (host, response)

@@ -104,7 +104,7 @@ def _raising(items: list[Any]) -> Any:
 
 @asynccontextmanager
 async def client_of(fake: FakeStreams, segments: Segments | None = None) -> AsyncIterator[WeightClient]:
-    """Serve the fake and return a client of it."""
+    """Serve the fake and yield a client that is connected to it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         fake,
