@@ -33,7 +33,7 @@ class PromptEncoder:
             return self._checked(prompt.token_ids)
         if isinstance(prompt, ChatPrompt):
             return self._encode_chat(prompt, facts)
-        lower_bound = self.tokenizer.least_token_count(prompt.text)
+        lower_bound = self.tokenizer.min_token_count(prompt.text)
         if lower_bound > facts.context_tokens:
             raise ContextExceeded(lower_bound, 1, facts.context_tokens)
         token_ids = tuple(self.tokenizer.encode(prompt.text))

@@ -59,7 +59,7 @@ def test_kernel_runs_in_every_layer_until_it_is_removed(model):
     plain, kernel = hidden(model), Counted()
     assert kernelize(model, {'rms_norm': kernel}) is model
     assert not torch.equal(hidden(model), plain)
-    norms = [seam for seam in model.seams if seam.operation == 'rms_norm']
+    norms = [layer for layer in model.kernel_layers if layer.operation == 'rms_norm']
     assert len(kernel.shapes) == len(norms) > 4
     assert kernels_of(model)['rms_norm'] is kernel
     unkernelize(model)
@@ -117,7 +117,7 @@ def test_invalid_choices_are_refused():
             make()
 
 
-def test_every_operation_has_a_seam():
+def test_every_operation_has_a_layer():
     """Every operation has a layer that uses it, including the tanh-approximated gelu gate."""
     mlp = gelu_layer()
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
@@ -190,14 +190,14 @@ def test_liger_equals_the_reference(tiny_qwen3_dir, dtype):
     pytest.importorskip('liger_kernel')
     model = PackedCausalLM.load(tiny_qwen3_dir, dtype=dtype, device='cuda')
     tolerance = 8 * torch.finfo(getattr(torch, dtype)).eps
-    for seam in [*model.seams, gelu_layer().to('cuda', getattr(torch, dtype))]:
-        width = seam.weight.shape[0] if seam.operation == 'rms_norm' else seam.gate_proj.in_features
+    for layer in [*model.kernel_layers, gelu_layer().to('cuda', getattr(torch, dtype))]:
+        width = layer.weight.shape[0] if layer.operation == 'rms_norm' else layer.gate_proj.in_features
         x = torch.randn(9, width, device='cuda', dtype=getattr(torch, dtype))
         found = []
-        for mapping in ({seam.operation: 'torch'}, {seam.operation: 'liger'}):
+        for mapping in ({layer.operation: 'torch'}, {layer.operation: 'liger'}):
             leaf = x.clone().requires_grad_()
-            kernelize(seam, mapping)
-            y = seam(leaf)
+            kernelize(layer, mapping)
+            y = layer(leaf)
             found.append([y, *torch.autograd.grad(y.square().sum(), leaf)])
         for reference, liger in zip(*found, strict=True):
             scale = float(reference.detach().abs().max())

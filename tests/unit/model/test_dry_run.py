@@ -29,7 +29,7 @@ def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int])
     size = lora_size(engine.model.layers, config, **ADAMW)
     state = engine.create_adapter('real', config)
     assert size.parameter_count == state.weights.parameter_count
-    assert size.resting_bytes == 3 * 4 * size.parameter_count
+    assert size.persistent_bytes == 3 * 4 * size.parameter_count
 
 
 @pytest.mark.parametrize(('name', 'copies'), [('SGD', 0), ('AdamW', 2), ('Adagrad', 1)])
@@ -57,7 +57,7 @@ def test_probe_leaves_nothing_behind(engine: TrainerEngine) -> None:
     small = model.estimate(size, BatchShape(batch_size=1, sequence_tokens=64))
     large = model.estimate(size, BatchShape(batch_size=8, sequence_tokens=64))
     assert small.peak_bytes < large.peak_bytes
-    assert small.adapter_bytes == large.adapter_bytes == size.resting_bytes
+    assert small.adapter_bytes == large.adapter_bytes == size.persistent_bytes
 
 
 def test_peak_counts_live_tensors(engine: TrainerEngine) -> None:

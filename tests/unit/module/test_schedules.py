@@ -12,7 +12,7 @@ from twinkle.module import (
     build_scheduler,
     load_optimizer_state,
     load_scheduler_state,
-    moves_left,
+    steps_left,
     optimizer_state,
     scheduler_names,
     scheduler_state,
@@ -157,17 +157,17 @@ def test_the_state_of_another_schedule_is_refused():
 
 
 @pytest.mark.parametrize('name', scheduler_names())
-def test_moves_left_counts_down_to_the_step_torch_refuses(name):
-    """`moves_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
+def test_steps_left_counts_down_to_the_step_torch_refuses(name):
+    """`steps_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
     parameters, optimizer, scheduler = trained(name)
     for _ in range(40):
-        left = moves_left(scheduler)
+        left = steps_left(scheduler)
         if left == 0:
             with pytest.raises(ValueError, match='steps'):
                 take_steps(parameters, optimizer, scheduler, 1)
             return
         take_steps(parameters, optimizer, scheduler, 1)
-        assert moves_left(scheduler) == (None if left is None else left - 1)
+        assert steps_left(scheduler) == (None if left is None else left - 1)
     assert left is None
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from twinkle.nn import LayerDraw, LoraFactors
+from twinkle.nn import LayerDropout, LoraFactors
 from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.grouped_lora import GroupedLora, is_groupable
@@ -23,8 +23,8 @@ def draw_spans() -> list[LayerSpan]:
     for index, (begin, end, rank) in enumerate([(2, 20, 3), (20, 41, 8), (48, 66, 11)]):
         a = draw(rank, INPUTS, seed=index).requires_grad_()
         b = draw(OUTPUTS, rank, seed=index + 10).requires_grad_()
-        layer_draw = LayerDraw(RowDropout(0.3, seed=5), layer=2) if index == 1 else None
-        spans.append(LayerSpan(begin, end, LoraFactors(a, b, scaling=0.5 + index), layer_draw))
+        layer_dropout = LayerDropout(RowDropout(0.3, seed=5), layer=2) if index == 1 else None
+        spans.append(LayerSpan(begin, end, LoraFactors(a, b, scaling=0.5 + index), layer_dropout))
     return spans
 
 
@@ -33,7 +33,7 @@ def run(kernel, dtype: torch.dtype, device: str = 'cpu') -> list[torch.Tensor]:
     spans = draw_spans()
     for index, span in enumerate(spans):
         a, b = (tensor.detach().to(device).requires_grad_() for tensor in span.update.parameters())
-        spans[index] = LayerSpan(span.begin_row, span.end_row, LoraFactors(a, b, span.update.scaling), span.draw)
+        spans[index] = LayerSpan(span.begin_row, span.end_row, LoraFactors(a, b, span.update.scaling), span.dropout)
     x, dy = (draw(ROWS, width, seed=9, dtype=dtype).to(device) for width in (INPUTS, OUTPUTS))
     y, dx = (draw(ROWS, width, seed=8, dtype=dtype).to(device) for width in (OUTPUTS, INPUTS))
     with torch.no_grad():

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from twinkle.data_format import LoraConfig
-from twinkle.nn import AdapterSpan, LayerDraw, LoraFactors, LoraWeights
+from twinkle.nn import AdapterSpan, LayerDropout, LoraFactors, LoraWeights
 from twinkle.nn.active_adapters import ActiveAdapters, Pass
 from twinkle.nn.dropout import RowDropout
 from twinkle.nn.lora_linear import LoraLinear
 
 ROWS, INPUTS, OUTPUTS, RANK, SCALING = 33, 20, 28, 5, 0.7
-DROPOUT = LayerDraw(RowDropout(0.25, seed=3), layer=1)
+DROPOUT = LayerDropout(RowDropout(0.25, seed=3), layer=1)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -19,7 +19,7 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def by_hand(dtype: torch.dtype, layer_draw: LayerDraw | None) -> list[Tensor]:
+def by_hand(dtype: torch.dtype, layer_draw: LayerDropout | None) -> list[Tensor]:
     """Return output, input gradient and factor gradients of `LoraFactors`, starting from zeros."""
     factors = LoraFactors(
         *(draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
@@ -32,7 +32,7 @@ def by_hand(dtype: torch.dtype, layer_draw: LayerDraw | None) -> list[Tensor]:
     return [y.float(), dx.float(), *gradients]
 
 
-def by_autograd(layer_draw: LayerDraw | None) -> list[Tensor]:
+def by_autograd(layer_draw: LayerDropout | None) -> list[Tensor]:
     """Return the same values computed by torch's autograd in float32."""
     a, b = (draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
     x = draw(ROWS, INPUTS, seed=2).requires_grad_()
@@ -54,7 +54,7 @@ def test_update_and_gradients_equal_autograd(layer_draw, dtype, tolerance):
 def test_dropout_is_the_same_on_every_call_and_differs_by_layer_and_pass():
     """A dropout mask is reproducible, and differs between layers and between passes."""
     x, generator = torch.ones(50, 40), torch.Generator().manual_seed(0)
-    first, second = RowDropout.draw(0.25, generator), RowDropout.draw(0.25, generator)
+    first, second = RowDropout.sample(0.25, generator), RowDropout.sample(0.25, generator)
     assert torch.equal(first.mask(x, layer=3), first.mask(x, layer=3))
     assert not torch.equal(first.mask(x, layer=3), first.mask(x, layer=4))
     assert not torch.equal(first.mask(x, layer=3), second.mask(x, layer=3))
@@ -71,7 +71,7 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
     ]
     spans = [AdapterSpan(20 * index, 20 * index + 20, adapter) for index, adapter in enumerate(adapters)]
     x = draw(80, INPUTS, seed=0).requires_grad_()
-    with active.during(Pass.begin(spans, row_count=80, is_training=True)):
+    with active.activate(Pass.begin(spans, row_count=80, is_training=True)):
         y = layer(x)
     edges = [node for node, _ in y.grad_fn.next_functions if node is not None]
     assert [type(node).__name__ for node in edges] == ['AccumulateGrad'] * 9

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.data_format import SamplingParams
-from twinkle.sampler.engine.draw import draw_token, top_logprobs, uniform
+from twinkle.sampler.engine.token_sampling import sample_token, top_logprobs, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
 
@@ -16,7 +16,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
 def draw(number: float, logits: torch.Tensor = LOGITS, *, present=(), forbidden=(), sampled=(), **params) -> int:
     """Sample a token with the given parameters."""
     given_params = SamplingParams(**params)
-    return draw_token(logits, given_params, present=present, forbidden=forbidden, number=number, sampled_ids=sampled)
+    return sample_token(logits, given_params, present=present, forbidden=forbidden, number=number, sampled_ids=sampled)
 
 
 def drawn_tokens(**params) -> set[int]:

@@ -42,7 +42,7 @@ def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
 def start(scheduler: Scheduler, group: SampleGroup) -> None:
     """Add the first token of each sample of a computed group."""
     count = group.sample_count if group.max_new_tokens else 0
-    sequences = [Sequence(group=group, index=i, cache=None, rules=None, stop_watch=None) for i in range(count)]
+    sequences = [Sequence(group=group, index=i, cache=None, rules=None, stop_detector=None) for i in range(count)]
     scheduler.start(group, sequences)
     for sequence in sequences:
         grow(scheduler, sequence)

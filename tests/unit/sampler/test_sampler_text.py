@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer
-from twinkle.sampler.engine.stopping import StopRules, StopWatch
+from twinkle.sampler.engine.stopping import StopRules, StopDetector
 
 EOS = 256
 
@@ -32,20 +32,20 @@ def metaspace_tokenizer() -> Tokenizer:
 TOKENIZER = byte_tokenizer()
 
 
-def watch(max_tokens: int = 100, eos: int = EOS, **params) -> StopWatch:
+def detector(max_tokens: int = 100, eos: int = EOS, **params) -> StopDetector:
     """Return the stop rules of one sequence."""
     rules = StopRules.of(SamplingParams(**params), eos_token_ids=frozenset({eos}), max_new_tokens=max_tokens)
-    return StopWatch(rules, IncrementalDetokenizer(TOKENIZER))
+    return StopDetector(rules, IncrementalDetokenizer(TOKENIZER))
 
 
-def feed(watch: StopWatch, text: str, *more: int) -> tuple[list[str], StopReason | None, int]:
+def feed(detector: StopDetector, text: str, *more: int) -> tuple[list[str], StopReason | None, int]:
     """Push the bytes of `text` and the tokens `more`; return the pieces, the reason and the number of tokens."""
     pieces = []
     for count, token in enumerate([*TOKENIZER.encode(text).ids, *more], start=1):
-        verdict = watch.push(token)
-        pieces.append(verdict.text)
-        if verdict.reason:
-            return pieces, verdict.reason, count
+        decision = detector.push(token)
+        pieces.append(decision.text)
+        if decision.reason:
+            return pieces, decision.reason, count
     return pieces, None, len(pieces)
 
 
@@ -76,46 +76,46 @@ def test_spaces_between_words_are_kept(ids):
 
 def test_end_of_sequence_ends_without_text():
     """The end-of-sequence token ends the sequence and has no text."""
-    assert feed(watch(), 'ok', EOS) == (['o', 'k', ''], StopReason.STOP, 3)
+    assert feed(detector(), 'ok', EOS) == (['o', 'k', ''], StopReason.STOP, 3)
 
 
 def test_end_of_sequence_is_ignored_on_request():
     """A request with ignore_eos ends only at its stop tokens and strings."""
-    assert feed(watch(ignore_eos=True), 'ok', EOS)[1] is None
+    assert feed(detector(ignore_eos=True), 'ok', EOS)[1] is None
 
 
 def test_stop_token_id_ends_without_text():
     """An ordinary token in `stop` ends the sequence, and its text is omitted."""
     stop = TOKENIZER.encode('x').ids[0]
-    assert feed(watch(stop=[stop]), 'abxcd') == (['a', 'b', ''], StopReason.STOP, 3)
+    assert feed(detector(stop=[stop]), 'abxcd') == (['a', 'b', ''], StopReason.STOP, 3)
 
 
 def test_stop_string_across_tokens_is_removed():
     """A stop string that spans several tokens is removed, and no part of it is reported."""
-    assert feed(watch(stop='END'), 'go ENENDx') == (['g', 'o', ' ', '', '', 'EN', '', ''], StopReason.STOP, 8)
+    assert feed(detector(stop='END'), 'go ENENDx') == (['g', 'o', ' ', '', '', 'EN', '', ''], StopReason.STOP, 8)
 
 
 def test_partial_stop_string_is_released():
     """Text that starts like a stop string is reported when it turns out not to be one."""
-    pieces, reason, _ = feed(watch(stop=['abcd', 'cx']), 'abce')
+    pieces, reason, _ = feed(detector(stop=['abcd', 'cx']), 'abce')
     assert (''.join(pieces), reason) == ('abce', None)
 
 
 def test_earliest_of_several_stop_strings_wins():
     """The text is cut at the first of several stop strings."""
-    pieces, reason, _ = feed(watch(stop=['bcd', 'cd']), 'abcd')
+    pieces, reason, _ = feed(detector(stop=['bcd', 'cd']), 'abcd')
     assert (''.join(pieces), reason) == ('a', StopReason.STOP)
 
 
 def test_limit_releases_withheld_text():
     """The withheld text and incomplete characters are reported when the sequence ends at max_tokens."""
-    assert feed(watch(3, stop='cd'), 'abc') == (['a', 'b', 'c'], StopReason.LENGTH, 3)
-    assert feed(watch(1), 'é') == (['\ufffd'], StopReason.LENGTH, 1)
+    assert feed(detector(3, stop='cd'), 'abc') == (['a', 'b', 'c'], StopReason.LENGTH, 3)
+    assert feed(detector(1), 'é') == (['\ufffd'], StopReason.LENGTH, 1)
 
 
 def test_stops_count_only_after_min_tokens():
     """A stop within the first min_tokens is ignored, and a later one ends the sequence."""
-    pieces, reason, count = feed(watch(stop='b', min_tokens=2), 'abab')
+    pieces, reason, count = feed(detector(stop='b', min_tokens=2), 'abab')
     assert (''.join(pieces), reason, count) == ('aba', StopReason.STOP, 4)
     rules = StopRules.of(SamplingParams(min_tokens=2), eos_token_ids=frozenset({EOS}), max_new_tokens=9)
     assert rules.forbidden_tokens(1) == {EOS}
@@ -125,7 +125,7 @@ def test_stops_count_only_after_min_tokens():
 @given(text=st.text(alphabet='abc', max_size=30), stops=st.lists(st.text('abc', min_size=1, max_size=4), max_size=3))
 def test_text_ends_before_the_first_stop_string(text, stops):
     """The reported text ends before the stop string that is completed first."""
-    pieces, reason, count = feed(watch(stop=stops), text)
+    pieces, reason, count = feed(detector(stop=stops), text)
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     if not ends:
         assert reason is None

@@ -20,13 +20,13 @@ from twinkle.sampler.vllm.sampling import sequence_seed, vllm_params
 WATCHDOG = Path(twinkle.sampler.__file__).parent / 'vllm' / 'watchdog.py'
 CHILD = f"""
 import runpy, sys, time
-runpy.run_path({str(WATCHDOG)!r})['end_with_owner']()
+runpy.run_path({str(WATCHDOG)!r})['exit_with_owner']()
 print('ready', flush=True)
 time.sleep(600)
 """
 OWNER = f"""
 import runpy, subprocess, sys
-runpy.run_path({str(WATCHDOG)!r})['name_owner']()
+runpy.run_path({str(WATCHDOG)!r})['record_owner']()
 child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)

@@ -50,7 +50,7 @@ INCOMPLETE = byte_level(without='ÃxĀ')
 def test_the_bound_never_exceeds_the_token_count(text: str, tokenizer: tokenizers.Tokenizer) -> None:
     """The bound holds for special tokens and for characters that the normalizer composes."""
     text = text.encode('utf-8', 'ignore').decode()
-    least = TokenBound(tokenizer).least_count(text)
+    least = TokenBound(tokenizer).min_count(text)
     assert least <= len(tokenizer.encode(text, add_special_tokens=False).ids)
     assert not text or least > 0 or tokenizer is INCOMPLETE
 
@@ -61,16 +61,16 @@ def test_the_bound_never_exceeds_the_token_count(text: str, tokenizer: tokenizer
 )
 def test_the_bound_is_zero_if_a_normalizer_may_drop_text(normalizer: normalizers.Normalizer) -> None:
     """The bound is 0 for normalizers that are not known to keep all text."""
-    assert TokenBound(byte_level(normalizer)).least_count('a' * 1000) == 0
+    assert TokenBound(byte_level(normalizer)).min_count('a' * 1000) == 0
 
 
 def test_the_bound_is_zero_if_a_token_may_cover_any_length() -> None:
     """The bound is 0 if an unknown token or an added token that strips whitespace may cover any length."""
     words = tokenizers.Tokenizer(models.WordLevel({'[UNK]': 0}, unk_token='[UNK]'))
-    assert TokenBound(words).least_count('a' * 1000) == 0
+    assert TokenBound(words).min_count('a' * 1000) == 0
     greedy = byte_level()
     greedy.add_special_tokens([tokenizers.AddedToken('<blank>', lstrip=True)])
-    assert TokenBound(greedy).least_count(' ' * 1000) == 0
+    assert TokenBound(greedy).min_count(' ' * 1000) == 0
 
 
 def test_a_very_long_prompt_is_refused_without_tokenizing(tmp_path: Path) -> None:

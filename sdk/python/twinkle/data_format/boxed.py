@@ -1,4 +1,4 @@
-r"""Answers to mathematical problems, which texts mark with `\boxed{...}`."""
+r"""Extraction of the answers to mathematical problems that a text marks with `\boxed{...}`."""
 
 import re
 

@@ -12,7 +12,7 @@ padding, and 1."""
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """How a model reads images and videos."""
+    """Specification of the image and video input of a model."""
 
     kinds: ClassVar[tuple[MediaKind, ...]] = ('image', 'video')
     has_axes: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AudioSpec:
-    """How a model reads audio."""
+    """Specification of the audio input of a model."""
 
     kinds: ClassVar[tuple[MediaKind, ...]] = ('audio',)
     has_axes: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class AudioSpec:
 
 
 MediaSpec = VisionSpec | AudioSpec
-"""How a model reads media."""
+"""Specification of the media input of a model."""
 _SPECS: dict[str, type[VisionSpec] | type[AudioSpec]] = {'qwen2_5_vl': VisionSpec, 'qwen2_audio': AudioSpec}
 
 

@@ -38,7 +38,7 @@ class ArrowRows(Sequence[Row]):
 
     def __getitem__(self, index: int | slice) -> 'Row | list[Row]':
         if isinstance(index, slice):
-            return cast('list[Row]', self.taken(index).table.to_pylist())
+            return cast('list[Row]', self.select(index).table.to_pylist())
         if not -len(self) <= index < len(self):
             raise IndexError(f'row {index} is out of range for {len(self)} rows')
         return cast('Row', self.table.slice(index % len(self), 1).to_pylist()[0])
@@ -47,14 +47,14 @@ class ArrowRows(Sequence[Row]):
         begins = range(0, len(self), _BATCH_ROWS)
         return chain.from_iterable(self.table.slice(begin, _BATCH_ROWS).to_pylist() for begin in begins)
 
-    def taken(self, wanted: slice | Sequence[int]) -> 'ArrowRows':
+    def select(self, selection: slice | Sequence[int]) -> 'ArrowRows':
         """Return some of the rows; a slice with step 1 shares memory, any other choice is copied."""
-        if isinstance(wanted, slice):
-            begin, end, step = wanted.indices(len(self))
+        if isinstance(selection, slice):
+            begin, end, step = selection.indices(len(self))
             if step == 1:
                 return ArrowRows(self.table.slice(begin, max(end - begin, 0)))
-            wanted = range(begin, end, step)
-        return ArrowRows(self.table.take(pa.array(wanted, type=pa.int64())))
+            selection = range(begin, end, step)
+        return ArrowRows(self.table.take(pa.array(selection, type=pa.int64())))
 
 
 def read_arrow(path: Path) -> ArrowRows:

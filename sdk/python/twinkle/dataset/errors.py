@@ -1,4 +1,4 @@
-"""Errors of creating, changing and reading datasets. Messages say how to fix the problem."""
+"""Errors of creating, changing and reading datasets. Messages explain how to fix the problem."""
 
 from dataclasses import KW_ONLY
 

@@ -7,7 +7,7 @@ from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
 from twinkle.dataset.hf import stream_of
 from twinkle.dataset.meta import DatasetMeta
-from twinkle.dataset.passes import begin_pass, log_report, remembers_rows
+from twinkle.dataset.passes import begin_pass, log_report, depends_on_earlier_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.dataset.sources import find_files, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
@@ -66,7 +66,7 @@ class IterableDataset(BaseDataset[Stream]):
             begin_pass(function)
             return lambda batch, begin: map_rows(batch, function, begin=begin)
 
-        batch_rows = 1 if remembers_rows(function) else BATCH_ROWS
+        batch_rows = 1 if depends_on_earlier_rows(function) else BATCH_ROWS
         return changed(rows, start_pass, batch_rows=batch_rows, at_end=lambda: log_report(function))
 
     def _filtered(self, rows: Stream, function: FilterFunction) -> Stream:

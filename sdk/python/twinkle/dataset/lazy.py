@@ -8,7 +8,7 @@ from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
 from twinkle.dataset.mixing import RowReference, mixed_order
-from twinkle.dataset.passes import remembers_rows
+from twinkle.dataset.passes import depends_on_earlier_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, MapFunction
@@ -30,7 +30,7 @@ class LazyDataset(Dataset):
         return _SelectedRows(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))
 
     def _mapped(self, rows: Sequence[Row], function: MapFunction) -> Sequence[Row]:
-        if remembers_rows(function):
+        if depends_on_earlier_rows(function):
             name = type(function).__name__
             raise DatasetError(
                 f'{name} depends on earlier rows, which a LazyDataset does not support; use Dataset, or filter()'

@@ -10,7 +10,7 @@ def begin_pass(function: MapFunction | FilterFunction) -> None:
         function.begin_pass()
 
 
-def remembers_rows(function: MapFunction) -> bool:
+def depends_on_earlier_rows(function: MapFunction) -> bool:
     """Return whether the result of a preprocessor for a row depends on earlier rows."""
     return isinstance(function, Preprocessor) and type(function).begin_pass is not Preprocessor.begin_pass
 

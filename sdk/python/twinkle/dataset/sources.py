@@ -45,13 +45,13 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
         DatasetError: a file cannot be read; raised during iteration.
     """
     stream = _given_one_by_one(meta) if meta.data is not None else (row for file in files for row in iter_rows(file))
-    wanted = meta.data_slice
-    if wanted is None:
+    selection = meta.data_slice
+    if selection is None:
         yield from stream
-    elif isinstance(wanted, slice):
-        yield from islice(stream, wanted.start, wanted.stop, wanted.step)
+    elif isinstance(selection, slice):
+        yield from islice(stream, selection.start, selection.stop, selection.step)
     else:
-        yield from _taken(stream, meta, wanted)
+        yield from _rows_at(stream, meta, selection)
 
 
 def refuse_backwards(meta: DatasetMeta) -> None:
@@ -60,15 +60,15 @@ def refuse_backwards(meta: DatasetMeta) -> None:
     Raises:
         DatasetError: the slice counts from the end or is not ascending.
     """
-    wanted = meta.data_slice
-    if isinstance(wanted, slice):
-        parts = [part for part in (wanted.start, wanted.stop, wanted.step) if part is not None]
-        is_forward = all(part >= 0 for part in parts) and wanted.step != 0
+    selection = meta.data_slice
+    if isinstance(selection, slice):
+        parts = [part for part in (selection.start, selection.stop, selection.step) if part is not None]
+        is_forward = all(part >= 0 for part in parts) and selection.step != 0
     else:
-        is_forward = wanted is None or all(index < after for index, after in pairwise([-1, *wanted]))
+        is_forward = selection is None or all(index < after for index, after in pairwise([-1, *selection]))
     if not is_forward:
         raise DatasetError(
-            f'data_slice of a stream must be ascending row indices of at least 0, got {wanted}; use Dataset otherwise'
+            f'data_slice of a stream must be ascending row indices of at least 0, got {selection}; use Dataset otherwise'
         )
 
 
@@ -102,9 +102,9 @@ def _given_one_by_one(meta: DatasetMeta) -> Iterator[Row]:
     return (dict(row) for row in data)
 
 
-def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> Iterator[Row]:
+def _rows_at(stream: Iterator[Row], meta: DatasetMeta, selection: Sequence[int]) -> Iterator[Row]:
     row_index = -1
-    for index in wanted:
+    for index in selection:
         row = next(islice(stream, index - row_index - 1, None), None)
         if row is None:
             get_logger().warning('%s has no row %d, which data_slice requested', meta.name, index)
@@ -144,18 +144,18 @@ def _sliced(rows: Sequence[Row], meta: DatasetMeta) -> Sequence[Row]:
     if meta.data_slice is None:
         return rows
     if isinstance(meta.data_slice, slice):
-        return _taken_of(rows, meta.data_slice)
-    wanted = [index for index in meta.data_slice if -len(rows) <= index < len(rows)]
-    if len(wanted) < len(meta.data_slice):
+        return _selected(rows, meta.data_slice)
+    selection = [index for index in meta.data_slice if -len(rows) <= index < len(rows)]
+    if len(selection) < len(meta.data_slice):
         get_logger().warning(
             '%s has %d rows; data_slice requested %d rows, %d of them exist',
-            meta.name, len(rows), len(meta.data_slice), len(wanted),
+            meta.name, len(rows), len(meta.data_slice), len(selection),
         )  # fmt: skip
-    return _taken_of(rows, [index % len(rows) for index in wanted])
+    return _selected(rows, [index % len(rows) for index in selection])
 
 
-def _taken_of(rows: Sequence[Row], wanted: slice | Sequence[int]) -> Sequence[Row]:
+def _selected(rows: Sequence[Row], selection: slice | Sequence[int]) -> Sequence[Row]:
     if not isinstance(rows, list):
         # Rows of an Arrow table; contiguous rows are not copied.
-        return cast('ArrowRows', rows).taken(wanted)
-    return rows[wanted] if isinstance(wanted, slice) else [rows[index] for index in wanted]
+        return cast('ArrowRows', rows).select(selection)
+    return rows[selection] if isinstance(selection, slice) else [rows[index] for index in selection]

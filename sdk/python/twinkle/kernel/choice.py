@@ -44,7 +44,7 @@ def hub(ref: str) -> Kernel:
 
     Args:
         ref: plugin id, a colon, and the name of a function that takes the operation's arguments
-            (see `KernelSeam.operation`).
+            (see `KernelLayer.operation`).
 
     Raises:
         KernelError: the reference is malformed.

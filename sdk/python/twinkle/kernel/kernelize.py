@@ -13,7 +13,7 @@ from torch import nn
 from twinkle.infra import get_logger
 from twinkle.kernel.choice import BACKENDS, DEFAULT_KERNEL_CONFIG, OPERATIONS, Kernel, KernelChoice
 from twinkle.kernel.errors import KernelError
-from twinkle.nn import KernelSeam
+from twinkle.nn import KernelLayer
 
 Choice = str | KernelChoice | Kernel
 
@@ -25,7 +25,7 @@ class _Selection:
     operation: str
     name: str
     kernel: Kernel | None
-    seams: Sequence[KernelSeam]
+    layers: Sequence[KernelLayer]
 
 
 def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG) -> Any:
@@ -36,67 +36,67 @@ def kernelize(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG)
     Args:
         model: trainer of `twinkle.model`, `PackedCausalLM`, or a module with layers of `twinkle.nn`.
         mapping: for each operation of `OPERATIONS` a backend of `BACKENDS`, a `KernelChoice`, or a function of the
-            operation's arguments (see `KernelSeam.operation`) that autograd can differentiate.
+            operation's arguments (see `KernelLayer.operation`) that autograd can differentiate.
 
     Raises:
         KernelError: an operation or backend is unknown, the model has no such operation, or the backend does not
             run on its device.
     """
-    seams = _seams(model)
-    plan = [_selection(operation, choice, seams) for operation, choice in mapping.items()]
+    layers = _kernel_layers(model)
+    plan = [_selection(operation, choice, layers) for operation, choice in mapping.items()]
     if mapping is DEFAULT_KERNEL_CONFIG:
         # The defaults cover every operation, so a model that lacks one of them is valid.
-        plan = [selection for selection in plan if selection.seams]
+        plan = [selection for selection in plan if selection.layers]
     for selection in plan:
-        if not selection.seams:
-            present = sorted({seam.operation for seam in seams})
+        if not selection.layers:
+            present = sorted({layer.operation for layer in layers})
             raise KernelError(selection.operation, f'the model has no such operation; it has {present}')
     for selection in plan:
-        for seam in selection.seams:
-            seam.kernel = selection.kernel
-        get_logger().info('%s: %d layers run on %s', selection.operation, len(selection.seams), selection.name)
+        for layer in selection.layers:
+            layer.kernel = selection.kernel
+        get_logger().info('%s: %d layers run on %s', selection.operation, len(selection.layers), selection.name)
     return model
 
 
 def unkernelize(model: Any) -> Any:
     """Set every operation of a model back to its reference and return the model."""
-    for seam in _seams(model):
-        seam.kernel = None
+    for layer in _kernel_layers(model):
+        layer.kernel = None
     return model
 
 
 @contextmanager
 def kernelized(model: Any, mapping: Mapping[str, Choice] = DEFAULT_KERNEL_CONFIG) -> Generator[Any]:
     """Install kernels for the duration of the block, then restore the previous ones; raises like `kernelize`."""
-    before = [(seam, seam.kernel) for seam in _seams(model)]
+    before = [(layer, layer.kernel) for layer in _kernel_layers(model)]
     kernelize(model, mapping)
     try:
         yield model
     finally:
-        for seam, kernel in before:
-            seam.kernel = kernel
+        for layer, kernel in before:
+            layer.kernel = kernel
 
 
 def kernels_of(model: Any) -> dict[str, Kernel | None]:
     """Return the kernel of each operation of a model; None is the reference."""
-    return {seam.operation: seam.kernel for seam in _seams(model)}
+    return {layer.operation: layer.kernel for layer in _kernel_layers(model)}
 
 
-def _seams(model: Any) -> list[KernelSeam]:
+def _kernel_layers(model: Any) -> list[KernelLayer]:
     if isinstance(model, nn.Module):
-        return [module for module in model.modules() if isinstance(module, KernelSeam)]
+        return [module for module in model.modules() if isinstance(module, KernelLayer)]
     # A trainer has an engine, and the engine has the packed model.
     packed = getattr(getattr(model, 'engine', None), 'model', model)
-    seams = getattr(packed, 'seams', None)
-    if not isinstance(seams, list):
+    layers = getattr(packed, 'kernel_layers', None)
+    if not isinstance(layers, list):
         raise KernelError('kernelize', f'{type(model).__name__} is not a trainer, packed model or module')
-    return seams
+    return layers
 
 
-def _selection(operation: str, choice: Choice, seams: Sequence[KernelSeam]) -> _Selection:
+def _selection(operation: str, choice: Choice, layers: Sequence[KernelLayer]) -> _Selection:
     if operation not in OPERATIONS:
         raise KernelError(operation, f'unknown operation; kernels can be set for {", ".join(OPERATIONS)}')
-    own = [seam for seam in seams if seam.operation == operation]
+    own = [layer for layer in layers if layer.operation == operation]
     if isinstance(choice, nn.Module):
         # As an attribute, a module would become part of the frozen model, and torch would shadow `kernel`.
         raise KernelError(operation, f'{type(choice).__name__} is a module; give a function without weights')
@@ -113,7 +113,7 @@ def _selection(operation: str, choice: Choice, seams: Sequence[KernelSeam]) -> _
     raise KernelError(operation, '; '.join(refused))
 
 
-def _problem(backend: str, seams: Sequence[KernelSeam]) -> str | None:
+def _problem(backend: str, layers: Sequence[KernelLayer]) -> str | None:
     """Return the reason why a backend cannot run these layers, or None if it can."""
     if backend not in BACKENDS:
         return f'is not a backend; use one of {", ".join(BACKENDS)} or give a function'
@@ -121,7 +121,7 @@ def _problem(backend: str, seams: Sequence[KernelSeam]) -> str | None:
         return None
     if importlib.util.find_spec('liger_kernel') is None:
         return "is not installed: pip install 'twinkle-grpc[liger]' on Linux with an NVIDIA GPU"
-    devices = {parameter.device.type for seam in seams for parameter in seam.parameters()}
+    devices = {parameter.device.type for layer in layers for parameter in layer.parameters()}
     if devices - {'cuda'} or not torch.cuda.is_available():
         return f'runs only on cuda, and the model is on {", ".join(sorted(devices)) or "no device"}'
     return None

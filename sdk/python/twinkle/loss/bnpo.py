@@ -6,7 +6,7 @@ from twinkle.loss.policy import ClippedPolicyLoss
 class BNPOLoss(ClippedPolicyLoss):
     """Clipped objective, averaged over all labels.
 
-    Trainers in the field use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
+    Other trainers use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
     labels of a step. The Beta normalization of rewards that gave BNPO its name (arXiv 2506.02864) belongs to the
     advantages and is up to the caller.
 

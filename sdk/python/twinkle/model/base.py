@@ -101,15 +101,15 @@ class TwinkleModel(ABC):
     def step(
         self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
     ) -> Any:
-        """Apply the accumulated gradient, once it has enough batches."""
+        """Apply the accumulated gradient if it has enough batches."""
 
     @abstractmethod
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the accumulated gradient, once a step is due."""
+        """Clear the accumulated gradient if a step is due."""
 
     @abstractmethod
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Advance the schedule by one step, once a step is due."""
+        """Advance the schedule by one step if a step is due."""
 
     @abstractmethod
     def clip_grad_and_step(
@@ -120,7 +120,7 @@ class TwinkleModel(ABC):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
-        **of_step: Any,
+        **step_options: Any,
     ) -> Any:
         """Run clip_grad_norm, step, zero_grad and lr_step; return the result of the step."""
 

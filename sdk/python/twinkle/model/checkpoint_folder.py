@@ -50,24 +50,24 @@ def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str
     _write(folder / TRAINER_STATE_FILE, snapshot.trainer)
 
 
-def read_checkpoint(folder: Path, *, whole: tuple[str, ...] | None = None) -> AdapterSnapshot:
+def read_checkpoint(folder: Path, *, model_weights: tuple[str, ...] | None = None) -> AdapterSnapshot:
     """Read a checkpoint.
 
     Args:
         folder: folder of the checkpoint.
-        whole: names of the base model's weights to read for full-parameter training. None reads an adapter.
+        model_weights: names of the base model's weights to read for full-parameter training. None reads an adapter.
 
     Raises:
         SnapshotMismatch: the folder is malformed, or not a checkpoint of that kind.
     """
     try:
-        weights, config = read_peft_folder(folder) if whole is None else (_read_model(folder, whole), None)
+        weights, config = read_peft_folder(folder) if model_weights is None else (_read_model(folder, model_weights), None)
         head, trainer = _read(folder / VALUE_HEAD_FILE), _read(folder / TRAINER_STATE_FILE)
     except (InvalidPeftFolder, InvalidModelFolder) as error:
         raise SnapshotMismatch(f'{folder} is not a checkpoint: {error}') from error
     # The checkpoint service stores a value head only in the trainer state.
     head = head or {name: data for name, data in (trainer or {}).items() if name.startswith(_HEAD)} or None
-    targets = None if whole is None else ()
+    targets = None if model_weights is None else ()
     snapshot = AdapterSnapshot(config, weights, trainer, 0, targets, head)
     if trainer is None:
         return snapshot

@@ -28,7 +28,7 @@ class ModelLeased(TrainerError, RuntimeError):
 
 @error_class('adapter {adapter_id!r} needs {needs}')
 class AdapterNotReady(TrainerError, RuntimeError):
-    """The adapter lacks something that the verb needs."""
+    """The adapter lacks something that the method needs."""
 
     adapter_id: str
     needs: str
@@ -64,7 +64,7 @@ class InvalidArgument(TrainerError, ValueError):
 
 
 class InvalidStepOptions(InvalidArgument):
-    """An option for one step is unknown, shapes the optimizer's state, or is out of range; nothing was changed."""
+    """An option for one step is unknown, determines the optimizer's state, or is out of range; nothing was changed."""
 
 
 @error_class('{loss} failed on this batch: {problem}')

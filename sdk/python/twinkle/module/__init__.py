@@ -13,7 +13,7 @@ from twinkle.module.scheduler import (
     build_scheduler,
     scheduler_names,
 )
-from twinkle.module.scheduler_state import load_scheduler_state, moves_left, scheduler_state
+from twinkle.module.scheduler_state import load_scheduler_state, steps_left, scheduler_state
 from twinkle.module.step_options import step_changes, step_option_names
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     'load_optimizer_state',
     'load_scheduler_state',
     'measure_health',
-    'moves_left',
+    'steps_left',
     'optimizer_names',
     'optimizer_state',
     'rehearse_step',

@@ -48,7 +48,7 @@ def clip_by_norm(gradients: Sequence[Tensor], *, max_norm: float, norm_type: flo
 
     Args:
         gradients: tensors on one device; scaled in place.
-        max_norm: at least 0; infinity only measures.
+        max_norm: at least 0; infinity measures the norm without clipping.
         norm_type: see `gradient_norm`.
         divisor: see `gradient_norm`.
 

@@ -18,7 +18,7 @@ def adamw_8bit() -> type[Optimizer]:
     LoRA with a small rank saves less memory than the name suggests.
 
     Raises:
-        ValueError: the library is not installed; the message says how to install it.
+        ValueError: the library is not installed; the message explains how to install it.
     """
     try:
         library: Any = importlib.import_module('bitsandbytes')

@@ -96,9 +96,9 @@ def _ratio(update: float, weight: float) -> float:
     return update / weight if weight else math.inf
 
 
-def _locations(tensors: Mapping[str, Tensor], what: str) -> list[str]:
+def _locations(tensors: Mapping[str, Tensor], kind: str) -> list[str]:
     found = ((name, first_non_finite(tensor)) for name, tensor in tensors.items())
-    return [f'{_tensor_name(name)}{list(index)} of the {what}' for name, index in found if index is not None]
+    return [f'{_tensor_name(name)}{list(index)} of the {kind}' for name, index in found if index is not None]
 
 
 def _tensor_name(name: str) -> str:

@@ -30,12 +30,12 @@ def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> No
     scheduler.load_state_dict({**scheduler.state_dict(), **state})
 
 
-def moves_left(scheduler: LRScheduler) -> int | None:
+def steps_left(scheduler: LRScheduler) -> int | None:
     """Return how many more steps the schedule can take, or None for no limit.
 
     Check it before the optimizer step: torch raises in the schedule's step, when the weights are already changed.
     """
-    left = getattr(scheduler, 'moves_left', None)
+    left = getattr(scheduler, 'steps_left', None)
     if isinstance(left, int):
         return left
     if isinstance(scheduler, OneCycleLR):

@@ -14,7 +14,7 @@ _NOT_FOR_ONE_STEP = frozenset({'initial_accumulator_value', 'lr', 'momentum'})
 
 
 def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return the options that may differ for one step, sorted: numbers and tuples that do not shape the state."""
+    """Return the options that may differ for one step, sorted: numbers and tuples that do not determine its state."""
     return tuple(
         sorted(
             name for name, value in optimizer.defaults.items() if name not in _NOT_FOR_ONE_STEP and _is_numeric(value)

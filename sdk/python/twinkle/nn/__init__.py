@@ -12,9 +12,9 @@ from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.head_weights import HeadAdapter, log_probabilities
-from twinkle.nn.kernel_seam import KernelSeam
+from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.kv_cache import KVCache
-from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
+from twinkle.nn.layer_update import AdapterWeights, LayerDropout, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
@@ -28,8 +28,8 @@ __all__ = [
     'HeadAdapter',
     'HeadOutputs',
     'KVCache',
-    'KernelSeam',
-    'LayerDraw',
+    'KernelLayer',
+    'LayerDropout',
     'LayerUpdate',
     'LoraFactors',
     'LoraWeights',

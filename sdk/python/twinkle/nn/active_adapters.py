@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from twinkle.nn.dropout import RowDropout
-from twinkle.nn.layer_update import LayerDraw, LayerUpdate
+from twinkle.nn.layer_update import LayerDropout, LayerUpdate
 from twinkle.nn.spans import AdapterSpan
 
 
@@ -20,7 +20,7 @@ class LayerSpan:
     begin_row: int
     end_row: int
     update: LayerUpdate
-    draw: LayerDraw | None
+    dropout: LayerDropout | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pass:
     def begin(cls, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> 'Pass':
         """Return a pass over the given spans; a training pass samples each adapter's dropout, in order."""
         used = [span for span in spans if span.adapter is not None]
-        dropouts = [span.adapter.draw_dropout() if is_training else None for span in used]
+        dropouts = [span.adapter.sample_dropout() if is_training else None for span in used]
         return cls(used, dropouts, row_count)
 
 
@@ -49,23 +49,23 @@ class ActiveAdapters:
         self._running: Pass | None = None
 
     @contextmanager
-    def during(self, running: Pass) -> Iterator[None]:
+    def activate(self, running: Pass) -> Iterator[None]:
         """Make a pass the running one for the duration of the block.
 
         Raises:
             RuntimeError: another pass of the same model is already running.
         """
         if self._running is not None:
-            raise RuntimeError('a forward pass of this model is running; drive a model from one thread')
+            raise RuntimeError('a forward pass of this model is running; call a model from one thread only')
         self._running = running
         try:
             yield
         finally:
             self._running = None
 
-    def again(self) -> AbstractContextManager[None]:
-        """Return a context that activates the current pass a second time, after it has ended."""
-        return self.during(self._running or Pass())
+    def reactivate(self) -> AbstractContextManager[None]:
+        """Return a context that activates the current pass again after it has finished."""
+        return self.activate(self._running or Pass())
 
     @property
     def row_count(self) -> int:
@@ -80,6 +80,6 @@ class ActiveAdapters:
         for span, dropout in zip(self._running.spans, self._running.dropouts, strict=True):
             update = span.adapter.update_of(path)
             if update is not None:
-                draw = None if dropout is None else LayerDraw(dropout, layer)
-                found.append(LayerSpan(span.begin_row, span.end_row, update, draw))
+                layer_dropout = None if dropout is None else LayerDropout(dropout, layer)
+                found.append(LayerSpan(span.begin_row, span.end_row, update, layer_dropout))
         return found

@@ -20,7 +20,7 @@ from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, pack_recurrent_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
-from twinkle.nn.kernel_seam import KernelSeam
+from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.rows import pad_rows, padded_row_count
@@ -95,9 +95,9 @@ class PackedCausalLM:
         return self._backbone
 
     @property
-    def seams(self) -> list[KernelSeam]:
+    def kernel_layers(self) -> list[KernelLayer]:
         """Layers whose arithmetic an external kernel can replace, in the model's order."""
-        return [module for module in self._backbone.modules() if isinstance(module, KernelSeam)]
+        return [module for module in self._backbone.modules() if isinstance(module, KernelLayer)]
 
     @property
     def vocab_size(self) -> int:
@@ -167,7 +167,7 @@ class PackedCausalLM:
             sequences: spans that cover all rows in order.
             adapters: disjoint spans in order; rows outside them use the base model.
             media: images, videos and clips whose tokens are among the rows.
-            is_training: whether to draw dropout, each adapter from its own generator. Gradients are recorded under
+            is_training: whether to apply dropout, sampled from each adapter's generator. Gradients are recorded under
                 torch's grad mode for the adapters whose weights require them.
 
         Returns:
@@ -185,7 +185,7 @@ class PackedCausalLM:
         padded_count = padded_row_count(row_count, self._widths)
         ids = pad_rows(input_ids_T, padded_count)
         inputs = self._inputs(ids, position_ids_T, media)
-        with self._active.during(Pass.begin(adapters, row_count=padded_count, is_training=is_training)):
+        with self._active.activate(Pass.begin(adapters, row_count=padded_count, is_training=is_training)):
             output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
         return output.last_hidden_state[0, :row_count]
 
@@ -221,7 +221,7 @@ class PackedCausalLM:
         candidate_ids_RK: Tensor | None = None,
         adapter: HeadAdapter | None = None,
     ) -> HeadOutputs:
-        """Compute what losses need of each row's distribution, block by block to bound memory.
+        """Compute the values that losses need from each row's distribution, block by block to bound memory.
 
         Only the requested values are computed. A row's results do not depend on the other rows.
 

@@ -2,7 +2,7 @@
 
 The layers of transformers implement it, but by the time of the backward pass the forward pass has ended and
 `ActiveAdapters` is empty; the context function here restores its adapters. Dropout masks depend only on the
-pass's seeds, so the recomputation draws the same ones.
+pass's seeds, so the recomputation produces the same ones.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +25,7 @@ def checkpoint_layers(model: PreTrainedModel, active: ActiveAdapters) -> None:
         raise UnsupportedModel(f'{type(model).__name__} does not support gradient checkpointing')
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), active.again()
+        return nullcontext(), active.reactivate()
 
     model.gradient_checkpointing_enable(
         {'use_reentrant': False, 'preserve_rng_state': False, 'context_fn': contexts},

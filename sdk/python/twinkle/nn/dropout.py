@@ -1,4 +1,4 @@
-"""Reproducible dropout: checkpoint recomputation and the backward pass draw the same masks again."""
+"""Reproducible dropout: checkpoint recomputation and the backward pass produce the same masks as the forward pass."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ class RowDropout:
     seed: int
 
     @classmethod
-    def draw(cls, probability: float, generator: torch.Generator) -> 'RowDropout':
-        """Draw the seed of a pass, which advances the adapter's generator once."""
+    def sample(cls, probability: float, generator: torch.Generator) -> 'RowDropout':
+        """Sample the seed of a pass, which advances the adapter's generator once."""
         seed = torch.randint(_SEED_LIMIT, (), generator=generator, dtype=torch.int64)
         return cls(probability, int(seed))
 
     def mask(self, x: Tensor, *, layer: int) -> Tensor:
         """Return the factors for `x`: 0 or `1 / (1 - probability)`. Every call returns the same mask."""
         generator = torch.Generator(device=x.device).manual_seed(self.seed + layer * _LAYER_STRIDE)
-        draws = torch.rand(x.shape, generator=generator, device=x.device)
-        return (draws >= self.probability).to(x.dtype).div_(1.0 - self.probability)
+        uniform = torch.rand(x.shape, generator=generator, device=x.device)
+        return (uniform >= self.probability).to(x.dtype).div_(1.0 - self.probability)

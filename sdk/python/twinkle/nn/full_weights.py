@@ -22,7 +22,7 @@ class FullWeights:
     Args:
         model: model to train; its weights must be float32, because 16-bit weights lose small steps to rounding.
         target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
-        seed: unused; present because adapters take one.
+        seed: seed of `dropout_generator`, which is saved with checkpoints but not used.
 
     Raises:
         UnknownParameters: a name matches no parameter.
@@ -47,7 +47,7 @@ class FullWeights:
         """Return None: layers have no update in addition to their weights."""
         del path
 
-    def draw_dropout(self) -> RowDropout | None:
+    def sample_dropout(self) -> RowDropout | None:
         """Return None: full-parameter training has no dropout."""
         return None
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gelu, silu
 
-from twinkle.nn.kernel_seam import KernelSeam
+from twinkle.nn.kernel_layer import KernelLayer
 
 _GELU_SCALE = (2.0 / torch.pi) ** 0.5
 _GELU_CUBIC = 0.044715
 """Coefficients of the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
 
 
-class GatedMLP(KernelSeam):
+class GatedMLP(KernelLayer):
     """`down(act(gate(x)) up(x))`, with the replaced module's layers under their original names.
 
     Args:
@@ -49,7 +49,7 @@ class _Gate(Function):
     """`act(g) u`, computed in float32 and returned in the dtype of `g`."""
 
     operation: str
-    """Name of the gate, the value of `KernelSeam.operation`."""
+    """Name of the gate, the value of `KernelLayer.operation`."""
 
     @staticmethod
     def activation(g: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class GroupedLora:
     """Counterpart of `SpanLoop` for LoRA, with one kernel launch per product."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
-        """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
+        """Add each span's update to its rows of `y_TO` in place; return the tensors that `add_gradient` needs."""
         groups = _Groups.of(spans, x_TI)
         z_TR = groups.product(_dropped(spans, x_TI), groups.a_GRI.transpose(1, 2))
         y_TO += groups.product(z_TR, groups.scaled_b_GOR.transpose(1, 2))
@@ -99,12 +99,12 @@ class _Groups:
 
 
 def _dropped(spans: Sequence[LayerSpan], x_TI: Tensor) -> Tensor:
-    return x_TI if all(span.draw is None for span in spans) else _masked(spans, x_TI.clone())
+    return x_TI if all(span.dropout is None for span in spans) else _masked(spans, x_TI.clone())
 
 
 def _masked(spans: Sequence[LayerSpan], x_TI: Tensor) -> Tensor:
     for span in spans:
-        if span.draw is not None:
+        if span.dropout is not None:
             rows = slice(span.begin_row, span.end_row)
-            x_TI[rows] *= span.draw.mask(x_TI[rows])
+            x_TI[rows] *= span.dropout.mask(x_TI[rows])
     return x_TI

@@ -1,4 +1,4 @@
-"""Values that losses need of the output head, computed without materializing all logits.
+"""Values that losses need from the output head, computed without materializing all logits.
 
 Legend: R rows, B rows of one block, D hidden size, V vocabulary, K candidates.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from twinkle.nn.head_weights import Adapted, HeadAdapter, HeadBlock, HeadWeights, summed
+from twinkle.nn.head_weights import HeadUpdate, HeadAdapter, HeadBlock, HeadWeights, summed
 from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
 
 
@@ -54,9 +54,9 @@ def run_head(
     """Compute the requested values of each row; see `PackedCausalLM.head_outputs`."""
     row_count = hidden_RD.shape[0]
     if not row_count:
-        nothing_R = hidden_RD.sum(dim=-1, dtype=torch.float32)
-        candidates_RK = None if candidate_ids_RK is None else nothing_R[:, None].expand(candidate_ids_RK.shape)
-        return HeadOutputs(nothing_R, nothing_R if is_entropy_needed else None, candidates_RK)
+        empty_R = hidden_RD.sum(dim=-1, dtype=torch.float32)
+        candidates_RK = None if candidate_ids_RK is None else empty_R[:, None].expand(candidate_ids_RK.shape)
+        return HeadOutputs(empty_R, empty_R if is_entropy_needed else None, candidates_RK)
     temperature_R1 = None
     if isinstance(temperature, Tensor):
         temperature_R1 = temperature[:, None]
@@ -87,7 +87,7 @@ class _Head(Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         head = HeadWeights(weight_VD, bias_V, softcap)
         is_head_trained = any(ctx.needs_input_grad[1:3])
-        is_jacobian_kept = ctx.needs_input_grad[0] and request.is_label_only and not is_head_trained
+        is_jacobian_stored = ctx.needs_input_grad[0] and request.is_label_only and not is_head_trained
         logps: list[Tensor] = []
         entropies: list[Tensor] = []
         candidates: list[Tensor] = []
@@ -100,12 +100,12 @@ class _Head(Function):
                 entropies.append(block.entropies()[:count])
             if request.candidate_ids_RK is not None:
                 candidates.append(block.logps(pad_rows(request.candidate_ids_RK[rows], MIN_ROWS))[:count])
-            if is_jacobian_kept:
+            if is_jacobian_stored:
                 jacobians.append(block.label_jacobian(labels_B)[:count])
         ctx.request, ctx.softcap = request, softcap
         ctx.set_materialize_grads(False)
-        ctx.is_jacobian_kept = is_jacobian_kept
-        if is_jacobian_kept:
+        ctx.is_jacobian_stored = is_jacobian_stored
+        if is_jacobian_stored:
             ctx.save_for_backward(torch.cat(jacobians))
         else:
             ctx.has_bias = bias_V is not None
@@ -116,7 +116,7 @@ class _Head(Function):
     def backward(
         ctx: Any, d_logps_R: Tensor | None, d_entropies_R: Tensor | None, d_candidates_RK: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        if ctx.is_jacobian_kept:
+        if ctx.is_jacobian_stored:
             (jacobian_RD,) = ctx.saved_tensors
             hidden = None if d_logps_R is None else (d_logps_R[:, None] * jacobian_RD).to(jacobian_RD.dtype)
             return hidden, None, None, None, None
@@ -155,8 +155,8 @@ class _Upstream:
         gradient_BV = torch.zeros_like(block.logits_BV)
         total_B1 = torch.zeros_like(block.normalizer_B)[:, None]
         ids = (request.labels_R[:, None], request.candidate_ids_RK)
-        arrived = (None if self.logps_R is None else self.logps_R[:, None], self.candidates_RK)
-        for ids_RK, upstream_RK in zip(ids, arrived, strict=True):
+        upstreams = (None if self.logps_R is None else self.logps_R[:, None], self.candidates_RK)
+        for ids_RK, upstream_RK in zip(ids, upstreams, strict=True):
             if upstream_RK is not None:
                 upstream_BK = pad_rows(upstream_RK[rows], MIN_ROWS)
                 gradient_BV.scatter_add_(1, pad_rows(ids_RK[rows], MIN_ROWS), upstream_BK)
@@ -190,11 +190,11 @@ def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator
             missing = max(MIN_ROWS - given_B1.shape[0], 0)
             temperature_B1 = torch.cat([given_B1, given_B1.new_ones((missing, 1))])
         hidden_BD = pad_rows(hidden_RD[rows], MIN_ROWS)
-        yield rows, head.block(hidden_BD, temperature_B1, adapted=_adapted(request.adapter, begin // size))
+        yield rows, head.block(hidden_BD, temperature_B1, head_update=_head_update(request.adapter, begin // size))
 
 
-def _adapted(adapter: HeadAdapter | None, block: int) -> Adapted | None:
-    return None if adapter is None else Adapted(adapter.update, adapter.draw(block))
+def _head_update(adapter: HeadAdapter | None, block: int) -> HeadUpdate | None:
+    return None if adapter is None else HeadUpdate(adapter.update, adapter.block_dropout(block))
 
 
 def _joined(pieces: list[Tensor]) -> Tensor | None:

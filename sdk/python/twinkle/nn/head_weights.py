@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.dropout import RowDropout
-from twinkle.nn.layer_update import LayerDraw, LayerUpdate
+from twinkle.nn.layer_update import LayerDropout, LayerUpdate
 from twinkle.nn.rows import MIN_ROWS, pad_rows
 from twinkle.nn.span_kernels import kernel_for
 
@@ -25,11 +25,11 @@ class HeadAdapter:
     dropout: RowDropout | None = None
     """Dropout of the adapter; None if it has none or the pass is not for training."""
     first_layer: int = 0
-    """Layer index of the first block of rows; block i draws the dropout mask of layer `first_layer + i`."""
+    """Layer index of the first block of rows; block i uses the dropout mask of layer `first_layer + i`."""
 
-    def draw(self, block: int) -> LayerDraw | None:
+    def block_dropout(self, block: int) -> LayerDropout | None:
         """Return the dropout of a block of rows."""
-        return None if self.dropout is None else LayerDraw(self.dropout, self.first_layer + block)
+        return None if self.dropout is None else LayerDropout(self.dropout, self.first_layer + block)
 
 
 @dataclass(frozen=True)
@@ -61,42 +61,42 @@ class HeadWeights:
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def block(
-        self, hidden_BD: Tensor, temperature_B1: Tensor | None, *, adapted: 'Adapted | None' = None
+        self, hidden_BD: Tensor, temperature_B1: Tensor | None, *, head_update: 'HeadUpdate | None' = None
     ) -> 'HeadBlock':
         """Return the distributions of at least `MIN_ROWS` rows; with fewer, results would depend on the row count."""
         raw_BV = linear(hidden_BD, self.weight_VD, self.bias_V)
-        if adapted is not None:
-            adapted.add_output(hidden_BD, raw_BV)
+        if head_update is not None:
+            head_update.add_output(hidden_BD, raw_BV)
         logits_BV = self.capped(raw_BV)
         slope_BV = None
         if self.softcap is not None:
             slope_BV = 1.0 - (logits_BV / self.softcap) ** 2
         if temperature_B1 is not None:
             logits_BV /= temperature_B1
-        return HeadBlock(self, logits_BV, slope_BV, temperature_B1, adapted)
+        return HeadBlock(self, logits_BV, slope_BV, temperature_B1, head_update)
 
 
-class Adapted:
+class HeadUpdate:
     """Update of the head by an adapter on one block of rows.
 
     Args:
         update: the adapter's update of the head.
-        draw: its dropout on these rows.
+        dropout: its dropout on these rows.
     """
 
-    def __init__(self, update: LayerUpdate, draw: LayerDraw | None) -> None:
-        self._update, self._draw = update, draw
+    def __init__(self, update: LayerUpdate, dropout: LayerDropout | None) -> None:
+        self._update, self._dropout = update, dropout
         self._hidden_BD = torch.empty(0)
         self._saved: tuple[Tensor, ...] = ()
 
     def add_output(self, hidden_BD: Tensor, raw_BV: Tensor) -> None:
         """Add the update to the logits in place."""
         self._hidden_BD = hidden_BD
-        self._saved = self._update.add_output(hidden_BD, raw_BV, self._draw)
+        self._saved = self._update.add_output(hidden_BD, raw_BV, self._dropout)
 
     def add_gradient(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
         """Add the update's gradient by the rows in place; return the gradients of the adapter's parameters."""
-        return self._update.add_gradient(self._hidden_BD, gradient_BV, by_hidden_BD, self._saved, self._draw)
+        return self._update.add_gradient(self._hidden_BD, gradient_BV, by_hidden_BD, self._saved, self._dropout)
 
 
 class HeadBlock:
@@ -108,10 +108,10 @@ class HeadBlock:
         logits_BV: Tensor,
         slope_BV: Tensor | None,
         temperature_B1: Tensor | None,
-        adapted: Adapted | None = None,
+        head_update: HeadUpdate | None = None,
     ) -> None:
         self._head = head
-        self._adapted = adapted
+        self._head_update = head_update
         self._slope_BV = slope_BV
         self._temperature_B1 = temperature_B1
         self.logits_BV = logits_BV
@@ -152,9 +152,9 @@ class HeadBlock:
 
     def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
         """Add the adapter's gradient by the rows in place; return the gradients of its parameters."""
-        if self._adapted is None:
+        if self._head_update is None:
             return ()
-        return self._adapted.add_gradient(gradient_BV.to(self._head.weight_VD.dtype), by_hidden_BD)
+        return self._head_update.add_gradient(gradient_BV.to(self._head.weight_VD.dtype), by_hidden_BD)
 
 
 def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:

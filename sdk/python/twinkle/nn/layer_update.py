@@ -16,7 +16,7 @@ from twinkle.nn.dropout import RowDropout
 
 
 @dataclass(frozen=True)
-class LayerDraw:
+class LayerDropout:
     """Dropout of one adapter at one layer of one pass."""
 
     dropout: RowDropout
@@ -37,14 +37,14 @@ class LayerUpdate(Protocol):
         """Return the tensors that need gradients, in a fixed order."""
         ...
 
-    def add_output(self, x_SI: Tensor, y_SO: Tensor, draw: LayerDraw | None) -> tuple[Tensor, ...]:
+    def add_output(self, x_SI: Tensor, y_SO: Tensor, dropout: LayerDropout | None) -> tuple[Tensor, ...]:
         """Add the update to `y_SO` in place; return the tensors that `add_gradient` needs in addition to `x_SI`."""
         ...
 
     def add_gradient(
-        self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], draw: LayerDraw | None
+        self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], dropout: LayerDropout | None
     ) -> tuple[Tensor | None, ...]:
-        """Add the update's gradient to `dx_SI` in place if wanted; return the gradients of `parameters`."""
+        """Add the update's gradient to `dx_SI` in place unless it is None; return the gradients of `parameters`."""
         ...
 
 
@@ -55,6 +55,6 @@ class AdapterWeights(Protocol):
         """Return the adapter's update at a layer, or None if it does not change the layer."""
         ...
 
-    def draw_dropout(self) -> RowDropout | None:
-        """Draw the dropout of one training pass, or return None if the adapter has none."""
+    def sample_dropout(self) -> RowDropout | None:
+        """Sample the dropout of one training pass, or return None if the adapter has none."""
         ...

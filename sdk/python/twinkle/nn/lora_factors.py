@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from twinkle.nn.layer_update import LayerDraw
+from twinkle.nn.layer_update import LayerDropout
 from twinkle.nn.rows import pad_rows
 
 
@@ -32,9 +32,9 @@ class LoraFactors:
         """Return A and B."""
         return self.a, self.b
 
-    def add_output(self, x_SI: Tensor, y_SO: Tensor, draw: LayerDraw | None) -> tuple[Tensor]:
+    def add_output(self, x_SI: Tensor, y_SO: Tensor, dropout: LayerDropout | None) -> tuple[Tensor]:
         """Add the update to `y_SO` in place; return `A dropout(x)`, [S, r]."""
-        dropped_SI = x_SI if draw is None else x_SI * draw.mask(x_SI)
+        dropped_SI = x_SI if dropout is None else x_SI * dropout.mask(x_SI)
         # A single row would make this a matrix-vector product, whose rounding depends on the number of rows.
         a_RI = pad_rows(self.a, 2).to(x_SI.dtype)
         z_SR = (dropped_SI @ a_RI.t())[:, : self.a.shape[0]]
@@ -42,14 +42,14 @@ class LoraFactors:
         return (z_SR,)
 
     def add_gradient(
-        self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], draw: LayerDraw | None
+        self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], dropout: LayerDropout | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Add the update's gradient to `dx_SI` in place if wanted; return the gradients of A and B."""
+        """Add the update's gradient to `dx_SI` in place unless it is None; return the gradients of A and B."""
         (z_SR,) = saved
         # Products with few rows are up to three times as fast on CPUs as products with few columns. The forward
         # product keeps its orientation: transposed, the rounding of a pack row would depend on the other rows.
         dz_RS = (self.b.to(dy_SO.dtype).t() @ dy_SO.t()).mul_(self.scaling)
-        mask_SI = None if draw is None else draw.mask(x_SI)
+        mask_SI = None if dropout is None else dropout.mask(x_SI)
         da_RI = db_OR = None
         if self.a.requires_grad:
             da_RI = (dz_RS @ (x_SI if mask_SI is None else x_SI * mask_SI)).to(self.a.dtype)

@@ -70,8 +70,8 @@ class _AdaptedLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI, *kept = ctx.saved_tensors
+        x_TI, weight_OI, *saved = ctx.saved_tensors
         dy_TO = dy.reshape(-1, dy.shape[-1])
         dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
-        gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, kept[: ctx.saved_count])
+        gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
         return (None if dx_TI is None else dx_TI.view(ctx.shape), None, None, None, *gradients)

@@ -118,10 +118,10 @@ class LoraWeights:
         """Return the factors of a layer, or None if the layer is not a target."""
         return self.factors.get(path)
 
-    def draw_dropout(self) -> RowDropout | None:
-        """Draw the dropout of one training pass from the adapter's generator, or return None if it has none."""
+    def sample_dropout(self) -> RowDropout | None:
+        """Sample the dropout of one training pass from the adapter's generator, or return None if it has none."""
         probability = self.config.lora_dropout
-        return RowDropout.draw(probability, self.dropout_generator) if probability else None
+        return RowDropout.sample(probability, self.dropout_generator) if probability else None
 
     @property
     def parameter_count(self) -> int:

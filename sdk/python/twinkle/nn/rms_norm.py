@@ -1,6 +1,6 @@
 """Root mean square norms (Zhang and Sennrich 2019, equation 4) as one autograd node.
 
-Models implement them as six operations, whose backward pass has three times the memory traffic of the forward.
+Models implement them as six operations, whose backward pass has three times the memory traffic of the forward pass.
 """
 
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from twinkle.nn.kernel_seam import KernelSeam
+from twinkle.nn.kernel_layer import KernelLayer
 
 
-class FusedRMSNorm(KernelSeam):
+class FusedRMSNorm(KernelLayer):
     """`y = x / sqrt(mean(x^2) + eps) (weight + offset)`, computed in float32, in the dtype of `x`.
 
     Args:

@@ -46,7 +46,7 @@ def pad_rows(x: Tensor, row_count: int) -> Tensor:
 
 
 def is_stable(x: Tensor) -> bool:
-    """Return whether a product with these rows gives the same bits as with the rows at any other offset."""
+    """Return whether a product with these rows is bitwise the same as with the rows at any other offset."""
     return x.shape[0] >= MIN_ROWS and x.data_ptr() % ALIGNMENT_BYTES == 0
 
 

@@ -19,7 +19,7 @@ class SpanKernel(Protocol):
     """Executor of the updates of one layer in one pass."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
-        """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
+        """Add each span's update to its rows of `y_TO` in place; return the tensors that `add_gradient` needs."""
         ...
 
     def add_gradient(
@@ -38,15 +38,15 @@ class SpanLoop:
     """Executor that runs spans one by one, each on exactly its rows, so no reduction mixes rows of two spans."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
-        """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
-        kept: list[Tensor] = []
+        """Add each span's update to its rows of `y_TO` in place; return the tensors that `add_gradient` needs."""
+        saved: list[Tensor] = []
         for span in spans:
             rows = slice(span.begin_row, span.end_row)
             x_SI, y_SO = stable_rows(x_TI[rows]), stable_rows(y_TO[rows])
-            kept += span.update.add_output(x_SI, y_SO, span.draw)
+            saved += span.update.add_output(x_SI, y_SO, span.dropout)
             if not is_stable(y_TO[rows]):
                 y_TO[rows] = y_SO[: span.end_row - span.begin_row]
-        return kept
+        return saved
 
     def add_gradient(
         self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
@@ -59,7 +59,7 @@ class SpanLoop:
             own = [next(remaining) for _ in range(span.update.saved_count)]
             x_SI, dy_SO = stable_rows(x_TI[rows]), stable_rows(dy_TO[rows])
             dx_SI = None if dx_TI is None else stable_rows(dx_TI[rows])
-            gradients += span.update.add_gradient(x_SI, dy_SO, dx_SI, own, span.draw)
+            gradients += span.update.add_gradient(x_SI, dy_SO, dx_SI, own, span.dropout)
             if dx_TI is not None and not is_stable(dx_TI[rows]):
                 dx_TI[rows] = dx_SI[: span.end_row - span.begin_row]
         return gradients

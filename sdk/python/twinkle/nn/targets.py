@@ -47,7 +47,7 @@ def _groups(layers: Layers) -> dict[str, list[str]]:
     """Return the paths of each group in `TARGET_GROUPS`."""
     head = layers.head if isinstance(layers, TargetLayers) else ''
     body = [path for path in layers if path != head]
-    attention = [path for path in body if is_of_attention(path)]
+    attention = [path for path in body if is_attention_layer(path)]
     return {
         ALL_LINEAR: body,
         ALL_ATTENTION: attention,
@@ -56,7 +56,7 @@ def _groups(layers: Layers) -> dict[str, list[str]]:
     }
 
 
-def is_of_attention(path: str) -> bool:
+def is_attention_layer(path: str) -> bool:
     """Return whether the path of a linear layer belongs to attention."""
     return any(mark in path for mark in _ATTENTION_MARKS)
 
@@ -72,7 +72,7 @@ def scaling_of(path: str, config: LoraConfig) -> float:
 
 
 def matches_any(path: str, names: Sequence[str]) -> bool:
-    """Return whether a name equals a run of whole dotted parts of the path."""
+    """Return whether a name equals one or more consecutive dotted parts of the path."""
     return any(f'.{name}.' in f'.{path}.' for name in names)
 
 

@@ -12,7 +12,7 @@ from twinkle.data_format import InputFeature, Message, SampledSequence, StopReas
 from twinkle.rollout.bridge import ChatFormat, bridge_tokens
 from twinkle.rollout.env import Env, EnvStep
 from twinkle.rollout.token_track import TokenTrack
-from twinkle.template import positions_behind
+from twinkle.template import extend_positions
 
 
 class EndReason(StrEnum):
@@ -176,7 +176,7 @@ class Episode:
         """Return the track as a feature; with images, the text after the prompt continues their positions."""
         feature, positions = self.track.feature(), np.asarray(self.prompt.get('position_ids', ()))
         if positions.ndim > 1:
-            feature['position_ids'] = positions_behind(positions, len(self.track) - positions.shape[1])
+            feature['position_ids'] = extend_positions(positions, len(self.track) - positions.shape[1])
         return feature
 
 

@@ -45,7 +45,7 @@ class NotSupportedByEngine(SamplerError, ValueError):
     what: str
 
 
-@error_class('requests are running; cancel them or wait before the base weights are replaced')
+@error_class('requests are running; cancel them or wait for them before replacing the base weights')
 class SamplerBusy(SamplerError, RuntimeError):
     """Requests are running on the weights that should be replaced."""
 

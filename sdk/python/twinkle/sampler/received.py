@@ -4,14 +4,14 @@
 class ReceivedAdapters:
     """Names of the adapters that a sampler received from a trainer, oldest first.
 
-    A loop that syncs a single policy can omit its name. A call uses the base model instead only if it requests it.
+    A loop that syncs a single policy can omit its name. To sample from the base model, a call must request it.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
 
     def add(self, adapter_name: str) -> None:
-        """Record an adapter. A newer version of a recorded adapter changes nothing."""
+        """Record an adapter. Recording another version of the same adapter has no effect."""
         self._names[adapter_name] = None
 
     def clear(self) -> None:

@@ -50,7 +50,7 @@ class ResponseBuilder:
         feature = template.concat_input_feature(self._prompt, sequence.tokens)
         count, length = len(sequence.tokens), len(feature['input_ids'])
         old_logps = np.zeros(length, dtype=np.float32)
-        # Like labels, log-probabilities are stored at the preceding token. Those of earlier turns are kept.
+        # Like labels, log-probabilities are stored at the preceding token. Those of earlier turns are preserved.
         old_logps[: length - count] = self._prompt.get('old_logps', 0.0)
         old_logps[length - count - 1 : length - 1] = [entry[0][1] for entry in sequence.logprobs]
         feature['old_logps'] = old_logps

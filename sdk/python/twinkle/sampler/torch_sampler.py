@@ -168,7 +168,7 @@ class TorchSampler(Sampler):
         num_samples: int | None = None,
         use_base_model: bool = False,
     ) -> Iterator[TokenEvent]:
-        """Yield the tokens of one input as they are sampled. Closing the iterator ends the request.
+        """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
         Errors are the same as those of `sample`, raised when the first event is requested.
         """
@@ -237,7 +237,7 @@ class TorchSampler(Sampler):
         return request_id
 
     def _events(self, request_id: str) -> Iterator[EngineEvent]:
-        """Yield a request's events. The reader steps the engine and stores other requests' events for them."""
+        """Yield a request's events. Iteration steps the engine and queues the events of other requests."""
         queue = self._queued_events[request_id]
         while queue or self._engine.is_running(request_id):
             if queue:

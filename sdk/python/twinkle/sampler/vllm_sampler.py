@@ -149,7 +149,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - public name
         num_samples: int | None = None,
         use_base_model: bool = False,
     ) -> Iterator[TokenEvent]:
-        """Yield the tokens of one input as they are sampled. Closing the iterator ends the request.
+        """Yield the tokens of one input as they are sampled. Closing the iterator aborts the request.
 
         Errors are the same as those of `sample`, raised when the first event is requested.
         """

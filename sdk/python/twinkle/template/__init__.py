@@ -1,7 +1,7 @@
 """Convert chats to tokens and back with the model's own tokenizer and chat template. Does not import torch."""
 
 from twinkle.template.base import EncodedChat, Template, TemplateOptions, TruncationStrategy
-from twinkle.template.continuation import positions_behind
+from twinkle.template.continuation import extend_positions
 from twinkle.template.errors import (
     ExampleTooLong,
     InvalidFeature,
@@ -33,6 +33,6 @@ __all__ = [
     'UnknownTemplate',
     'UnknownToolCallParser',
     'build_template',
-    'positions_behind',
+    'extend_positions',
     'template_names',
 ]

@@ -294,7 +294,7 @@ class Template(ReadsMedia):
         """Raise `ExampleTooLong` under 'raise' if the text is too long by any tokenization."""
         if self.truncation_strategy != 'raise':
             return
-        lower_bound = self.tokenizer.least_token_count(text)
+        lower_bound = self.tokenizer.min_token_count(text)
         if lower_bound > self.max_length:
             raise ExampleTooLong(lower_bound, self.max_length)
 
@@ -315,7 +315,7 @@ class Template(ReadsMedia):
     def _render(self, chat: Trajectory, *, add_generation_prompt: bool) -> RenderedChat:
         messages = cast('list[Any]', chat.get('messages', []))
         if self._media is not None:
-            messages = self._media.shown(messages)
+            messages = self._media.with_media_tokens(messages)
         if self._chat_template is None:
             return _joined(messages)
         return self._chat_template.render(

@@ -41,7 +41,7 @@ def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputF
         if positions.shape != (3, len(prompt)):
             problem = f'must be [3, {len(prompt)}], got {list(positions.shape)}'
             raise InvalidFeature('prompt_feature.position_ids', problem)
-        joined['position_ids'] = positions_behind(positions, len(new))
+        joined['position_ids'] = extend_positions(positions, len(new))
     joined.update({'labels': labels, 'completion_mask': mask})
     for name in old.keys() & {*STREAMS, 'loss_weights'}:
         cast('dict[str, Any]', joined)[name] = _extended(old[name], len(new), filler=name == 'loss_weights')
@@ -50,7 +50,7 @@ def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputF
     return joined
 
 
-def positions_behind(positions: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+def extend_positions(positions: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     """Extend the positions of a prompt by `count` text tokens, which continue after the largest position.
 
     Args:

@@ -1,4 +1,4 @@
-"""Errors of converting chats to tokens. Messages say how to fix the problem."""
+"""Errors of converting chats to tokens. Messages explain how to fix the problem."""
 
 from twinkle.errors import error_class
 

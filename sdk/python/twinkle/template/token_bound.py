@@ -29,23 +29,23 @@ class TokenBound:
     def _rule(self) -> tuple[int, bytes]:
         """The length of the longest token in bytes (0: no bound is known), and the bytes missing in the vocabulary."""
         parts: dict[str, Any] = json.loads(self._tokenizer.to_str())
-        if not _is_sound(parts):
+        if not _is_bound_valid(parts):
             return 0, b''
         names: dict[str, int] = parts['model']['vocab']
         return _longest_bytes(parts), bytes(byte for name, byte in BYTE_LEVEL.items() if name not in names)
 
-    def least_count(self, text: str) -> int:
+    def min_count(self, text: str) -> int:
         """Return a lower bound of the number of tokens in `text`; 0 if no bound is known."""
-        longest, left_out = self._rule
+        longest, missing_bytes = self._rule
         if not longest:
             return 0
         normalizer = self._tokenizer.normalizer
         read = normalizer.normalize_str(text) if normalizer is not None else text
-        counted = read.encode('utf-8', 'replace').translate(None, left_out)
+        counted = read.encode('utf-8', 'replace').translate(None, missing_bytes)
         return -(-len(counted) // longest)
 
 
-def _is_sound(parts: dict[str, Any]) -> bool:
+def _is_bound_valid(parts: dict[str, Any]) -> bool:
     model, normalizer = parts['model'], parts['normalizer']
     splits = _members(parts['pre_tokenizer'], 'pretokenizers')
     is_whole = all(

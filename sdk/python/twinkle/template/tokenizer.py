@@ -90,9 +90,9 @@ class ChatTokenizer:
         """Return the token ids of `text` without adding special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def least_token_count(self, text: str) -> int:
+    def min_token_count(self, text: str) -> int:
         """Return a lower bound of the number of tokens in `text` without tokenizing it; 0 if no bound is known."""
-        return self._bound.least_count(text)
+        return self._bound.min_count(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD."""

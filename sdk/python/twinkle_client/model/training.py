@@ -166,8 +166,8 @@ class TrainingVerbs(ModelHandle):
             return_health: Report gradient, weights and update of each layer.
             adapter_name: Unset: the only adapter.
         """
-        of_step = step_fields(learning_rate=learning_rate, optimizer_options=optimizer_options)
-        verb = operation_pb2.Step(**of_step, is_health_returned=return_health)
+        fields = step_fields(learning_rate=learning_rate, optimizer_options=optimizer_options)
+        verb = operation_pb2.Step(**fields, is_health_returned=return_health)
         return step_output(await self._run(adapter_name, step=verb))
 
     @remote_method
@@ -189,7 +189,7 @@ class TrainingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
-        **of_step: Any,
+        **step_options: Any,
     ) -> StepOutput:
         """Run `clip_grad_norm`, `step`, `zero_grad` and `lr_step` as one operation.
 
@@ -199,14 +199,14 @@ class TrainingVerbs(ModelHandle):
             max_grad_value: See `clip_grad_norm`.
             return_health: See `step`.
             adapter_name: Unset: the only adapter.
-            of_step: `learning_rate` and `optimizer_options`, see `step`.
+            step_options: `learning_rate` and `optimizer_options`, see `step`.
         """
         verb = operation_pb2.ClipGradAndStep(
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
             max_grad_value=max_grad_value,
             is_health_returned=return_health,
-            **step_fields(**of_step),
+            **step_fields(**step_options),
         )
         return step_output(await self._run(adapter_name, clip_grad_and_step=verb))
 

@@ -108,8 +108,8 @@ class CostModel:
         seconds += self.step_seconds_by_parameter * size.parameter_count
         return CostEstimate(
             parameter_count=size.parameter_count,
-            adapter_bytes=size.resting_bytes,
-            peak_bytes=round(size.resting_bytes + size.gradient_bytes + self._pass_bytes(size, widest)),
+            adapter_bytes=size.persistent_bytes,
+            peak_bytes=round(size.persistent_bytes + size.gradient_bytes + self._pass_bytes(size, widest)),
             step_seconds=seconds,
             pass_count=passes + bool(rest),
         )

@@ -21,16 +21,16 @@ class PeakBytes:
 @contextmanager
 def peak_bytes(device: torch.device) -> Iterator[PeakBytes]:
     """Measure the peak memory of a block, from CUDA's statistics or by tracking every new tensor."""
-    found = PeakBytes()
+    result = PeakBytes()
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        yield found
-        found.value = torch.cuda.max_memory_allocated(device) - before
+        yield result
+        result.value = torch.cuda.max_memory_allocated(device) - before
         return
     with _LiveStorages() as storages:
-        yield found
-    found.value = storages.peak
+        yield result
+    result.value = storages.peak
 
 
 class _LiveStorages(TorchDispatchMode):

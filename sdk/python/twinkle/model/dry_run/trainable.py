@@ -24,7 +24,7 @@ class TrainableSize:
     is_full_parameter: bool = False
 
     @property
-    def resting_bytes(self) -> int:
+    def persistent_bytes(self) -> int:
         """Memory of weights and optimizer state."""
         return self.parameter_count * _FLOAT_BYTES + self.optimizer_bytes
 

@@ -135,7 +135,7 @@ class AdapterState:
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether at least one batch, but fewer than a step needs, are accumulated."""
+        """Whether batches are accumulated, but fewer than an optimizer step needs."""
         return 0 < self.batch_count < self.gradient_accumulation_steps
 
     def named_parameters(self) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ class _SegmentRun:
 
 
 def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
-    """Run a pass, with all segments for training or none; return each segment's result or the error that refused it.
+    """Run a pass; return each segment's result or the error that refused it. Either all segments train, or none.
 
     Raises:
         BackwardFailed: the backward pass of several losses raised; run them separately.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, moves_left, scheduler_state
+from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, steps_left, scheduler_state
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Optimization:
         """Whether there is a schedule that has no steps left."""
         if self.scheduler is None:
             return False
-        if moves_left(self.scheduler) == 0:
+        if steps_left(self.scheduler) == 0:
             return True
         try:
             with self._restoring_on_error(is_always=True):

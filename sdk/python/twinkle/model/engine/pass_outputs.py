@@ -44,7 +44,7 @@ class Segment:
         update = weights.update_of(model.head_path)
         if update is None:
             return None
-        dropout = weights.draw_dropout() if self.purpose.is_training else None
+        dropout = weights.sample_dropout() if self.purpose.is_training else None
         return HeadAdapter(update, dropout, first_layer=len(model.layers))
 
     @property

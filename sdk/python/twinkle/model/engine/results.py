@@ -81,7 +81,7 @@ class ClipOptions:
     """Limits of a gradient."""
 
     max_grad_norm: float = 1.0
-    """Maximum norm of the whole gradient; positive, infinity only measures."""
+    """Maximum norm of the whole gradient; positive. Infinity measures the norm without clipping."""
     norm_type: float = 2.0
     """p of the p-norm, at least 1."""
     max_grad_value: float | None = None

@@ -38,7 +38,7 @@ class Stepping(AdapterTable):
 
         Args:
             adapter_id: id of the adapter.
-            max_grad_norm: positive; infinity only measures.
+            max_grad_norm: positive; infinity measures the norm without clipping.
             norm_type: p of the p-norm, at least 1.
             max_grad_value: limit of each element's magnitude, applied first; None disables it.
 

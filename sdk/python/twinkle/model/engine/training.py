@@ -190,9 +190,9 @@ class Training(AdapterTable):
         with _convert_out_of_memory(pending.batch):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
         totals = total_gradient(state, gradient)
-        answer = forward_result((), [result], metrics=state.train_metrics)
+        combined = forward_result((), [result], metrics=state.train_metrics)
         accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)
-        return answer
+        return combined
 
     def drop_forward(self, adapter_id: str) -> None:
         """Discard the last `forward` and its activations, if there is one."""
@@ -269,7 +269,7 @@ def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[n
     """
     lengths = pending.batch.feature_lengths
     if len(gradients) != len(lengths):
-        raise InvalidFeatures(f'of the last forward were {len(lengths)}, but got {len(gradients)} gradients')
+        raise InvalidFeatures(f'must match the gradients: the last forward had {len(lengths)} features, got {len(gradients)} gradients')
     for index, (values, length) in enumerate(zip(gradients, lengths, strict=True)):
         if np.shape(values) != (length,) or not np.isfinite(values).all():
             raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')

@@ -49,11 +49,11 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
     task = given.get('task', 'causal_lm')
     if task not in _TASKS:
         raise InvalidArgument(f'task must be one of {_TASKS}, got {task!r}')
-    wanted = {'logits': given.get('return_logits', False), 'embeddings': task == 'embedding', 'values': learns_values}
+    requested = {'logits': given.get('return_logits', False), 'embeddings': task == 'embedding', 'values': learns_values}
     return ForwardOptions(
         temperature=given.get('temperature', 1.0),
         is_adapter_disabled=given.get('disable_lora', False),
-        more_outputs=tuple(name for name, is_wanted in wanted.items() if is_wanted),
+        more_outputs=tuple(name for name, is_requested in requested.items() if is_requested),
     )
 
 
@@ -80,7 +80,7 @@ def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> 
 
 
 def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
-    """Return features for a task without labels: features without labels get ignored ones."""
+    """Return the features for a task without labels: missing labels are filled with ignored ones."""
     return [
         cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
         for feature in features

@@ -132,7 +132,7 @@ class SavingVerbs(ModelHandle):
             hub_model_id: `hf://org/name` or `ms://org/name`; a new repository is created as private.
             hub_token: token with write access. None uses `HF_TOKEN`, or `MODELSCOPE_API_TOKEN` for `ms://`.
             async_upload: whether to upload in the background; the program waits for it before it exits.
-            adapter_name: has no effect, but must exist.
+            adapter_name: has no effect, but a given adapter must exist.
 
         Returns:
             Future of the uploaded location; already done without `async_upload`.
@@ -157,7 +157,7 @@ class SavingVerbs(ModelHandle):
 
     def _read(self, adapter_name: str, folder: Path) -> AdapterSnapshot:
         state = self.engine.adapter(adapter_name)
-        return read_checkpoint(folder, whole=None if state.config is not None else tuple(state.weights.peft_state()))
+        return read_checkpoint(folder, model_weights=None if state.config is not None else tuple(state.weights.peft_state()))
 
 
 def _checkpoint_folder(name: str, output_dir: str | None) -> Path:

@@ -45,7 +45,7 @@ class SteppingVerbs(ModelHandle):
         return_health: bool = False,
         adapter_name: str | None = None,
     ) -> StepResult:
-        """Apply the accumulated gradient, once it has enough batches.
+        """Apply the accumulated gradient if it has enough batches.
 
         Args:
             learning_rate: learning rate of this step only. None uses that of the schedule.
@@ -65,11 +65,11 @@ class SteppingVerbs(ModelHandle):
         )
 
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Clear the accumulated gradient, once a step is due."""
+        """Clear the accumulated gradient if a step is due."""
         self.engine.zero_grad(self._adapter(adapter_name))
 
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Advance the schedule by one step, once a step is due.
+        """Advance the schedule by one step if a step is due.
 
         Raises:
             AdapterNotReady: there is no schedule, or it has no steps left.
@@ -84,17 +84,17 @@ class SteppingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
-        **of_step: Any,
+        **step_options: Any,
     ) -> StepResult:
         """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step.
 
         Args:
-            max_grad_norm: positive; infinity only measures.
+            max_grad_norm: positive; infinity measures the norm without clipping.
             norm_type: see clip_grad_norm.
             max_grad_value: see clip_grad_norm.
             return_health: see step.
             adapter_name: optional while there is one adapter.
-            of_step: `learning_rate` and `optimizer_options`, see step.
+            step_options: `learning_rate` and `optimizer_options`, see step.
 
         Raises:
             AdapterNotReady, InvalidArgument: see these methods; nothing was changed.
@@ -105,7 +105,7 @@ class SteppingVerbs(ModelHandle):
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
             max_grad_value=max_grad_value,
-            step_options=StepOptions(**of_step),
+            step_options=StepOptions(**step_options),
             is_health_returned=return_health,
         )
 

@@ -1,11 +1,11 @@
-"""Continuation of sequences that another engine started, after the tokens that their reader already has."""
+"""Continuation of sequences that another engine started, after the tokens that the client already received."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.sampler.engine.request import SequenceSoFar
-from twinkle.sampler.engine.stopping import StopWatch
+from twinkle.sampler.engine.stopping import StopDetector
 from twinkle.sampler.errors import InvalidContinuation
 
 
@@ -14,10 +14,10 @@ class Replay:
     """A started sequence in the state as if this engine had sampled its tokens."""
 
     tokens: tuple[int, ...]
-    stop_watch: StopWatch
-    """Stop rules after processing `tokens`. The reader does not have the text that it withholds."""
+    stop_detector: StopDetector
+    """Stop rules after processing `tokens`. The client has not received the withheld text."""
     reason: StopReason | None
-    """Stop reason, if the last token ended the sequence and the reader does not know it."""
+    """Stop reason, if the last token ended the sequence and the client has not received the end."""
 
 
 def check_continued(
@@ -40,7 +40,7 @@ def check_continued(
             raise InvalidContinuation(f'entry {index}: token ids must be from 0 to {vocab_size - 1}, got {wrong[0]}')
 
 
-def replay(continued: Sequence[SequenceSoFar], new_stop_watch: Callable[[], StopWatch]) -> dict[int, Replay]:
+def replay(continued: Sequence[SequenceSoFar], new_stop_detector: Callable[[], StopDetector]) -> dict[int, Replay]:
     """Replay the tokens of all unfinished sequences; return the sequences by index.
 
     Raises:
@@ -50,12 +50,12 @@ def replay(continued: Sequence[SequenceSoFar], new_stop_watch: Callable[[], Stop
     for index, so_far in enumerate(continued):
         if so_far.is_finished:
             continue
-        watch, reason = new_stop_watch(), None
+        detector, reason = new_stop_detector(), None
         for position, token_id in enumerate(so_far.token_ids):
             if reason is not None:
                 raise InvalidContinuation(
                     f'entry {index} has tokens after token {position - 1}, which ends the sequence'
                 )
-            reason = watch.push(token_id).reason
-        replays[index] = Replay(so_far.token_ids, watch, reason)
+            reason = detector.push(token_id).reason
+        replays[index] = Replay(so_far.token_ids, detector, reason)
     return replays

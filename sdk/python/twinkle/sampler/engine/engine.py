@@ -1,7 +1,7 @@
 """The torch sampling engine: it accepts requests and returns events, one step at a time.
 
 The engine is synchronous and belongs to one thread. `scheduler.py` decides what a step computes, `pack.py` arranges the
-rows, `twinkle.nn` computes them, `draw.py` samples tokens and `stopping.py` ends sequences. V is the vocabulary size.
+rows, `twinkle.nn` computes them, `token_sampling.py` samples tokens and `stopping.py` ends sequences. V is the vocabulary size.
 """
 
 import random
@@ -17,7 +17,7 @@ from twinkle.nn import KVCache, PackedCausalLM, log_probabilities
 from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
-from twinkle.sampler.engine.draw import draw_token, most_likely, top_logprobs, uniform
+from twinkle.sampler.engine.token_sampling import sample_token, most_likely, top_logprobs, uniform
 from twinkle.sampler.engine.events import aborted_event, last_event, prompt_event, version_spans
 from twinkle.sampler.engine.pack import PackItem, adapter_spans, pack
 from twinkle.sampler.engine.request import (
@@ -31,7 +31,7 @@ from twinkle.sampler.engine.request import (
 )
 from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
-from twinkle.sampler.engine.stopping import StopRules, StopWatch
+from twinkle.sampler.engine.stopping import StopRules, StopDetector
 from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64
@@ -49,7 +49,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     """Maximum number of prompt tokens in one chunk."""
     kv_cache_memory_bytes: int = 1 << 29
-    """Memory for keys and values. Requests wait until there is room."""
+    """Memory for keys and values. Requests wait until enough is free."""
     max_model_len: int | None = None
     """Maximum number of tokens of one sequence. None: the model's context length, or less if memory is smaller."""
 
@@ -193,7 +193,7 @@ class SamplerEngine:
             ended += [aborted_event(group, index) for index in group.sample_indices]
         for sequence in [item for item in self._scheduler.running if item.group.request.request_id == request_id]:
             self._scheduler.finish(sequence)
-            text = sequence.stop_watch.release()
+            text = sequence.stop_detector.release()
             count = len(sequence.tokens)
             ended.append(
                 last_event(sequence.group.request, sequence.index, StopReason.ABORT, token_count=count, text=text)
@@ -251,7 +251,7 @@ class SamplerEngine:
         """Return the unfinished sequences. The next step reports the end of those whose last token ended them."""
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
-        replays = replay(continued, lambda: self._stop_watch(rules))
+        replays = replay(continued, lambda: self._stop_detector(rules))
         self._pending_events += [
             last_event(request, index, item.reason, token_count=len(item.tokens))
             for index, item in replays.items()
@@ -352,7 +352,7 @@ class SamplerEngine:
             index=index,
             cache=group.cache if index == group.sample_indices[-1] else group.cache.copy(),
             rules=rules,
-            stop_watch=replay_state.stop_watch if replay_state else self._stop_watch(rules),
+            stop_detector=replay_state.stop_detector if replay_state else self._stop_detector(rules),
             tokens=tokens,
             uncomputed_count=max(len(tokens), 1),
         )
@@ -361,13 +361,13 @@ class SamplerEngine:
         eos_token_ids = frozenset(self._model.eos_token_ids)
         return StopRules.of(request.params, eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens)
 
-    def _stop_watch(self, rules: StopRules) -> StopWatch:
-        return StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
+    def _stop_detector(self, rules: StopRules) -> StopDetector:
+        return StopDetector(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
 
     def _extend(self, sequence: Sequence, logits_V: Tensor) -> TokenEvent:
         """Sample the next token of a sequence and decide whether the sequence ends."""
         request, token_index = sequence.group.request, len(sequence.tokens)
-        token_id = draw_token(
+        token_id = sample_token(
             logits_V,
             request.params,
             present=(*request.prompt_token_ids, *sequence.tokens),
@@ -376,18 +376,18 @@ class SamplerEngine:
             sampled_ids=sequence.tokens,
         )
         sequence.tokens.append(token_id)
-        verdict = sequence.stop_watch.push(token_id)
-        if verdict.reason:
+        decision = sequence.stop_detector.push(token_id)
+        if decision.reason:
             self._close(sequence)
         return TokenEvent(
             request_id=request.request_id,
             sequence_index=sequence.index,
             tokens=[token_id],
             logprobs=[top_logprobs(log_probabilities(logits_V[None])[0], token_id, request.params.logprobs or 0)],
-            text=verdict.text,
+            text=decision.text,
             version=request.version,
-            stop_reason=verdict.reason,
-            version_spans=version_spans(request, len(sequence.tokens)) if verdict.reason else [],
+            stop_reason=decision.reason,
+            version_spans=version_spans(request, len(sequence.tokens)) if decision.reason else [],
         )
 
     def _close(self, sequence: Sequence) -> None:

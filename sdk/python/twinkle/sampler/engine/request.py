@@ -29,11 +29,11 @@ class EngineAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSoFar:
-    """The part of a sequence from another engine that its reader already has."""
+    """The part of another engine's sequence that the client already received."""
 
     token_ids: tuple[int, ...] = ()
     is_finished: bool = False
-    """Whether the reader also has the end of the sequence. It then gets no further events."""
+    """Whether the client also received the end of the sequence, which then has no further events."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

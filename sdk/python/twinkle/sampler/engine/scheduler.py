@@ -37,7 +37,7 @@ class SchedulerLimits:
         if self.max_step_rows < self.max_sequences + self.prefill_chunk_rows:
             raise ValueError(
                 f'max_step_rows must be at least {self.max_sequences + self.prefill_chunk_rows}, so that a step has '
-                f'room for a prompt chunk besides all running sequences, got {self.max_step_rows}'
+                f'capacity for a prompt chunk in addition to all running sequences, got {self.max_step_rows}'
             )
 
 
@@ -92,7 +92,7 @@ class Scheduler:
         self.waiting.append(group)
 
     def schedule(self) -> StepPlan:
-        """Admit groups while there is room, and return the rows of the next step."""
+        """Admit groups while there is capacity, and return the rows of the next step."""
         while self.waiting and self._has_capacity(self.waiting[0]):
             group = self.waiting.popleft()
             self.kv_tokens_reserved += group.sample_count * group.kv_tokens_per_sample
@@ -107,8 +107,8 @@ class Scheduler:
         """Replace a group whose prompt is computed by its running sequences, which keep their reserved memory."""
         self.prefilling.remove(group)
         self.running.extend(sequences)
-        absent = group.sample_count - len(sequences)
-        self.kv_tokens_reserved -= absent * group.kv_tokens_per_sample
+        unused_count = group.sample_count - len(sequences)
+        self.kv_tokens_reserved -= unused_count * group.kv_tokens_per_sample
 
     def finish(self, sequence: Sequence) -> None:
         """Remove a sequence and release its reserved memory."""

@@ -9,7 +9,7 @@ from twinkle.sampler.engine.request import EngineRequest, TopTokens
 
 if TYPE_CHECKING:
     from twinkle.sampler.engine.continuation import Replay
-    from twinkle.sampler.engine.stopping import StopRules, StopWatch
+    from twinkle.sampler.engine.stopping import StopRules, StopDetector
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,7 +67,7 @@ class Sequence:
     """Index of the sample in the request; its random numbers depend on it."""
     cache: Any
     rules: 'StopRules'
-    stop_watch: 'StopWatch'
+    stop_detector: 'StopDetector'
     tokens: list[int] = field(default_factory=list[int])
     uncomputed_count: int = 1
     """Number of last tokens that are not in the cache: 1, or more if another engine started the sequence."""

@@ -32,8 +32,8 @@ class StopRules:
 
 
 @dataclass(frozen=True)
-class StopVerdict:
-    """The effect of one more token."""
+class StopDecision:
+    """The result of processing one token."""
 
     text: str
     """New text to report."""
@@ -41,7 +41,7 @@ class StopVerdict:
     """Stop reason. None: the sequence continues."""
 
 
-class StopWatch:
+class StopDetector:
     """Converts the tokens of one sequence to text, removes stop strings and detects the end.
 
     Text that could be the start of a stop string is withheld until the next tokens decide it. A stop string ends the
@@ -54,21 +54,21 @@ class StopWatch:
         self._token_count = 0
         self._withheld = ''
 
-    def push(self, token_id: int) -> StopVerdict:
+    def push(self, token_id: int) -> StopDecision:
         """Process the next token."""
         self._token_count += 1
         if token_id in self._rules.token_ids and self._token_count > self._rules.min_tokens:
-            return StopVerdict(self.release(), StopReason.STOP)
+            return StopDecision(self.release(), StopReason.STOP)
         text = self._withheld + (self._detokenizer.push(token_id) if self._detokenizer else '')
         stop_at = self._find_stop(text)
         if stop_at is not None:
             self._withheld = ''
-            return StopVerdict(text[:stop_at], StopReason.STOP)
+            return StopDecision(text[:stop_at], StopReason.STOP)
         self._withheld = _longest_stop_prefix(text, self._rules.strings)
         ready = text[: len(text) - len(self._withheld)]
         if self._token_count >= self._rules.max_tokens:
-            return StopVerdict(ready + self.release(), StopReason.LENGTH)
-        return StopVerdict(ready, None)
+            return StopDecision(ready + self.release(), StopReason.LENGTH)
+        return StopDecision(ready, None)
 
     def release(self) -> str:
         """Return the withheld text after the sequence has ended."""

@@ -17,7 +17,7 @@ from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.core import VllmCore
 from twinkle.sampler.vllm.handover import AdapterSource, in_memory_file, layout_of
 
-_UNUSED_PATH = '/twinkle/weights/came/from/memory'
+_UNUSED_PATH = '/nonexistent/twinkle-adapter'
 """Path that is passed to vLLM, which requires one. It does not exist, so an attempt to read it fails."""
 
 

@@ -30,7 +30,7 @@ class VllmAdapter:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The factors' positions in one slot for a plan, in the plan's order."""
+    """Views of one slot's memory for the factors of a plan, in the plan's order."""
 
     plan: Plan
     """The plan, compared by identity. The reference keeps it alive."""
@@ -63,7 +63,7 @@ class Slots:
     def fill(self, slot: int, adapter: MappedAdapter) -> None:
         """Copy an adapter into a slot. For mapped adapters, the scaling factors are applied only here."""
         plan = adapter.plan
-        # Removed until the slot is filled, because a failed copy leaves an unknown state.
+        # The entry is absent until the slot is filled, because a failed copy leaves an unknown state.
         target = self._slots.pop(slot, None)
         if target is None or target.plan is not plan:
             # This layout may not overwrite all factors of the previous one.

@@ -14,16 +14,16 @@ def problem_with(folder: str, tensors: Mapping[str, TensorData]) -> str:
 
     A reload that fails halfway leaves the model in an undefined state, so as much as possible is checked first.
     """
-    wanted = checkpoint_shapes(folder)
-    missing = sorted(set(wanted) - set(tensors) - {_TIED_HEAD})
-    unknown = sorted(set(tensors) - set(wanted) - {_TIED_HEAD})
+    expected = checkpoint_shapes(folder)
+    missing = sorted(set(expected) - set(tensors) - {_TIED_HEAD})
+    unknown = sorted(set(tensors) - set(expected) - {_TIED_HEAD})
     if missing:
         return f'{len(missing)} tensors are missing, such as {missing[0]}'
     if unknown:
         return f'{len(unknown)} tensors do not belong to this model, such as {unknown[0]}'
     for name, tensor in tensors.items():
-        if name in wanted and tensor.shape != wanted[name]:
-            return f'{name} has shape {list(tensor.shape)}, the model has {list(wanted[name])}'
+        if name in expected and tensor.shape != expected[name]:
+            return f'{name} has shape {list(tensor.shape)}, the model has {list(expected[name])}'
         if tensor.dtype not in _FLOATS:
             return f'{name} is {tensor.dtype}; weights must be one of {list(_FLOATS)}'
     return ''

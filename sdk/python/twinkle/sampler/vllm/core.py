@@ -180,14 +180,14 @@ class VllmCore:
     async def _unless_failed(self, call: Callable[[], Awaitable[_Result]], *, is_long: bool = False) -> _Result:
         """Await a call, or raise if the engine fails first, because a failed engine never responds."""
         self.check()
-        answer = asyncio.ensure_future(call())
+        response = asyncio.ensure_future(call())
         failure = asyncio.ensure_future(self._failure())
         try:
             with self._heartbeat.watching(is_long=is_long):
-                await asyncio.wait({answer, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+                await asyncio.wait({response, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not response.done():
                 self.check()
-            return await answer
+            return await response
         finally:
-            answer.cancel()
+            response.cancel()
             failure.cancel()

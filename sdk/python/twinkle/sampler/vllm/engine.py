@@ -18,7 +18,7 @@ from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.request import EngineEvent, TokenEvent
-from twinkle.sampler.engine.stopping import StopRules, StopWatch
+from twinkle.sampler.engine.stopping import StopRules, StopDetector
 from twinkle.sampler.errors import (
     BaseDoesNotFit,
     DuplicateRequest,
@@ -129,7 +129,7 @@ class VllmEngine:
     async def generate(self, request: VllmRequest) -> AsyncGenerator[EngineEvent, None]:
         """Run a request and yield its events: the prompt once, the tokens, and one end per sequence.
 
-        Closing the generator ends the request. A slow reader does not delay other requests: its backlog is bounded by
+        Closing the generator aborts the request. A slow consumer does not delay other requests: its backlog is bounded by
         the number of tokens of the request.
 
         Raises:
@@ -306,8 +306,8 @@ class VllmEngine:
     def _sequences(self, request: VllmRequest, rules: StopRules) -> list[Sequence]:
         version = request.adapter.version if request.adapter else self.base_version
 
-        def new_watch() -> StopWatch:
-            return StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
+        def new_detector() -> StopDetector:
+            return StopDetector(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
 
         if request.continued:
             check_continued(
@@ -316,16 +316,16 @@ class VllmEngine:
                 vocab_size=self.facts.vocabulary_size,
                 max_new_tokens=rules.max_tokens,
             )
-            started = replay(request.continued, new_watch)
+            started = replay(request.continued, new_detector)
         else:
-            started = {index: Replay((), new_watch(), None) for index in range(request.params.num_samples)}
+            started = {index: Replay((), new_detector(), None) for index in range(request.params.num_samples)}
         top_count = request.params.logprobs or 0
         return [
             Sequence(
                 request.request_id,
                 index,
                 version,
-                state.stop_watch,
+                state.stop_detector,
                 state.tokens,
                 state.reason,
                 top_count,

@@ -32,7 +32,7 @@ MEMORY_BYTES = 1 << 30
 _PROGRAM = Path(__file__).with_name('form_process.py')
 _FIELD = 'structured_output'
 _START_SECONDS = 180.0
-_ANSWER_SECONDS = 60.0
+_RESPONSE_SECONDS = 60.0
 """Wall-clock limit, far above the CPU limit, that only a hanging process exceeds."""
 _CACHED_RESULTS = 4096
 """Number of cached results."""
@@ -106,20 +106,20 @@ class FormChecker:
             yield
 
     async def _request(self, kind: str, text: str) -> str:
-        """Return the problem of a form. After a cancellation, the next check still waits for the answer."""
-        task = asyncio.create_task(self._answer(kind, text))
+        """Return the problem of a form. After a cancellation, the next check still waits for the response."""
+        task = asyncio.create_task(self._compile(kind, text))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.wait({task})
             raise
 
-    async def _answer(self, kind: str, text: str) -> str:
+    async def _compile(self, kind: str, text: str) -> str:
         self._request_count += 1
         line = json.dumps({'id': self._request_count, 'kind': kind, 'text': text}) + '\n'
         try:
             process = await self._started()
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(_RESPONSE_SECONDS):
                 await _send(process, line)
                 return await _problem_of(process, self._request_count)
         except (OSError, EOFError, TimeoutError) as error:
@@ -194,6 +194,6 @@ async def _problem_of(process: asyncio.subprocess.Process, number: int) -> str:
         if not line:
             raise EOFError('the process that compiles structured output has exited')
         with suppress(ValueError):
-            answer = json.loads(line)
-            if isinstance(answer, dict) and answer.get('id') == number:
-                return answer['problem']
+            response = json.loads(line)
+            if isinstance(response, dict) and response.get('id') == number:
+                return response['problem']

@@ -17,12 +17,12 @@ from typing import Any
 import xgrammar
 from transformers import AutoTokenizer
 
-_TOO_MUCH = 3
+_OUT_OF_MEMORY = 3
 """Exit status of a fork that ran out of memory."""
-_IMPOSSIBLE = 4
+_REFUSED = 4
 """Exit status of a fork whose form xgrammar refused."""
-_PROBLEMS = {0: '', _IMPOSSIBLE: 'cannot be compiled'}
-_TOO_MUCH_PROBLEM = 'takes too much time or memory to compile'
+_PROBLEMS = {0: '', _REFUSED: 'cannot be compiled'}
+_LIMIT_PROBLEM = 'takes too much time or memory to compile'
 
 
 def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int) -> None:
@@ -53,7 +53,7 @@ def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int)
             _limit(cpu_seconds, memory_bytes)
             _compile(vocabulary, request['kind'], request['text'])
         _, status = os.waitpid(process_id, 0)
-        problem = _PROBLEMS.get(os.waitstatus_to_exitcode(status), _TOO_MUCH_PROBLEM)
+        problem = _PROBLEMS.get(os.waitstatus_to_exitcode(status), _LIMIT_PROBLEM)
 
 
 def _limit(cpu_seconds: int, memory_bytes: int) -> None:
@@ -66,14 +66,14 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def _compile(vocabulary: Any, kind: str, text: str) -> None:
-    """Compile a form like vLLM, and exit with the result as status."""
-    status = _IMPOSSIBLE
+    """Compile a form as vLLM does, and exit with the result as the status."""
+    status = _REFUSED
     try:
         compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
         getattr(compiler, f'compile_{kind}')(text)
         status = 0
     except MemoryError:
-        status = _TOO_MUCH
+        status = _OUT_OF_MEMORY
     finally:
         # Exit handlers of the parent process must not run in the fork.
         os._exit(status)

@@ -25,7 +25,7 @@ class Heartbeat:
     """Pings a core while a caller waits for it.
 
     Args:
-        ping: a call that a working core answers between two steps.
+        ping: a call that a working core responds to between two steps.
         process_ids: returns the process ids of the core.
         on_hang: called once when the core has not responded for too long.
         hang_seconds: time without response after which the core is considered hanging.
@@ -76,28 +76,28 @@ class Heartbeat:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._tick_seconds)
-            answer = asyncio.ensure_future(self._ping())
+            response = asyncio.ensure_future(self._ping())
             try:
-                if not await self._is_answered(answer):
+                if not await self._is_responding(response):
                     self._on_hang()
                     return
             finally:
-                answer.cancel()
-            if answer.exception() is not None:
+                response.cancel()
+            if response.exception() is not None:
                 # The core has exited, which vLLM reports itself.
                 return
 
-    async def _is_answered(self, answer: 'asyncio.Future[Any]') -> bool:
+    async def _is_responding(self, response: 'asyncio.Future[Any]') -> bool:
         """Wait for the response; return whether it arrived in time."""
-        silence, used = 0.0, self._cpu_seconds()
+        missed_ticks, used = 0.0, self._cpu_seconds()
         while True:
-            done, _ = await asyncio.wait({answer}, timeout=self._tick_seconds)
+            done, _ = await asyncio.wait({response}, timeout=self._tick_seconds)
             if done:
                 return True
             used, before = self._cpu_seconds(), used
             is_computing = self._is_computing_trusted and used - before > _BUSY_FRACTION * self._tick_seconds
-            silence += 1 / _BUSY_FACTOR if is_computing or self._long_calls else 1
-            if silence >= _TICKS:
+            missed_ticks += 1 / _BUSY_FACTOR if is_computing or self._long_calls else 1
+            if missed_ticks >= _TICKS:
                 return False
 
     def _cpu_seconds(self) -> float:

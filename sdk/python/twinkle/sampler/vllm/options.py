@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from twinkle.sampler.vllm.forms import BACKEND
 from twinkle.sampler.vllm.penalties import CONTINUED_PENALTIES
-from twinkle.sampler.vllm.watchdog import name_owner
+from twinkle.sampler.vllm.watchdog import record_owner
 
 EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
 """Worker extension that vLLM imports."""
@@ -111,7 +111,7 @@ def prepare_environment(*, thread_count: int) -> None:
 
     Existing values are kept, except the owner and, on a CPU, the number of threads.
     """
-    name_owner()
+    record_owner()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if is_cpu():

@@ -60,7 +60,7 @@ _stock_update_metadata: Callable[..., None] = punica_cpu.PunicaWrapperCPU.update
 _stock_activate_adapter: Callable[..., bool] = model_manager.LoRAModelManager.activate_adapter
 _stock_accept_tokens: Callable[..., bool] = XgrammarGrammar.accept_tokens
 _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
-_stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - as below
+_stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - no public name exists
 
 
 def discard_slot_records(manager: Any) -> None:
@@ -77,7 +77,7 @@ def pack_heads(model: Any) -> None:
 
 
 def _activate_adapter(self: Any, lora_id: int) -> bool:
-    """Copy an adapter into a free slot, unless it has one. vLLM has made room before the call."""
+    """Copy an adapter into a free slot, unless it has one. vLLM has freed a slot before the call."""
     adapter = self._registered_adapters[lora_id]
     if not isinstance(adapter, MappedAdapter):
         if lora_id not in self._active_adapters:

@@ -23,7 +23,7 @@ _KEY = 'twinkle_penalties'
 
 @dataclass
 class _Row:
-    """One sequence. vLLM appends to `sampled_ids`."""
+    """Penalties of one sequence. vLLM appends to `sampled_ids`."""
 
     prompt: Sequence[int]
     begun: Sequence[int]

@@ -7,7 +7,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from twinkle.data_format import SamplingParams, StopReason, VersionSpan
 from twinkle.sampler.engine.request import PromptEvent, SequenceSoFar, TokenEvent, TopTokens
-from twinkle.sampler.engine.stopping import StopRules, StopWatch
+from twinkle.sampler.engine.stopping import StopRules, StopDetector
 from twinkle.sampler.errors import EngineFailed, InvalidSamplingParams
 from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.sampling import top_tokens
@@ -39,11 +39,11 @@ class Sequence:
     request_id: str
     index: int
     version: int
-    stop_watch: StopWatch
+    stop_detector: StopDetector
     sampled_ids: tuple[int, ...] = ()
-    """Tokens sampled by another engine, which the reader already has."""
+    """Tokens sampled by another engine, which the client already received."""
     reason: StopReason | None = None
-    """Stop reason, if the last of these tokens ended the sequence and the reader does not know it."""
+    """Stop reason, if the last of these tokens ended the sequence and the client has not received the end."""
     top_count: int = 0
     """Number of most likely tokens to report for each sampled token."""
     is_structured: bool = False
@@ -72,10 +72,10 @@ class Sequence:
         logprobs: list[TopTokens] = []
         text, reason = '', None
         for position, token_id in enumerate(completion.token_ids):
-            verdict = self.stop_watch.push(token_id)
+            decision = self.stop_detector.push(token_id)
             tokens.append(token_id)
             logprobs.append(top_tokens(completion.logprobs, position, count=self.top_count))
-            text, reason = text + verdict.text, verdict.reason
+            text, reason = text + decision.text, decision.reason
             if reason is not None:
                 break
         if reason is None and completion.finish_reason is not None:
@@ -84,7 +84,7 @@ class Sequence:
                 raise InvalidSamplingParams('structured_output', 'allows no further token, or takes too long to apply')
             if reason is None:
                 raise EngineFailed(f'vLLM ended a sequence with {completion.finish_reason!r}')
-            text += self.stop_watch.release()
+            text += self.stop_detector.release()
         self.token_count += len(tokens)
         if not tokens and reason is None:
             return None
@@ -92,7 +92,7 @@ class Sequence:
 
     def end(self, reason: StopReason) -> TokenEvent:
         """Return the event that ends the sequence without a new token."""
-        return self._event([], [], self.stop_watch.release(), reason)
+        return self._event([], [], self.stop_detector.release(), reason)
 
     def _event(self, tokens: list[int], logprobs: list[TopTokens], text: str, reason: StopReason | None) -> TokenEvent:
         self.is_ended = reason is not None

@@ -9,7 +9,7 @@ from twinkle.checkpoint_engine import is_named, read_peft_folder
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.data_format.lora import ALL_ATTENTION, ALL_LINEAR, ALL_MLP, OUTPUT_HEAD
 from twinkle.nn import tensor_data_of
-from twinkle.nn.targets import is_of_attention
+from twinkle.nn.targets import is_attention_layer
 from twinkle.sampler.vllm.handover import AdapterSource
 from twinkle.sampler.vllm.model_facts import checkpoint_shapes
 
@@ -34,7 +34,7 @@ def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> Adap
     config = LoraConfig.of(given)
     if OUTPUT_HEAD in _targets_of(config):
         raise ValueError(f'target_modules includes {OUTPUT_HEAD!r}, but vLLM does not support LoRA on the output head')
-    return AdapterSource(config=config, tensors=_fresh(folder, config))
+    return AdapterSource(config=config, tensors=_zero_factors(folder, config))
 
 
 def folder_tensors(folder: str) -> dict[str, TensorData]:
@@ -52,7 +52,7 @@ def tensor_names(folder: str) -> list[str]:
     return sorted(checkpoint_shapes(folder))
 
 
-def _fresh(folder: str, config: LoraConfig) -> dict[str, TensorData]:
+def _zero_factors(folder: str, config: LoraConfig) -> dict[str, TensorData]:
     """Return factors of zeros. The initial value of A does not matter, because B is zero."""
     tensors: dict[str, TensorData] = {}
     for name, shape in checkpoint_shapes(folder).items():
@@ -69,7 +69,7 @@ def _fresh(folder: str, config: LoraConfig) -> dict[str, TensorData]:
 
 
 def _is_target(path: str, config: LoraConfig) -> bool:
-    group = ALL_ATTENTION if is_of_attention(path) else ALL_MLP
+    group = ALL_ATTENTION if is_attention_layer(path) else ALL_MLP
     return any(name in (ALL_LINEAR, group) or is_named(path, name) for name in _targets_of(config))
 
 

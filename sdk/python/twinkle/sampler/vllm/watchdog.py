@@ -14,12 +14,12 @@ OWNER_VARIABLE = 'TWINKLE_VLLM_OWNER_PID'
 """Environment variable with the process id of the owner, for its child processes."""
 
 
-def name_owner() -> None:
-    """Make all child processes that are started from now on stop with this process."""
+def record_owner() -> None:
+    """Make all child processes started after this call exit with this process."""
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
-def end_with_owner() -> None:
+def exit_with_owner() -> None:
     """Start a thread that kills this process when the owner exits. Has no effect in the owner."""
     owner = int(os.environ.get(OWNER_VARIABLE, '0'))
     if owner in {0, os.getpid()} or not hasattr(os, 'pidfd_open'):

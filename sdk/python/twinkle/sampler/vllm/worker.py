@@ -12,9 +12,9 @@ from torch import Tensor
 from twinkle.sampler.vllm import patches
 from twinkle.sampler.vllm.adapters import MappedAdapter, build_model, is_whole
 from twinkle.sampler.vllm.plans import Misfit, PlanCache, map_file, read_layout
-from twinkle.sampler.vllm.watchdog import end_with_owner
+from twinkle.sampler.vllm.watchdog import exit_with_owner
 
-end_with_owner()
+exit_with_owner()
 patches.apply()
 
 

@@ -5,7 +5,7 @@ model's own processor, `positions` computes position ids, and `chat_media` combi
 """
 
 from twinkle.template.media.audio import AudioReader
-from twinkle.template.media.chat_media import ChatMedia, placed
+from twinkle.template.media.chat_media import ChatMedia, with_media_positions
 from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.loading import MediaLoader, Video
 from twinkle.template.media.placeholders import FoundMedia, find_media
@@ -28,5 +28,5 @@ __all__ = [
     'VisionReader',
     'find_media',
     'media_positions',
-    'placed',
+    'with_media_positions',
 ]

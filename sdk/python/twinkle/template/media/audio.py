@@ -39,21 +39,21 @@ class AudioReader:
         self.spec = spec
         self._folder = folder
         self._piece = tokenizer.decode([spec.audio_token_id])
-        self._shown = f'{_OPEN}{self._piece}{_CLOSE}'
+        self._placeholder_text = f'{_OPEN}{self._piece}{_CLOSE}'
         if any(tokenizer.token_id(name) is None for name in (self._piece, _OPEN, _CLOSE)):
-            raise TemplateError(f'the tokenizer in {folder.name} lacks audio tokens; it needs {self._shown}')
+            raise TemplateError(f'the tokenizer in {folder.name} lacks audio tokens; it needs {self._placeholder_text}')
 
-    def shown(self, kind: MediaKind) -> str:
+    def placeholder_text(self, kind: MediaKind) -> str:
         """Return the text that replaces one placeholder in a rendered chat."""
         del kind
-        return self._shown
+        return self._placeholder_text
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """Text of the audio token; messages must not contain it, because the model would read it as audio."""
         return (self._piece,)
 
-    def read(self, kind: MediaKind, opened: Sound, place: str) -> ReadMedia:
+    def read(self, kind: MediaKind, opened: Sound, field_path: str) -> ReadMedia:
         """Return the mel spectrogram of a clip.
 
         Raises:
@@ -62,17 +62,17 @@ class AudioReader:
         rate = int(self._extractor.sampling_rate)
         if opened.rate != rate:
             problem = f'has {opened.rate} samples per second, but the model needs {rate}; resample it'
-            raise InvalidTrajectory(place, problem)
+            raise InvalidTrajectory(field_path, problem)
         if len(opened.samples) > self._extractor.n_samples:
             seconds = self._extractor.n_samples / rate
             problem = f'has {len(opened.samples) / rate:.1f} seconds, more than the maximum of {seconds:.1f}'
-            raise InvalidTrajectory(place, problem)
+            raise InvalidTrajectory(field_path, problem)
         read = self._extractor(
             [opened.samples], sampling_rate=rate, padding='max_length', return_attention_mask=True, return_tensors='np'
         )
         frame_count = int(np.asarray(read['attention_mask'])[0].sum())
         if frame_count < 3:
-            raise InvalidTrajectory(place, f'is too short: it has {frame_count} frames, but the model needs 3')
+            raise InvalidTrajectory(field_path, f'is too short: it has {frame_count} frames, but the model needs 3')
         frames_FM = np.ascontiguousarray(np.asarray(read['input_features'], np.float32)[0].T)
         return ReadMedia(kind, frames_FM, (frame_count, len(frames_FM), 1), 0.0)
 

@@ -18,7 +18,7 @@ from twinkle.template.tokenizer import TokenizedText
 _MAX_STEP_SECONDS = 10**6
 """Maximum duration of one temporal step, about 12 days; the resulting positions fit in 32 bits."""
 Load = Callable[[Any, str], Any]
-"""Function `load(source, place)` that decodes one item of media; `place` is the field path for error messages."""
+"""Function `load(source, field_path)` that decodes one item of media; `field_path` is the field path for error messages."""
 
 
 class Reader(Protocol):
@@ -34,15 +34,15 @@ class Reader(Protocol):
         """Texts of the media tokens, which messages must not contain."""
         ...
 
-    def shown(self, kind: MediaKind) -> str:
+    def placeholder_text(self, kind: MediaKind) -> str:
         """Return the text that replaces one placeholder of this kind in a rendered chat."""
         ...
 
-    def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
+    def read(self, kind: MediaKind, opened: Any, field_path: str) -> ReadMedia:
         """Convert one decoded item to arrays.
 
         Raises:
-            InvalidTrajectory: the item does not fit the model; names the field `place`.
+            InvalidTrajectory: the item does not fit the model; names the field `field_path`.
         """
         ...
 
@@ -85,9 +85,9 @@ class ChatMedia:
                     raise InvalidTrajectory(f'messages[{index}].content', problem)
         return changed
 
-    def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def with_media_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return messages whose placeholders are replaced by the model's media tokens, except in assistant messages."""
-        return [message if message['role'] == 'assistant' else self._shown(message) for message in messages]
+        return [message if message['role'] == 'assistant' else self._with_media_tokens(message) for message in messages]
 
     def read(self, given: Mapping[str, Any], chat: Mapping[str, Any], load: Mapping[str, Load]) -> list[ReadMedia]:
         """Load and convert the media of a chat, in order.
@@ -104,8 +104,8 @@ class ChatMedia:
         if len(found) > self.limits.max_items:
             problem = f'contain {len(found)} images, videos and clips, more than max_items {self.limits.max_items}'
             raise InvalidTrajectory('messages', problem)
-        places = [media.place for media in (named if len(named) == len(found) else found)]
-        return [self._read(media, place, load) for media, place in zip(found, places, strict=True)]
+        places = [media.field_path for media in (named if len(named) == len(found) else found)]
+        return [self._read(media, field_path, load) for media, field_path in zip(found, places, strict=True)]
 
     def expanded(self, tokens: TokenizedText, media: Sequence[ReadMedia]) -> TokenizedText:
         """Repeat each media token as many times as the item needs; its offsets are repeated too.
@@ -124,19 +124,19 @@ class ChatMedia:
         offsets = np.repeat(np.asarray(tokens.offsets, np.int64).reshape(-1, 2), counts, axis=0)
         return TokenizedText(np.repeat(ids, counts).tolist(), [(int(begin), int(end)) for begin, end in offsets])
 
-    def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_media_tokens(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message['content']
         for kind in self.reader.spec.kinds:
-            content = content.replace(f'<{kind}>', self.reader.shown(kind))
+            content = content.replace(f'<{kind}>', self.reader.placeholder_text(kind))
         return {**message, 'content': content}
 
-    def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
+    def _read(self, media: FoundMedia, field_path: str, load: Mapping[str, Load]) -> ReadMedia:
         if media.kind not in self.reader.spec.kinds:
-            raise InvalidTrajectory(place, f'is of kind {media.kind}, which the model does not support; remove it')
-        return self.reader.read(media.kind, load[media.kind](media.source, place), place)
+            raise InvalidTrajectory(field_path, f'is of kind {media.kind}, which the model does not support; remove it')
+        return self.reader.read(media.kind, load[media.kind](media.source, field_path), field_path)
 
 
-def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:
+def with_media_positions(feature: InputFeature, spec: VisionSpec) -> InputFeature:
     """Return a copy of a feature with position ids int32 [3, T] (time, height, width); unchanged without media.
 
     Raises:

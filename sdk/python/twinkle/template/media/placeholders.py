@@ -1,7 +1,7 @@
 """Find the images, videos and audio of a chat, in the order of their placeholders.
 
-A text refers to media with `<image>`, `<video>` and `<audio>`, which stand for the items of the trajectory's `images`,
-`videos` and `audios` in that order. Parts of a message can also contain media. Placeholders in assistant messages are
+The placeholders `<image>`, `<video>` and `<audio>` in a text refer to the items of the trajectory's `images`, `videos`
+and `audios`, in order. Parts of a message can also contain media. Placeholders in assistant messages are
 plain text.
 """
 
@@ -28,7 +28,7 @@ class FoundMedia:
     """'image', 'video' or 'audio'."""
     source: Any
     """The caller's value: a path, bytes, a `data:` URL, a decoded image and so on."""
-    place: str
+    field_path: str
     """Path of the field, such as `messages[0].content[1]` or `images[0]`."""
 
 
@@ -42,13 +42,13 @@ class _Search:
     """Number of those items that placeholders have used so far, by kind."""
     found: list[FoundMedia] = field(default_factory=list[FoundMedia])
 
-    def take(self, kind: str, place: str) -> None:
-        """Use the trajectory's next item of this kind for the placeholder at `place`."""
+    def use_next(self, kind: str, field_path: str) -> None:
+        """Use the trajectory's next item of this kind for the placeholder at `field_path`."""
         index = self.used.get(kind, 0)
         name = MEDIA_FIELDS[kind]
         if index >= len(self.given[kind]):
             problem = f'refers to item {index + 1} of {name}, but there are {len(self.given[kind])}'
-            raise InvalidTrajectory(place, problem)
+            raise InvalidTrajectory(field_path, problem)
         self.used[kind] = index + 1
         self.found.append(FoundMedia(kind, self.given[kind][index], f'{name}[{index}]'))
 
@@ -67,10 +67,10 @@ def find_media(trajectory: Mapping[str, Any]) -> tuple[list[Any], list[FoundMedi
     for index, message in enumerate(cast('Sequence[Any]', given)):
         messages.append(_searched(message, f'messages[{index}].content', search))
     for kind, sources in search.given.items():
-        shown = search.used.get(kind, 0)
-        if shown < len(sources):
+        used_count = search.used.get(kind, 0)
+        if used_count < len(sources):
             name = MEDIA_FIELDS[kind]
-            raise InvalidTrajectory(f'{name}[{shown}]', f'has no placeholder; insert <{kind}> into a message')
+            raise InvalidTrajectory(f'{name}[{used_count}]', f'has no placeholder; insert <{kind}> into a message')
     return messages, search.found
 
 
@@ -106,7 +106,7 @@ def _searched(message: Any, path: str, search: _Search) -> Any:
     content: Any = given.get('content')
     if isinstance(content, str):
         if given.get('role') != 'assistant':
-            _take_all(content, path, search)
+            _use_all(content, path, search)
         return given
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         return given
@@ -118,9 +118,9 @@ def _searched(message: Any, path: str, search: _Search) -> Any:
     return {**given, 'content': ''.join(pieces)}
 
 
-def _take_all(text: str, path: str, search: _Search) -> None:
+def _use_all(text: str, path: str, search: _Search) -> None:
     for match in _PLACEHOLDER.finditer(text):
-        search.take(match[1], path)
+        search.use_next(match[1], path)
 
 
 def _kind_of(part: Any) -> str | None:
@@ -142,14 +142,14 @@ def _part(part: Any, path: str, search: _Search) -> str:
         if text is None:
             known = ', '.join(['text', *_PART_KINDS])
             raise InvalidTrajectory(path, f'must have one of the types {known}, got {fields.get("type")!r}')
-        _take_all(text, path, search)
+        _use_all(text, path, search)
         return text
     names = (str(fields['type']), kind, *_SOURCE_KEYS)
     sources = [_source(name, fields[name]) for name in dict.fromkeys(names) if fields.get(name) is not None]
     if len(sources) > 1:
         raise InvalidTrajectory(path, f'contains its {kind} more than once; give only one of {", ".join(names)}')
     if not sources:
-        search.take(kind, path)
+        search.use_next(kind, path)
     else:
         source = {**fields, kind: sources[0]} if kind == 'video' else sources[0]
         search.found.append(FoundMedia(kind, source, path))

@@ -1,6 +1,7 @@
 """Position ids in time, height and width for the tokens of images and videos.
 
-Qwen2-VL, arXiv:2409.12191, section 2.1, with Qwen2.5-VL's time in seconds, arXiv:2502.13923, section 2.1.3. T tokens.
+They follow Qwen2-VL (arXiv:2409.12191, section 2.1), with Qwen2.5-VL's time in seconds (arXiv:2502.13923, section
+2.1.3). T is the number of tokens.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def media_positions(
     """
     ids = np.asarray(input_ids)
     times = list(seconds) or [1.0] * len(video_grids)
-    waiting: dict[MediaKind, list[tuple[Grid, float]]] = {
+    remaining: dict[MediaKind, list[tuple[Grid, float]]] = {
         'image': [(grid, 1.0) for grid in image_grids],
         'video': [(grid, spec.tokens_per_second * time) for grid, time in zip(video_grids, times, strict=True)],
     }
@@ -46,9 +47,9 @@ def media_positions(
         if row < begin:
             continue
         kind: MediaKind = 'image' if ids[row] == spec.image_token_id else 'video'
-        if not waiting[kind]:
+        if not remaining[kind]:
             raise ValueError(f'input_ids contain more {kind}s than are given')
-        grid, interval = waiting[kind].pop(0)
+        grid, interval = remaining[kind].pop(0)
         positions[:, begin:row] = np.arange(next_position, next_position + row - begin)
         next_position += int(row) - begin
         begin = int(row) + spec.token_count(grid)
@@ -56,9 +57,9 @@ def media_positions(
             raise ValueError(
                 f'input_ids must contain {spec.token_count(grid)} consecutive tokens for a {kind} of {grid} patches'
             )
-        positions[:, row:begin] = next_position + _spread(grid, spec.merge_size, interval)
+        positions[:, row:begin] = next_position + _grid_positions(grid, spec.merge_size, interval)
         next_position += max(grid[1], grid[2]) // spec.merge_size
-    if any(waiting.values()):
+    if any(remaining.values()):
         raise ValueError('input_ids contain fewer images or videos than are given')
     positions[:, begin:] = np.arange(next_position, next_position + len(ids) - begin)
     if positions.max(initial=0) > np.iinfo(np.int32).max:
@@ -66,7 +67,7 @@ def media_positions(
     return positions.astype(np.int32)
 
 
-def _spread(grid: Grid, merge_size: int, interval: float) -> npt.NDArray[np.int64]:
+def _grid_positions(grid: Grid, merge_size: int, interval: float) -> npt.NDArray[np.int64]:
     """Return int64 [3, N], counted from 0: time, row and column of each token; the column changes fastest."""
     axes = np.indices((grid[0], grid[1] // merge_size, grid[2] // merge_size)).reshape(3, -1)
     # Multiplying in float32 and truncating gives the same positions as transformers.

@@ -8,7 +8,7 @@ from typing import Any
 from twinkle.data_format import InputFeature, Trajectory, VisionSpec, media_spec
 from twinkle.template.errors import InvalidFeature
 from twinkle.template.media.audio import AudioReader
-from twinkle.template.media.chat_media import ChatMedia, Reader, placed
+from twinkle.template.media.chat_media import ChatMedia, Reader, with_media_positions
 from twinkle.template.media.loading import MediaLoader, Video
 from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.media.sound import Sound
@@ -94,7 +94,7 @@ class ReadsMedia:
         spec = None if self._media is None else self._media.reader.spec
         if not isinstance(spec, VisionSpec):
             raise InvalidFeature('position_ids', 'have three axes only for models that support images')
-        return placed(feature, spec)
+        return with_media_positions(feature, spec)
 
     def _read_media(self, given: Mapping[str, Any], chat: Trajectory) -> list[ReadMedia]:
         if self._media is None:

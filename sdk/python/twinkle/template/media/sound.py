@@ -16,7 +16,7 @@ _WIDTHS = {1: np.dtype('u1'), 2: np.dtype('<i2'), 4: np.dtype('<i4')}
 """Map from bytes per sample to dtype; one-byte samples in WAV files are unsigned."""
 
 _MAX_AMPLITUDE = 2.0
-"""Largest accepted amplitude. Resampling slightly exceeds 1; unscaled 16-bit integers as floats are far above it."""
+"""Maximum accepted amplitude. Resampling slightly exceeds 1; unscaled 16-bit integers as floats are far above it."""
 _DECODE_ERRORS = (wave.Error, EOFError, OSError, ValueError, ZeroDivisionError, RuntimeError, struct.error)
 """Exceptions of the standard library for truncated and non-WAV files."""
 
@@ -31,12 +31,12 @@ class Sound:
     """Sampling rate in samples per second."""
 
 
-def sound_of_array(given: Any, place: str) -> Sound | None:
+def sound_of_array(given: Any, field_path: str) -> Sound | None:
     """Return the clip of an array with its sampling rate, or None if `given` has another form.
 
     Args:
         given: `{'array': ..., 'sampling_rate': ...}`, the form of Hugging Face datasets.
-        place: path of the field, for error messages.
+        field_path: path of the field, for error messages.
 
     Raises:
         InvalidTrajectory: the array or the rate is invalid.
@@ -48,18 +48,18 @@ def sound_of_array(given: Any, place: str) -> Sound | None:
     try:
         samples = np.asarray(fields['array'])
     except (ValueError, TypeError, RuntimeError):
-        raise InvalidTrajectory(place, 'must be finite floats [T]') from None
+        raise InvalidTrajectory(field_path, 'must be finite floats [T]') from None
     if samples.ndim != 1 or samples.dtype.kind != 'f' or not len(samples) or not np.isfinite(samples).all():
-        raise InvalidTrajectory(place, f'must be finite floats [T], got {samples.dtype} {list(samples.shape)}')
+        raise InvalidTrajectory(field_path, f'must be finite floats [T], got {samples.dtype} {list(samples.shape)}')
     if np.abs(samples).max() > _MAX_AMPLITUDE:
         problem = f'must be floats in -1 to 1, got an amplitude of {np.abs(samples).max():.3g}; scale them'
-        raise InvalidTrajectory(place, problem)
+        raise InvalidTrajectory(field_path, problem)
     if not isinstance(rate, int | np.integer) or isinstance(rate, bool) or rate < 1:
-        raise InvalidTrajectory(f'{place}.sampling_rate', f'must be samples per second, at least 1, got {rate!r}')
+        raise InvalidTrajectory(f'{field_path}.sampling_rate', f'must be samples per second, at least 1, got {rate!r}')
     return Sound(samples.astype(np.float32), int(cast('Any', rate)))
 
 
-def sound_of_wav(content: bytes, place: str) -> Sound:
+def sound_of_wav(content: bytes, field_path: str) -> Sound:
     """Return the clip in a WAV file; several channels are averaged to one.
 
     Raises:
@@ -70,13 +70,13 @@ def sound_of_wav(content: bytes, place: str) -> Sound:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             frames = file.readframes(file.getnframes())
     except _DECODE_ERRORS:
-        raise InvalidTrajectory(place, 'is not a WAV file of PCM samples; other formats are not supported') from None
+        raise InvalidTrajectory(field_path, 'is not a WAV file of PCM samples; other formats are not supported') from None
     if width not in _WIDTHS or rate < 1:
-        raise InvalidTrajectory(place, f'has {8 * width} bit samples at rate {rate}; use 8, 16 or 32 bits')
+        raise InvalidTrajectory(field_path, f'has {8 * width} bit samples at rate {rate}; use 8, 16 or 32 bits')
     whole = len(frames) // (width * channels) * (width * channels)
     numbers = np.frombuffer(frames[:whole], _WIDTHS[width]).reshape(-1, channels).astype(np.float64)
     if not len(numbers):
-        raise InvalidTrajectory(place, 'is empty: it has no samples')
+        raise InvalidTrajectory(field_path, 'is empty: it has no samples')
     half = float(2 ** (8 * width - 1))
     centred = numbers - half if width == 1 else numbers
     return Sound((centred.mean(axis=1) / half).astype(np.float32), rate)

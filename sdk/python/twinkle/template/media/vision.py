@@ -66,7 +66,7 @@ class VisionReader:
         }
         return cls(spec, folder, tokenizer, {name: tokenizer.decode([one]) for name, one in ids.items()})
 
-    def shown(self, kind: MediaKind) -> str:
+    def placeholder_text(self, kind: MediaKind) -> str:
         """Return the text that replaces one placeholder of this kind in a rendered chat."""
         return f'{self._names["open"]}{self._names[kind]}{self._names["close"]}'
 
@@ -75,9 +75,9 @@ class VisionReader:
         """Texts of the media tokens; messages must not contain them, because the model would read them as media."""
         return self._names['image'], self._names['video']
 
-    def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
+    def read(self, kind: MediaKind, opened: Any, field_path: str) -> ReadMedia:
         """Convert a decoded image or video to patches; raises the errors of `read_image`."""
-        return self.read_image(opened, place) if kind == 'image' else self.read_video(opened, place)
+        return self.read_image(opened, field_path) if kind == 'image' else self.read_video(opened, field_path)
 
     def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
         """Return the media fields of a feature: patches float32 [P, C] and grids int64 [N, 3] for each kind in `media`.
@@ -96,16 +96,16 @@ class VisionReader:
             fields['second_per_grid_ts'] = np.asarray([item.seconds for item in videos], np.float32)
         return fields
 
-    def read_image(self, image: Image.Image, place: str) -> ReadMedia:
+    def read_image(self, image: Image.Image, field_path: str) -> ReadMedia:
         """Convert an image to patches.
 
         Raises:
             InvalidTrajectory: the image processor refuses the image.
         """
-        patches_PC, grid = self._patches(image, place)
+        patches_PC, grid = self._patches(image, field_path)
         return ReadMedia('image', patches_PC, grid, 0.0)
 
-    def read_video(self, video: Video, place: str) -> ReadMedia:
+    def read_video(self, video: Video, field_path: str) -> ReadMedia:
         """Convert a video to patches; the last frame is repeated to fill the last temporal step.
 
         The video processors of transformers need torchvision, so the image processor is used for each frame. For one
@@ -116,7 +116,7 @@ class VisionReader:
             InvalidTrajectory: the image processor refuses a frame.
         """
         step = self.spec.temporal_patch_size
-        patches = [self._patches(frame, place) for frame in video.frames]
+        patches = [self._patches(frame, field_path) for frame in video.frames]
         patches += [patches[-1]] * (-len(patches) % step)
         _, rows, columns = patches[0][1]
         channels = self._channels
@@ -148,10 +148,10 @@ class VisionReader:
         side = int(self._processor.patch_size)
         return self.spec.patch_width // (self.spec.temporal_patch_size * side * side)
 
-    def _patches(self, image: Image.Image, place: str) -> tuple[npt.NDArray[np.float32], Grid]:
+    def _patches(self, image: Image.Image, field_path: str) -> tuple[npt.NDArray[np.float32], Grid]:
         try:
             read = self._processor.preprocess([image], return_tensors='np')
         except ValueError as error:
-            raise InvalidTrajectory(place, f'was refused by the image processor: {error}') from None
+            raise InvalidTrajectory(field_path, f'was refused by the image processor: {error}') from None
         frames, rows, columns = (int(side) for side in read['image_grid_thw'][0])
         return np.asarray(read['pixel_values'], np.float32), (frames, rows, columns)

@@ -21,7 +21,7 @@ def uniform(seed: int, sequence_index: int, token_index: int) -> float:
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), 'little') >> 11) * 2.0**-53
 
 
-def draw_token(
+def sample_token(
     logits_V: Tensor,
     params: SamplingParams,
     *,
@@ -117,7 +117,7 @@ def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tenso
 
 
 def _sorted(probs: Tensor, is_kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the kept probabilities in descending order with their indexes; ties keep their order."""
+    """Return the selected probabilities in descending order with their indexes; ties keep their order."""
     indexes = is_kept.nonzero().squeeze(1)
     kept, order = probs[indexes].sort(descending=True, stable=True)
     return kept, indexes[order]

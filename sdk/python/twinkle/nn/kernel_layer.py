@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 
-class KernelSeam(nn.Module, ABC):
+class KernelLayer(nn.Module, ABC):
     """Layer whose arithmetic is one named operation."""
 
     kernel: Callable[..., Tensor] | None = None
