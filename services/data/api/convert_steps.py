@@ -14,7 +14,7 @@ from twinkle.preprocessor import (
     build_preprocessor,
     filter_names,
     preprocessor_names,
-    refuse_places,
+    refuse_paths,
 )
 from twinkle.template import template_names
 
@@ -123,7 +123,7 @@ def _check_known(name: str, field: str, kind: str, known: tuple[str, ...]) -> No
 
 def _check_arguments(build: Callable[..., Any], name: str, arguments: Mapping[str, Any], field: str) -> None:
     try:
-        refuse_places(arguments)
+        refuse_paths(arguments)
         build(name, arguments)
     except InvalidArguments as error:
         raise InvalidField(field, str(error)) from error

@@ -25,7 +25,7 @@ from twinkle.preprocessor import (
     build_filter,
     build_preprocessor,
     filter_names,
-    refuse_places,
+    refuse_paths,
 )
 
 Strategy = st.SearchStrategy[Any]
@@ -248,13 +248,13 @@ def test_pipelines_cannot_be_nested() -> None:
 
 
 def test_invalid_log_paths_are_refused(tmp_path: Path) -> None:
-    """A log path without an existing folder is refused, and `refuse_places` refuses every path."""
+    """A log path without an existing folder is refused, and `refuse_paths` refuses every path."""
     for path in (tmp_path, tmp_path / 'none' / 'dropped.jsonl'):
         with pytest.raises(InvalidArguments):
             QualityPreprocessor(dropped_log_path=str(path))
     with pytest.raises(InvalidArguments):
-        refuse_places({'dropped_log_path': 'x'})
-    refuse_places({'pipeline': []})
+        refuse_paths({'dropped_log_path': 'x'})
+    refuse_paths({'pipeline': []})
 
 
 HUGE = 500_000

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation per token. Legend: T tokens of one completion that count."""
+"""Generalized advantage estimation per token. Legend: T counted tokens of one completion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from twinkle.advantage.base import Advantage, FloatVector, read_vector
 from twinkle.advantage.errors import InvalidAdvantageInput
 
-_SMALLEST_DEVIATION = 1e-8
+_DEVIATION_OFFSET = 1e-8
 """Added to the standard deviation before advantages are divided by it."""
 
 
@@ -136,7 +136,7 @@ def _normalized(advantages: list[FloatVector], counts: list[Any]) -> list[FloatV
     pooled = np.concatenate([row[is_counted] for row, is_counted in zip(advantages, counts, strict=True)])
     if len(pooled) < 2:
         return advantages
-    mean, deviation = pooled.mean(), pooled.std() + _SMALLEST_DEVIATION
+    mean, deviation = pooled.mean(), pooled.std() + _DEVIATION_OFFSET
     pairs = zip(advantages, counts, strict=True)
     return [np.where(is_counted, (row - mean) / deviation, 0.0) for row, is_counted in pairs]
 
@@ -158,9 +158,9 @@ def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVect
     if len(listed) != len(like):
         raise InvalidAdvantageInput(field, f'must have {len(like)} rows, one for each completion, got {len(listed)}')
     read = [read_vector(f'{field}[{index}]', row) for index, row in enumerate(listed)]
-    for index, (row, model) in enumerate(zip(read, like, strict=True)):
-        if len(row) != len(model):
-            raise InvalidAdvantageInput(f'{field}[{index}]', f'must have {len(model)} tokens, got {len(row)}')
+    for index, (row, expected) in enumerate(zip(read, like, strict=True)):
+        if len(row) != len(expected):
+            raise InvalidAdvantageInput(f'{field}[{index}]', f'must have {len(expected)} tokens, got {len(row)}')
     return read
 
 

@@ -102,7 +102,7 @@ def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: b
     for block in delta_blocks(manifest):
         items = new[block.offset : block.end].reshape(-1, block.item_bytes)
         for plane in range(block.item_bytes):
-            items[:, plane] = planes.take(len(items))
+            items[:, plane] = planes.read(len(items))
         np.bitwise_xor(items.reshape(-1), old[block.offset : block.end], out=items.reshape(-1))
     planes.finish()
 
@@ -115,7 +115,7 @@ class _Planes:
         self._offset = 0
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def take(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+    def read(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         method, payload = self._next()
         if method == _COMPRESSED:
             payload = self._decompress(payload, size_bytes)

@@ -68,7 +68,7 @@ class CheckpointEngineManager:
     Raises:
         ValueError: the platform is unknown.
 
-    Concurrency: call it from the thread that drives the trainer and the sampler.
+    Concurrency: call it from the thread that uses the trainer and the sampler.
     """
 
     def __init__(

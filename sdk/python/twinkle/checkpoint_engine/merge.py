@@ -86,7 +86,7 @@ def export_merged(
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.parent / f'.{target.name}.merging'
     with _locked(staging, target):
-        is_repeat = _is_made_from(target, digest)
+        is_repeat = _has_digest(target, digest)
         if not is_repeat:
             _prepare(staging, digest)
             size_bytes = _write(base, changes, staging, dtype=dtype, report=on_progress or _ignore_progress)
@@ -131,7 +131,7 @@ def _locked(staging: Path, target: Path) -> Generator[None]:
             path.unlink()
 
 
-def _is_made_from(folder: Path, digest: str) -> bool:
+def _has_digest(folder: Path, digest: str) -> bool:
     try:
         return json.loads((folder / MERGE_FILE).read_bytes())['digest'] == digest
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
@@ -140,7 +140,7 @@ def _is_made_from(folder: Path, digest: str) -> bool:
 
 def _prepare(staging: Path, digest: str) -> None:
     """Keep the files of an interrupted run of the same merge; otherwise start with an empty folder."""
-    if _is_made_from(staging, digest):
+    if _has_digest(staging, digest):
         return
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()

@@ -40,7 +40,7 @@ def _is_pattern(value: Any, is_valid: Callable[[Any], bool]) -> bool:
     return isinstance(value, dict) and all(map(is_valid, cast(dict[str, Any], value).values()))
 
 
-def _is_names(value: Any) -> bool:
+def _are_names(value: Any) -> bool:
     return isinstance(value, str) or (
         isinstance(value, list) and all(isinstance(name, str) for name in cast(list[Any], value))
     )
@@ -50,7 +50,7 @@ _IS_VALID: dict[str, Callable[[Any], bool]] = {
     'r': _is_rank,
     'lora_alpha': _is_alpha,
     'lora_dropout': _is_number,
-    'target_modules': _is_names,
+    'target_modules': _are_names,
     'use_rslora': lambda value: isinstance(value, bool),
     'rank_pattern': lambda value: _is_pattern(value, _is_rank),
     'alpha_pattern': lambda value: _is_pattern(value, _is_alpha),

@@ -50,14 +50,14 @@ def shuffled_stream(rows: Iterator[Any], *, seed: int, epoch: int, buffer_size: 
         epoch: zero-based epoch; each epoch has a different order.
         buffer_size: number of rows in the buffer, at least 1. A row moves forward by less than this number.
     """
-    draw = _words([seed & _SEED_MASK, epoch])
+    next_word = _words([seed & _SEED_MASK, epoch])
     buffer = list(islice(rows, buffer_size))
     for row in rows:
-        slot = draw() % len(buffer)
+        slot = next_word() % len(buffer)
         yield buffer[slot]
         buffer[slot] = row
     while buffer:
-        slot = draw() % len(buffer)
+        slot = next_word() % len(buffer)
         buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
         yield buffer.pop()
 

@@ -1,4 +1,4 @@
-"""Errors of resolving hub ids to folders and of uploading folders to hubs. Messages say how to fix the problem."""
+"""Errors of resolving hub ids to folders and of uploading folders to hubs. Messages explain how to fix the problem."""
 
 
 class HubError(Exception):

@@ -56,7 +56,7 @@ def local_path(text: str) -> Path | None:
 
 
 def without_alias(model_id: str) -> str:
-    """Return the id that the alias `model_id` stands for, or `model_id` if it is not an alias.
+    """Return the id to which the alias `model_id` refers, or `model_id` if it is not an alias.
 
     The environment variable `TWINKLE_MODEL_ID_ALIASES` defines aliases as `name=id` pairs separated by commas, or as a
     JSON object.

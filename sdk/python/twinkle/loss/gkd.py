@@ -97,7 +97,7 @@ class GKDLoss(Loss):
 
 
 class _InBlocks(Function):
-    """Rowwise function evaluated in blocks and recomputed for the gradient, so memory has one block's graph."""
+    """Rowwise function evaluated in blocks and recomputed for the gradient, so only one block's graph is stored."""
 
     @staticmethod
     def forward(

@@ -6,7 +6,7 @@ from twinkle.loss.policy import ClippedPolicyLoss
 class GRPOLoss(ClippedPolicyLoss):
     """Clipped objective, averaged over each sequence's labels and then over sequences.
 
-    DeepSeekMath, arXiv 2402.03300, equation 3. The group-relative advantages come with the features; see
+    DeepSeekMath, arXiv 2402.03300, equation 3. The group-relative advantages are a stream of the features; see
     `twinkle.advantage.GRPOAdvantage`.
 
     `num_tokens`: the sequences. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.

@@ -31,9 +31,9 @@ def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
         return dict(outputs[0].get('metrics', {}))
     merged: dict[str, float] = {}
     for name in sorted({name for output in outputs for name in output.get('metrics', {})}):
-        having = [output for output in outputs if name in output.get('metrics', {})]
-        values = [output['metrics'][name] for output in having]
-        weights = [output.get('metric_weight', 1.0) for output in having]
+        with_metric = [output for output in outputs if name in output.get('metrics', {})]
+        values = [output['metrics'][name] for output in with_metric]
+        weights = [output.get('metric_weight', 1.0) for output in with_metric]
         merged[name] = _reduced(name, values, weights)
     return merged
 

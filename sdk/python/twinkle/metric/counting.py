@@ -62,7 +62,7 @@ class CountingMetric(Metric):
     def means(self, names: Mapping[str, str], *, by: str) -> dict[str, float]:
         """Return totals divided by the total `by`, under the given report names; empty if that is 0."""
         count = self.total(by)
-        return {shown: float(self.total(name) / count) for shown, name in names.items()} if count else {}
+        return {report_name: float(self.total(name) / count) for report_name, name in names.items()} if count else {}
 
 
 def checked_numbers(metric: str, state: Mapping[str, Any]) -> dict[str, float]:

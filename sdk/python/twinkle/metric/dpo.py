@@ -68,7 +68,7 @@ class DPOMetric(CountingMetric):
             self.add('right', int((margins > 0).sum()))
 
     def calculate(self) -> dict[str, float]:
-        of_reference = {
+        reference_means = {
             'logps/ref_chosen': 'ref_chosen',
             'logps/ref_rejected': 'ref_rejected',
             'rewards/chosen': 'chosen_gain',
@@ -78,5 +78,5 @@ class DPOMetric(CountingMetric):
         }
         return {
             **self.means({'logps/chosen': 'chosen', 'logps/rejected': 'rejected'}, by='pairs'),
-            **self.means(of_reference, by='ref_pairs'),
+            **self.means(reference_means, by='ref_pairs'),
         }

@@ -96,8 +96,8 @@ class GRPOMetric(CountingMetric):
         if self.total('sampler_labels'):
             values['train/sampler_ratio_max'] = self.total('sampler_ratio_max')
         values |= self.means({'train/token_ratio_mean': 'ratio'}, by='ratio_labels')
-        of_old = {'train/mean_old_logp': 'old', 'train/logp_diff_mean': 'diff', 'train/approx_kl': 'kl'}
-        values |= self.means(of_old, by='old_labels')
+        old_means = {'train/mean_old_logp': 'old', 'train/logp_diff_mean': 'diff', 'train/approx_kl': 'kl'}
+        values |= self.means(old_means, by='old_labels')
         if self.total('old_labels'):
             values['train/token_kl_max'] = self.total('kl_max')
             values['train/token_ratio_max'] = self.total('ratio_max')

@@ -1,4 +1,4 @@
-"""Policy metrics of losses with other clipping than GRPO.
+"""Policy metrics of losses that clip differently from GRPO.
 
 Legend: R counted labels, S features with counted labels.
 """

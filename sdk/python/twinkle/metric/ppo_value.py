@@ -51,9 +51,9 @@ class PPOValueMetric(CountingMetric):
         self.add_moments('return', returns_R)
         self.add_moments('error', returns_R - values_R)
         if 'old_values' in labels.streams:
-            moved_R = np.abs(values_R - labels.streams['old_values']) > self.epsilon
-            self.add('clipped', int(moved_R.sum()))
-            self.add('clippable', len(moved_R))
+            is_clipped_R = np.abs(values_R - labels.streams['old_values']) > self.epsilon
+            self.add('clipped', int(is_clipped_R.sum()))
+            self.add('clippable', len(is_clipped_R))
         if 'advantages' in labels.streams:
             self.add_moments('advantage', labels.streams['advantages'].astype(np.float64))
 

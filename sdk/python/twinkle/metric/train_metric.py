@@ -14,8 +14,8 @@ _ELAPSED = 'elapsed_seconds'
 class TrainMetric(CountingMetric):
     """Reports throughput and the last step.
 
-    `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and since the last report
-    `elapsed_seconds`, `tokens_per_second` and `steps_per_second`. After a restart the clock continues from the saved
+    It reports `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. After a restart the clock continues from the saved
     state: the downtime does not count, and a replayed batch counts with the time of its replay.
 
     Args:

@@ -29,7 +29,7 @@ from twinkle.preprocessor.registry import (
     build_preprocessor,
     filter_names,
     preprocessor_names,
-    refuse_places,
+    refuse_paths,
 )
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
@@ -70,6 +70,6 @@ __all__ = [
     'build_preprocessor',
     'filter_names',
     'preprocessor_names',
-    'refuse_places',
+    'refuse_paths',
     'report_of',
 ]

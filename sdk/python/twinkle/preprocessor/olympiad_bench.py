@@ -50,7 +50,7 @@ class OlympiadBenchProcessor(RowPreprocessor):
         """
         context = text_of(row, 'context') if row.get('context') else ''
         question = '\n\n'.join(part for part in (context, text_of(row, 'question')) if part)
-        user, images = _placed(row, question)
+        user, images = _with_placeholders(row, question)
         graded = {name: row[name] for name in _GRADING if isinstance(row.get(name), str | bool | int | float)}
         solution = '\n\n'.join(_texts(row, 'solution')) if row.get('solution') else ''
         converted: Row = {
@@ -70,7 +70,7 @@ def _texts(row: Row, column: str) -> list[str]:
     return cast('list[str]', texts)
 
 
-def _placed(row: Row, question: str) -> tuple[str, list[Any]]:
+def _with_placeholders(row: Row, question: str) -> tuple[str, list[Any]]:
     """Return the question with one placeholder per image, and the images in the order of their placeholders."""
     named = {number: row.get(f'image_{number}') for number in range(1, _MAX_IMAGES + 1)}
     given = {number: image for number, image in named.items() if image is not None}

@@ -53,7 +53,7 @@ def filter_names() -> tuple[str, ...]:
     return tuple(sorted(_FILTERS))
 
 
-def refuse_places(init_args: Mapping[str, Any]) -> None:
+def refuse_paths(init_args: Mapping[str, Any]) -> None:
     """Refuse arguments that are paths; a service calls this before it builds an object for a remote client.
 
     Raises:

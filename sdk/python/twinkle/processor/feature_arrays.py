@@ -48,7 +48,7 @@ class FeatureReader:
         vocab_size: exclusive limit of token ids and labels.
         max_tokens: maximum number of tokens of a sequence.
         needs: labels and streams to read.
-        media: how the model reads images; None for a text model.
+        media: media specification of the model; None for a text model.
     """
 
     feature: InputFeature

@@ -26,7 +26,7 @@ class InputLimits:
     max_tokens: int
     """Maximum number of tokens of a sequence."""
     media: MediaSpec | None = None
-    """How the model reads images, videos and audio; None for a text model."""
+    """Media specification of the model; None for a text model."""
 
 
 @remote_class()

@@ -21,7 +21,7 @@ _NAMES: dict[MediaKind, tuple[str, str]] = {
 }
 MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts', *_NAMES['audio'])
 """Fields of a feature that text models do not support."""
-_LEAST_FRAMES = 3
+_MIN_FRAMES = 3
 """Minimum number of frames of a clip, which give one token."""
 ErrorFactory = Callable[[str, str], Exception]
 """Factory of the error about a field: `error(field, problem)`."""
@@ -33,7 +33,7 @@ class MediaFields:
 
     Args:
         feature: feature to read.
-        spec: how the model reads media; None for a text model.
+        spec: media specification of the model; None for a text model.
         error: creates errors that name the feature.
     """
 
@@ -119,8 +119,8 @@ class MediaFields:
         if given.ndim != 2 or given.shape[1] != count or given.dtype.kind not in 'iub':
             raise self.error(name, f'must be integers [N, {count}], got {given.dtype} {list(given.shape)}')
         audible = given.astype(np.int64).sum(axis=1)
-        if (given != (np.arange(count) < audible[:, None])).any() or (audible < _LEAST_FRAMES).any():
-            raise self.error(name, f'must have at least {_LEAST_FRAMES} ones in each clip, followed only by zeros')
+        if (given != (np.arange(count) < audible[:, None])).any() or (audible < _MIN_FRAMES).any():
+            raise self.error(name, f'must have at least {_MIN_FRAMES} ones in each clip, followed only by zeros')
         return [(int(own), count, 1) for own in audible]
 
     def _frames(self, name: str, clips: int) -> npt.NDArray[np.float32]:

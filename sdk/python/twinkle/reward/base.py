@@ -1,4 +1,4 @@
-"""The reward interface, and base classes for rewards of a completion alone and against its ground truth."""
+"""The reward interface, and base classes for rewards that score a completion alone or against its ground truth."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

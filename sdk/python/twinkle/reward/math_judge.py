@@ -71,10 +71,10 @@ class MathJudge:
         with self._lock:
             if self._process is None:
                 self._process = self._start()
-            verdict = _request(self._process, {'truth': truth, 'answer': answer})
-            if verdict is None:
+            response = _request(self._process, {'truth': truth, 'answer': answer})
+            if response is None:
                 self._stop()
-        return verdict is True
+        return response is True
 
     def close(self) -> None:
         """Stop the process, if it runs. A later comparison starts a new one."""

@@ -35,7 +35,7 @@ class SandboxLimits:
     output_bytes: int = 1 << 20
     """Maximum size of standard output and of standard error, each. A program that writes more is stopped."""
     without_walls: tuple[str, ...] = ()
-    """Walls from `WALLS` that may be missing, for machines that are isolated themselves."""
+    """Walls from `WALLS` that may be missing, for machines that are already isolated."""
 
     def __post_init__(self) -> None:
         for name in ('seconds', 'cpu_seconds', 'memory_bytes', 'output_bytes'):
@@ -68,7 +68,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 
     Not isolated: programs share the kernel, the CPUs and the clock with other processes. They can see the installed
     packages, the host name, the load of the machine, and whether a guessed path exists. A kernel vulnerability breaks
-    the sandbox. To run code of an attacker, rather than of a model in training, use a virtual machine.
+    the sandbox. To run code from an attacker, rather than from a model in training, use a virtual machine.
 
     Raises:
         SandboxUnavailable: this machine does not support a wall that `limits` requires; nothing was run.

@@ -1,4 +1,4 @@
-"""The tokens between two turns of a model: the end of one turn, the answer to it, and the start of the next turn."""
+"""The tokens between two turns of a model: the end of one turn, the reply to it, and the start of the next turn."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 from twinkle.data_format import InputFeature
 from twinkle.rollout.errors import ChatCannotGoOn
 
-_PLACEHOLDER = 'said7f3a'
+_PLACEHOLDER = 'turn7f3a'
 """Content of the model's turn in the rendered chat. The sampled tokens of the turn are never rendered again."""
 
 
@@ -41,23 +41,23 @@ class ChatFormat(Protocol):
 
 
 def bridge_tokens(template: ChatFormat, messages: Sequence[Mapping[str, Any]], *, last_token: int) -> list[int]:
-    """Return the tokens from the end of a model's turn to the start of its next turn, including the answer.
+    """Return the tokens from the end of a model's turn to the start of its next turn, including the reply.
 
-    Text in the answer that spells a special token is broken up first, so that a tool's output cannot open a turn.
+    Text in the reply that spells a special token is broken up first, so that a tool's output cannot open a turn.
 
     Args:
         template: chat template of the model.
-        messages: the answer to the turn, at least one message.
+        messages: the reply to the turn, at least one message.
         last_token: last token of the turn. If it is the end-of-turn token, that token is not repeated.
 
     Raises:
         ChatCannotGoOn: the chat template does not render earlier turns.
-        TemplateError: the chat template refuses the chat, for example because it does not support tool answers.
-        InvalidTrajectory: a message is malformed. In the reported field, the answer starts at `messages[2]`.
+        TemplateError: the chat template refuses the chat, for example because it does not support tool results.
+        InvalidTrajectory: a message is malformed. In the reported field, the reply starts at `messages[2]`.
     """
     tokenizer: ChatTokens = template.tokenizer
-    answer = [_escape(message, tokenizer.special_texts) for message in messages]
-    chat = [{'role': 'user', 'content': '.'}, {'role': 'assistant', 'content': _PLACEHOLDER}, *answer]
+    reply = [_escape(message, tokenizer.special_texts) for message in messages]
+    chat = [{'role': 'user', 'content': '.'}, {'role': 'assistant', 'content': _PLACEHOLDER}, *reply]
     text = template.render({'messages': chat}, add_generation_prompt=True)
     _, found, bridge = text.partition(_PLACEHOLDER)
     if not found:

@@ -1,4 +1,4 @@
-"""The interface of environments, which answer the model's turns: tasks, games, or sets of tools."""
+"""The interface of environments, which respond to the model's turns: tasks, games, or sets of tools."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from twinkle.data_format import Message, Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class EnvStep:
-    """An environment's answer to one message of the model."""
+    """An environment's response to one message of the model."""
 
     messages: Sequence[Message] = ()
     """Messages that the model reads before its next turn. May be empty only if the chat is done."""
@@ -37,7 +37,7 @@ class Env(Protocol):
         ...
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Answer a message of the model.
+        """Respond to a message of the model.
 
         Args:
             message: the model's turn, as text.

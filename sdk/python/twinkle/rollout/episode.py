@@ -16,7 +16,7 @@ from twinkle.template import extend_positions
 
 
 class EndReason(StrEnum):
-    """Why a chat ended."""
+    """Reason why a chat ended."""
 
     DONE = 'done'
     """The environment ended the chat after a complete turn. With tools: the model called none."""
@@ -110,7 +110,7 @@ class Episode:
         return cast('InputFeature', {**others, 'input_ids': list(self.track.token_ids)})
 
     def add_turn(self, sequence: SampledSequence, *, turns_left: int, tokens_left: int | None) -> None:
-        """Add a turn of the model and the environment's answer.
+        """Add a turn of the model and the environment's reply.
 
         Args:
             sequence: the turn.
@@ -120,8 +120,8 @@ class Episode:
         self.track = self.track.with_sampled(sequence)
         self.turn_count += 1
         self.messages.append({'role': 'assistant', 'content': sequence.decoded})
-        if sequence.stop_reason in _BROKEN:
-            self.end_reason = _BROKEN[sequence.stop_reason]
+        if sequence.stop_reason in _FAILED_TURNS:
+            self.end_reason = _FAILED_TURNS[sequence.stop_reason]
             return
         is_cut = sequence.stop_reason is StopReason.LENGTH
         step = self.env.step(self.messages[-1], is_last=is_cut or turns_left == 0 or tokens_left == 0)
@@ -129,7 +129,7 @@ class Episode:
         self.facts.update(step.facts)
         if step.is_done:
             self.messages += step.messages
-        # A truncated turn is not a complete answer, even if the environment ended the chat.
+        # A truncated turn is not complete, even if the environment ended the chat.
         if is_cut:
             self.end_reason = EndReason.MAX_TOKENS if tokens_left == 0 else EndReason.LENGTH
         elif step.is_done:
@@ -139,19 +139,19 @@ class Episode:
         elif turns_left == 0:
             self.end_reason = EndReason.MAX_TURNS
         else:
-            self._answer(step, tokens_left=tokens_left)
+            self._add_reply(step, tokens_left=tokens_left)
 
-    def _answer(self, step: EnvStep, *, tokens_left: int | None) -> None:
+    def _add_reply(self, step: EnvStep, *, tokens_left: int | None) -> None:
         if not step.messages:
             raise ValueError(
                 f'{type(self.env).__name__}.step returned no messages and is_done=False; return messages or end the '
                 f'chat'
             )
-        answer = bridge_tokens(self.template, step.messages, last_token=self.track.token_ids[-1])
-        if tokens_left is not None and len(answer) >= tokens_left:
+        reply = bridge_tokens(self.template, step.messages, last_token=self.track.token_ids[-1])
+        if tokens_left is not None and len(reply) >= tokens_left:
             self.end_reason = EndReason.MAX_TOKENS
             return
-        self.track = self.track.with_unsampled(answer)
+        self.track = self.track.with_unsampled(reply)
         self.messages += step.messages
 
     def result(self) -> Rollout:
@@ -180,7 +180,7 @@ class Episode:
         return feature
 
 
-_BROKEN: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}
+_FAILED_TURNS: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}
 _TOKEN_FIELDS = frozenset({'input_ids', 'attention_mask', 'position_ids', 'labels', 'completion_mask', 'length'})
 """Fields of a feature with one value per token, and its length. They are recomputed as the chat grows."""
 _TEXT_FIELDS = frozenset({'messages', 'user_data'})

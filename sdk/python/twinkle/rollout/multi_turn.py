@@ -131,8 +131,8 @@ class MultiTurnRollout:
             seed: seed of the call. None: `sampling_params.seed`.
 
         Raises:
-            ValueError: `trajectories` is empty, or a chat, an answer or a number is malformed.
-            ChatCannotGoOn, TemplateError: the chat template cannot render an answer.
+            ValueError: `trajectories` is empty, or a chat, a reply or a number is malformed.
+            ChatCannotGoOn, TemplateError: the chat template cannot render a reply.
             CallbackFailed: a callback raised an error.
         """
         chats: list[Any] = [trajectories] if isinstance(trajectories, Mapping) else list(trajectories)
@@ -182,7 +182,7 @@ class MultiTurnRollout:
             try:
                 yield from self._sample_group(group, keys[0], seed=None if seed is None else (seed, turn))
             except ValueError as error:
-                if not limit.learn(error):
+                if not limit.lower_from(error):
                     raise
                 continue
             waiting = [request for request, key in zip(waiting, keys, strict=True) if key != keys[0]]
@@ -289,7 +289,7 @@ class _Limit:
         """Return how many tokens may follow `token_count` tokens, at least 0. None: no known limit."""
         return None if self._max_tokens is None else max(self._max_tokens - token_count, 0)
 
-    def learn(self, error: ValueError) -> bool:
+    def lower_from(self, error: ValueError) -> bool:
         """Read the context length from a sampler's error; return whether this lowers the limit."""
         # All samplers use this attribute name. Importing their error class would import torch.
         context: int | None = getattr(error, 'context_tokens', None)

@@ -67,7 +67,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         if max_staleness < 0:
             raise ValueError(f'max_staleness must be at least 0, got {max_staleness}')
         self._sample, self._prompts, self._sync = sample, prompts, sync
-        self._ahead, self._is_ordered = max_staleness, is_ordered
+        self._max_staleness, self._is_ordered = max_staleness, is_ordered
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name='rollout-pipeline', daemon=True)
         self._ready: deque[PipelineBatch[_Prompts, _Samples]] = deque()
@@ -101,14 +101,14 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
             if self._is_closed:
                 raise PipelineClosed
             if self._sync_count <= self._yielded_count and not self._is_failed_and_empty():
-                self._sync_in_turn()
+                self._sync_between_batches()
             if self._thread.ident is None:
                 self._thread.start()
             self._changed.wait_for(lambda: self._ready or self._error or self._is_exhausted)
             if self._ready:
                 batch = self._ready.popleft()
                 self._yielded_count += 1
-                return _aged(batch, self._sync_count)
+                return _with_staleness(batch, self._sync_count)
             if self._error is not None:
                 raise self._error
             raise StopIteration
@@ -124,11 +124,11 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     def _is_failed_and_empty(self) -> bool:
         return self._error is not None and not self._ready
 
-    def _sync_in_turn(self) -> None:
+    def _sync_between_batches(self) -> None:
         """Sync while nothing is being sampled. In ordered mode, first wait for all batches sampled before this sync."""
-        wanted = self._yielded_count + self._ahead if self._is_ordered and self._thread.ident else 0
+        required_count = self._yielded_count + self._max_staleness if self._is_ordered and self._thread.ident else 0
         self._changed.wait_for(
-            lambda: not self._is_sampling and (self._sampled_count >= wanted or self._is_exhausted or self._error)
+            lambda: not self._is_sampling and (self._sampled_count >= required_count or self._is_exhausted or self._error)
         )
         if self._is_failed_and_empty():
             return
@@ -152,7 +152,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         """Wait until the batch may be sampled, and sample it; return False if the pipeline was closed."""
         with self._changed:
             # The first sync precedes all training, so n trained batches correspond to n + 1 syncs.
-            self._changed.wait_for(lambda: self._is_closed or self._sync_count > index - self._ahead)
+            self._changed.wait_for(lambda: self._is_closed or self._sync_count > index - self._max_staleness)
             if self._is_closed:
                 return False
             self._is_sampling, sync_count = True, self._sync_count
@@ -166,7 +166,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         return True
 
 
-def _aged(batch: PipelineBatch[_Prompts, _Samples], sync_count: int) -> PipelineBatch[_Prompts, _Samples]:
+def _with_staleness(batch: PipelineBatch[_Prompts, _Samples], sync_count: int) -> PipelineBatch[_Prompts, _Samples]:
     """Return a copy of the batch with its staleness."""
     return PipelineBatch(
         index=batch.index,

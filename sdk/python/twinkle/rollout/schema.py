@@ -109,7 +109,7 @@ def _check(value: Any, schema: Schema, *, path: str) -> None:
     if 'enum' in schema and value not in schema['enum']:
         raise InvalidArguments(f'{path} must be one of {schema["enum"]}, got {value!r}')
     kind = str(schema.get('type', ''))
-    if kind in _KINDS and not _is_of(value, kind):
+    if kind in _KINDS and not _has_type(value, kind):
         raise InvalidArguments(f'{path} must be of type {kind}, got {value!r}')
     if kind == 'array':
         for index, item in enumerate(value):
@@ -119,7 +119,7 @@ def _check(value: Any, schema: Schema, *, path: str) -> None:
             _check(item, schema['additionalProperties'], path=f'{path}.{key}')
 
 
-def _is_of(value: Any, kind: str) -> bool:
+def _has_type(value: Any, kind: str) -> bool:
     # In Python a bool is an int; in JSON schemas it is not.
     return isinstance(value, _KINDS[kind]) and (not isinstance(value, bool) or kind == 'boolean')
 

@@ -48,7 +48,7 @@ class Tool:
 
 
 class ToolFailure(StrEnum):
-    """Why a call failed."""
+    """Reason why a call failed."""
 
     UNKNOWN_TOOL = 'unknown_tool'
     """No tool has the requested name."""

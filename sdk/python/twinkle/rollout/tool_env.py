@@ -31,12 +31,12 @@ class ToolEnv:
         return cast('Trajectory', {**trajectory, 'tools': self._tools.specs})
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Run the calls of a turn in order. Calls in the last turn are skipped: the model cannot read the answers."""
+        """Run the calls of a turn in order. Calls in the last turn are skipped: the model cannot read their results."""
         try:
             calls = self._parse(str(message.get('content', '')))
         except ValueError as error:
-            answer: Message = {'role': 'tool', 'content': f'Error: the call cannot be read: {error}'}
-            return EnvStep(messages=[answer], facts={'tool_calls': 1.0, 'tool_failures': 1.0, 'tool_unreadable': 1.0})
+            reply: Message = {'role': 'tool', 'content': f'Error: the call cannot be read: {error}'}
+            return EnvStep(messages=[reply], facts={'tool_calls': 1.0, 'tool_failures': 1.0, 'tool_unreadable': 1.0})
         if not calls or is_last:
             return EnvStep(is_done=not calls)
         results = [self._tools.call(call) for call in calls]

@@ -27,7 +27,7 @@ class ToolManager:
     Args:
         tools: tools, or functions to convert to tools.
         timeout: time limit of one call.
-        max_result_chars: maximum length of an answer, at least 64; the middle of a longer text is removed.
+        max_result_chars: maximum length of a result, at least 64; the middle of a longer text is removed.
 
     Raises:
         InvalidTool: a function cannot be a tool, or two tools have the same name.
@@ -69,12 +69,12 @@ class ToolManager:
         tool = self._tools.get(name)
         if tool is None:
             problem = f'there is no tool {name!r}; the tools are {sorted(self._tools)}'
-            return self._answer(call, f'Error: {problem}', ToolFailure.UNKNOWN_TOOL)
+            return self._result(call, f'Error: {problem}', ToolFailure.UNKNOWN_TOOL)
         try:
             arguments = check_arguments(_arguments(function), tool.parameters)
         except InvalidArguments as error:
-            return self._answer(call, f'Error: {error}', ToolFailure.BAD_ARGUMENTS)
-        return self._answer(call, *self._run(tool, arguments))
+            return self._result(call, f'Error: {error}', ToolFailure.BAD_ARGUMENTS)
+        return self._result(call, *self._run(tool, arguments))
 
     def _run(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ToolFailure | None]:
         with self._lock:
@@ -93,14 +93,14 @@ class ToolManager:
                 self._abandoned.append(thread)
             return f'Error: {tool.name} did not finish within {self._timeout.total_seconds():g} s', ToolFailure.TIMEOUT
 
-    def _answer(self, call: ToolCall, text: str, failure: ToolFailure | None) -> ToolResult:
-        shown = cut_middle(text, self._max_chars)
-        message: dict[str, Any] = {'role': 'tool', 'content': shown}
+    def _result(self, call: ToolCall, text: str, failure: ToolFailure | None) -> ToolResult:
+        shortened = cut_middle(text, self._max_chars)
+        message: dict[str, Any] = {'role': 'tool', 'content': shortened}
         if call.get('id'):
             message['tool_call_id'] = call.get('id')
         if call.get('function', {}).get('name'):
             message['name'] = call.get('function', {}).get('name')
-        return ToolResult(message=cast('Message', message), failure=failure, is_cut=shown is not text)
+        return ToolResult(message=cast('Message', message), failure=failure, is_cut=shortened is not text)
 
 
 _LEFT_OUT = '\n[... the middle is left out ...]\n'

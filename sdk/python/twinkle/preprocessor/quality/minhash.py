@@ -47,6 +47,8 @@ def similarity(one: Signature, other: Signature) -> float:
 class NearIndex:
     """Finds similar texts among the last `memory` texts; each takes about 5 KB.
 
+    The guard of a text is a digest of the values that must be equal in similar texts.
+
     Args:
         threshold: minimum similarity, in (0, 1].
         memory: maximum number of texts, at least 1.

@@ -104,7 +104,7 @@ class QualityPreprocessor(Preprocessor):
         kept: list[Row] = []
         dropped: list[DroppedRow] = []
         for row in rows:
-            outcome = self._passed(row)
+            outcome = self._run_stages(row)
             self._seen += 1
             if isinstance(outcome, DroppedRow):
                 dropped.append(outcome)
@@ -115,7 +115,7 @@ class QualityPreprocessor(Preprocessor):
             self._log.write(dropped)
         return kept, dropped
 
-    def _passed(self, row: Row) -> Row | DroppedRow:
+    def _run_stages(self, row: Row) -> Row | DroppedRow:
         for stage in self._stages:
             try:
                 outcome = _run(stage, row, self._seen)

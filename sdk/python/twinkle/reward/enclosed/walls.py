@@ -95,7 +95,7 @@ def _restrict_files(libc: ctypes.CDLL, readable: list[str]) -> bool:
 
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
-    """Refuse all system calls that are not allowed with EPERM; return whether this succeeded."""
+    """Refuse all system calls that are not allowed, with EPERM; return whether this succeeded."""
     program = _filter()
     code = ctypes.create_string_buffer(b''.join(struct.pack('=HBBI', *step) for step in program))
     header = struct.pack('@HP', len(program), ctypes.addressof(code))
@@ -104,7 +104,7 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
 
 def _filter() -> list[tuple[int, int, int, int]]:
     """Return the filter's instructions: code, number of steps to skip if true and if false, and operand."""
-    load, equal, has_bits, answer = 0x20, 0x15, 0x45, 0x06
+    load, equal, has_bits, return_action = 0x20, 0x15, 0x45, 0x06
     kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
     tests = [(equal, number) for number in _ALLOWED_CALLS]
     # Calls with conditions jump to a separate block, which loads one argument: for commands, the second.
@@ -112,8 +112,8 @@ def _filter() -> list[tuple[int, int, int, int]]:
         **{call: [(load, 24), *((equal, known) for known in few)] for call, few in _ALLOWED_COMMANDS.items()},
         **{call: [(load, offset), (has_bits, _CHANGING_FLAGS)] for call, offset in _OPENING_CALLS.items()},
     }
-    inner = [step for block in blocks.values() for step in (*block, (answer, refuse))]
-    body = [*tests, (answer, refuse), *inner, (answer, allow)]
+    inner = [step for block in blocks.values() for step in (*block, (return_action, refuse))]
+    body = [*tests, (return_action, refuse), *inner, (return_action, allow)]
     steps: list[tuple[int, int, int, int]] = []
     for index, (code, number) in enumerate(body):
         # Jump to the last step, which allows the call, if equal or if all of the bits are unset.
@@ -124,4 +124,4 @@ def _filter() -> list[tuple[int, int, int, int]]:
     for position, (call, block) in enumerate(blocks.items()):
         entries.append((equal, len(blocks) - position - 1 + begin, 0, call))
         begin += len(block) + 1
-    return [(load, 0, 0, 4), (equal, 1, 0, 0xC000003E), (answer, 0, 0, kill), (load, 0, 0, 0), *entries, *steps]
+    return [(load, 0, 0, 4), (equal, 1, 0, 0xC000003E), (return_action, 0, 0, kill), (load, 0, 0, 0), *entries, *steps]
