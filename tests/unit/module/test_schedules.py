@@ -12,10 +12,10 @@ from twinkle.module import (
     build_scheduler,
     load_optimizer_state,
     load_scheduler_state,
-    steps_left,
     optimizer_state,
     scheduler_names,
     scheduler_state,
+    steps_left,
 )
 from twinkle.module.optimizer_state import OptimizerState
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer
-from twinkle.sampler.engine.stopping import StopRules, StopDetector
+from twinkle.sampler.engine.stopping import StopDetector, StopRules
 
 EOS = 256
 

@@ -7,7 +7,7 @@ from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
 from twinkle.dataset.hf import stream_of
 from twinkle.dataset.meta import DatasetMeta
-from twinkle.dataset.passes import begin_pass, log_report, depends_on_earlier_rows
+from twinkle.dataset.passes import begin_pass, depends_on_earlier_rows, log_report
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.dataset.sources import find_files, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved

@@ -68,7 +68,8 @@ def refuse_backwards(meta: DatasetMeta) -> None:
         is_forward = selection is None or all(index < after for index, after in pairwise([-1, *selection]))
     if not is_forward:
         raise DatasetError(
-            f'data_slice of a stream must be ascending row indices of at least 0, got {selection}; use Dataset otherwise'
+            f'data_slice of a stream must be ascending row indices of at least 0, got {selection}; '
+            'use Dataset otherwise'
         )
 
 

@@ -68,7 +68,11 @@ class CompletionRewardMetric(CountingMetric):
                 self.add_moments(name, np.array([seconds], np.float64))
 
     def calculate(self) -> dict[str, float]:
-        values = {report_name: self.total(f'{name}.mean') for name, report_name in _TIMES.items() if self.total(f'{name}.count')}
+        values = {
+            report_name: self.total(f'{name}.mean')
+            for name, report_name in _TIMES.items()
+            if self.total(f'{name}.count')
+        }
         for key in self.state():
             if key.startswith(_REWARD) and key.endswith('.count'):
                 name = key.removeprefix(_REWARD).removesuffix('.count')

@@ -15,8 +15,9 @@ class TrainMetric(CountingMetric):
     """Reports throughput and the last step.
 
     It reports `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and
-    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. After a restart the clock continues from the saved
-    state: the downtime does not count, and a replayed batch counts with the time of its replay.
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. After a restart the clock
+    continues from the saved state: the downtime does not count, and a replayed batch counts with the time of its
+    replay.
 
     Args:
         clock: function that returns ascending seconds.

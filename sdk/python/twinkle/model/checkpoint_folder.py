@@ -61,7 +61,9 @@ def read_checkpoint(folder: Path, *, model_weights: tuple[str, ...] | None = Non
         SnapshotMismatch: the folder is malformed, or not a checkpoint of that kind.
     """
     try:
-        weights, config = read_peft_folder(folder) if model_weights is None else (_read_model(folder, model_weights), None)
+        weights, config = (
+            read_peft_folder(folder) if model_weights is None else (_read_model(folder, model_weights), None)
+        )
         head, trainer = _read(folder / VALUE_HEAD_FILE), _read(folder / TRAINER_STATE_FILE)
     except (InvalidPeftFolder, InvalidModelFolder) as error:
         raise SnapshotMismatch(f'{folder} is not a checkpoint: {error}') from error

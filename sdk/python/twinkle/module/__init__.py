@@ -13,7 +13,7 @@ from twinkle.module.scheduler import (
     build_scheduler,
     scheduler_names,
 )
-from twinkle.module.scheduler_state import load_scheduler_state, steps_left, scheduler_state
+from twinkle.module.scheduler_state import load_scheduler_state, scheduler_state, steps_left
 from twinkle.module.step_options import step_changes, step_option_names
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     'load_optimizer_state',
     'load_scheduler_state',
     'measure_health',
-    'steps_left',
     'optimizer_names',
     'optimizer_state',
     'rehearse_step',
@@ -39,4 +38,5 @@ __all__ = [
     'scheduler_state',
     'step_changes',
     'step_option_names',
+    'steps_left',
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from twinkle.nn.head_weights import HeadUpdate, HeadAdapter, HeadBlock, HeadWeights, summed
+from twinkle.nn.head_weights import HeadAdapter, HeadBlock, HeadUpdate, HeadWeights, summed
 from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
 
 

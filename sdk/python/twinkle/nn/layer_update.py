@@ -44,7 +44,7 @@ class LayerUpdate(Protocol):
     def add_gradient(
         self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], dropout: LayerDropout | None
     ) -> tuple[Tensor | None, ...]:
-        """Add the update's gradient to `dx_SI` in place unless it is None; return the gradients of `parameters`."""
+        """Add the update's gradient to `dx_SI` in place, if given; return the gradients of `parameters`."""
         ...
 
 

@@ -44,7 +44,7 @@ class LoraFactors:
     def add_gradient(
         self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], dropout: LayerDropout | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Add the update's gradient to `dx_SI` in place unless it is None; return the gradients of A and B."""
+        """Add the update's gradient to `dx_SI` in place, if given; return the gradients of A and B."""
         (z_SR,) = saved
         # Products with few rows are up to three times as fast on CPUs as products with few columns. The forward
         # product keeps its orientation: transposed, the rounding of a pack row would depend on the other rows.

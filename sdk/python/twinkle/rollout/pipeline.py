@@ -128,7 +128,9 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         """Sync while nothing is being sampled. In ordered mode, first wait for all batches sampled before this sync."""
         required_count = self._yielded_count + self._max_staleness if self._is_ordered and self._thread.ident else 0
         self._changed.wait_for(
-            lambda: not self._is_sampling and (self._sampled_count >= required_count or self._is_exhausted or self._error)
+            lambda: (
+                not self._is_sampling and (self._sampled_count >= required_count or self._is_exhausted or self._error)
+            )
         )
         if self._is_failed_and_empty():
             return

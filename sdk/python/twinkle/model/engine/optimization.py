@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, steps_left, scheduler_state
+from twinkle.module import build_optimizer, build_scheduler, load_scheduler_state, scheduler_state, steps_left
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,9 @@ def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[n
     """
     lengths = pending.batch.feature_lengths
     if len(gradients) != len(lengths):
-        raise InvalidFeatures(f'must match the gradients: the last forward had {len(lengths)} features, got {len(gradients)} gradients')
+        raise InvalidFeatures(
+            f'must match the gradients: the last forward had {len(lengths)} features, got {len(gradients)} gradients'
+        )
     for index, (values, length) in enumerate(zip(gradients, lengths, strict=True)):
         if np.shape(values) != (length,) or not np.isfinite(values).all():
             raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')

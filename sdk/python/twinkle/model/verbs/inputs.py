@@ -49,7 +49,11 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
     task = given.get('task', 'causal_lm')
     if task not in _TASKS:
         raise InvalidArgument(f'task must be one of {_TASKS}, got {task!r}')
-    requested = {'logits': given.get('return_logits', False), 'embeddings': task == 'embedding', 'values': learns_values}
+    requested = {
+        'logits': given.get('return_logits', False),
+        'embeddings': task == 'embedding',
+        'values': learns_values,
+    }
     return ForwardOptions(
         temperature=given.get('temperature', 1.0),
         is_adapter_disabled=given.get('disable_lora', False),

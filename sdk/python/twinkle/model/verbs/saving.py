@@ -157,7 +157,9 @@ class SavingVerbs(ModelHandle):
 
     def _read(self, adapter_name: str, folder: Path) -> AdapterSnapshot:
         state = self.engine.adapter(adapter_name)
-        return read_checkpoint(folder, model_weights=None if state.config is not None else tuple(state.weights.peft_state()))
+        return read_checkpoint(
+            folder, model_weights=None if state.config is not None else tuple(state.weights.peft_state())
+        )
 
 
 def _checkpoint_folder(name: str, output_dir: str | None) -> Path:

@@ -1,7 +1,8 @@
 """The torch sampling engine: it accepts requests and returns events, one step at a time.
 
-The engine is synchronous and belongs to one thread. `scheduler.py` decides what a step computes, `pack.py` arranges the
-rows, `twinkle.nn` computes them, `token_sampling.py` samples tokens and `stopping.py` ends sequences. V is the vocabulary size.
+The engine is synchronous and belongs to one thread. `scheduler.py` decides what a step computes, `pack.py` arranges
+the rows, `twinkle.nn` computes them, `token_sampling.py` samples tokens and `stopping.py` ends sequences. V is the
+vocabulary size.
 """
 
 import random
@@ -17,7 +18,6 @@ from twinkle.nn import KVCache, PackedCausalLM, log_probabilities
 from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
-from twinkle.sampler.engine.token_sampling import sample_token, most_likely, top_logprobs, uniform
 from twinkle.sampler.engine.events import aborted_event, last_event, prompt_event, version_spans
 from twinkle.sampler.engine.pack import PackItem, adapter_spans, pack
 from twinkle.sampler.engine.request import (
@@ -31,7 +31,8 @@ from twinkle.sampler.engine.request import (
 )
 from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
-from twinkle.sampler.engine.stopping import StopRules, StopDetector
+from twinkle.sampler.engine.stopping import StopDetector, StopRules
+from twinkle.sampler.engine.token_sampling import most_likely, sample_token, top_logprobs, uniform
 from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64

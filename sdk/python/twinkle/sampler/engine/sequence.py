@@ -9,7 +9,7 @@ from twinkle.sampler.engine.request import EngineRequest, TopTokens
 
 if TYPE_CHECKING:
     from twinkle.sampler.engine.continuation import Replay
-    from twinkle.sampler.engine.stopping import StopRules, StopDetector
+    from twinkle.sampler.engine.stopping import StopDetector, StopRules
 
 
 @dataclass(eq=False, kw_only=True)

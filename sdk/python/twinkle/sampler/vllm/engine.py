@@ -18,7 +18,7 @@ from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.request import EngineEvent, TokenEvent
-from twinkle.sampler.engine.stopping import StopRules, StopDetector
+from twinkle.sampler.engine.stopping import StopDetector, StopRules
 from twinkle.sampler.errors import (
     BaseDoesNotFit,
     DuplicateRequest,
@@ -129,8 +129,8 @@ class VllmEngine:
     async def generate(self, request: VllmRequest) -> AsyncGenerator[EngineEvent, None]:
         """Run a request and yield its events: the prompt once, the tokens, and one end per sequence.
 
-        Closing the generator aborts the request. A slow consumer does not delay other requests: its backlog is bounded by
-        the number of tokens of the request.
+        Closing the generator aborts the request. A slow consumer does not delay other requests: its backlog is bounded
+        by the number of tokens of the request.
 
         Raises:
             DuplicateRequest: a request with this id is running.

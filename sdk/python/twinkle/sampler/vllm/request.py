@@ -7,7 +7,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from twinkle.data_format import SamplingParams, StopReason, VersionSpan
 from twinkle.sampler.engine.request import PromptEvent, SequenceSoFar, TokenEvent, TopTokens
-from twinkle.sampler.engine.stopping import StopRules, StopDetector
+from twinkle.sampler.engine.stopping import StopDetector, StopRules
 from twinkle.sampler.errors import EngineFailed, InvalidSamplingParams
 from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.sampling import top_tokens

@@ -18,7 +18,7 @@ from twinkle.template.tokenizer import TokenizedText
 _MAX_STEP_SECONDS = 10**6
 """Maximum duration of one temporal step, about 12 days; the resulting positions fit in 32 bits."""
 Load = Callable[[Any, str], Any]
-"""Function `load(source, field_path)` that decodes one item of media; `field_path` is the field path for error messages."""
+"""Function `load(source, field_path)` that decodes one item of media; `field_path` is for error messages."""
 
 
 class Reader(Protocol):

@@ -89,7 +89,7 @@ class MediaLoader:
         Raises:
             InvalidTrajectory: names the field; it cannot be read, is not audio, or exceeds the limits.
         """
-        return sound_from_array(source, field_path) or sound_of_wav(self._bytes(source, field_path), field_path)
+        return sound_of_array(source, field_path) or sound_of_wav(self._bytes(source, field_path), field_path)
 
     def video(self, source: Any, field_path: str) -> Video:
         """Return a video as frames.
@@ -113,7 +113,9 @@ class MediaLoader:
             raise InvalidTrajectory(field_path, 'must be a list of frames; no decoder of video files is installed')
         given = cast('Sequence[Any]', frames)
         if len(given) > self.limits.max_frames:
-            raise InvalidTrajectory(field_path, f'has {len(given)} frames, more than max_frames {self.limits.max_frames}')
+            raise InvalidTrajectory(
+                field_path, f'has {len(given)} frames, more than max_frames {self.limits.max_frames}'
+            )
         images: list[Image.Image] = []
         for index, frame in enumerate(given):
             images.append(self.image(frame, f'{field_path}[{index}]'))
@@ -140,7 +142,9 @@ class MediaLoader:
             is_bare = name == 'base64' and isinstance(value, str) and not value.startswith('data:')
             return self._bytes(f'data:;base64,{value}' if is_bare else value, field_path)
         else:
-            raise InvalidTrajectory(field_path, f'must be a path, bytes, data: URL or image, got {type(source).__name__}')
+            raise InvalidTrajectory(
+                field_path, f'must be a path, bytes, data: URL or image, got {type(source).__name__}'
+            )
         self._check_bytes(len(content), field_path)
         return content
 
@@ -152,7 +156,9 @@ class MediaLoader:
         except ValueError:
             raise InvalidTrajectory(field_path, 'is neither a path nor a URL') from None
         if len(scheme) > 1 and scheme != 'file':
-            raise InvalidTrajectory(field_path, f'is a URL with scheme {scheme}:, which is not downloaded; pass the bytes')
+            raise InvalidTrajectory(
+                field_path, f'is a URL with scheme {scheme}:, which is not downloaded; pass the bytes'
+            )
         if not self.is_path_allowed:
             raise InvalidTrajectory(field_path, 'is a path, but local files are not read here; pass the bytes')
         path = Path(unquote(urlsplit(name).path) if scheme == 'file' else name)
@@ -219,5 +225,7 @@ def _decoded(image: Image.Image, field_path: str) -> Image.Image:
 
 def _from_array(pixels: 'np.ndarray[Any, Any]', field_path: str) -> Image.Image:
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
-        raise InvalidTrajectory(field_path, f'must be uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}')
+        raise InvalidTrajectory(
+            field_path, f'must be uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}'
+        )
     return Image.fromarray(pixels)

@@ -70,7 +70,9 @@ def sound_of_wav(content: bytes, field_path: str) -> Sound:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             frames = file.readframes(file.getnframes())
     except _DECODE_ERRORS:
-        raise InvalidTrajectory(field_path, 'is not a WAV file of PCM samples; other formats are not supported') from None
+        raise InvalidTrajectory(
+            field_path, 'is not a WAV file of PCM samples; other formats are not supported'
+        ) from None
     if width not in _WIDTHS or rate < 1:
         raise InvalidTrajectory(field_path, f'has {8 * width} bit samples at rate {rate}; use 8, 16 or 32 bits')
     whole = len(frames) // (width * channels) * (width * channels)
