@@ -37,7 +37,7 @@ def main() -> dict[str, Any]:
     """Run the comparison and return its figures."""
     with running_stack(engine='torch') as stack:
         one = asyncio.run(_rates(stack))
-        add_sampler(stack.state_dir, engine='', report=_silent)
+        add_sampler(stack.state_dir, engine='', report=_ignore_report)
         _wait_for_replicas(stack, 2)
         two = asyncio.run(_rates(stack))
         gaps = [asyncio.run(_gap(stack)) for _ in range(KILLS)]
@@ -78,7 +78,7 @@ async def _gap(stack: StackState) -> tuple[float, float]:
     if len(times) != TOKENS_OF_KILLED_STREAM:
         raise RuntimeError(f'received {len(times)} tokens instead of {TOKENS_OF_KILLED_STREAM}')
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    await asyncio.to_thread(revive_stack, stack.state_dir, report=_silent)
+    await asyncio.to_thread(revive_stack, stack.state_dir, report=_ignore_report)
     await asyncio.to_thread(_wait_for_replicas, stack, 2)
     return max(gaps), statistics.median(gaps)
 
@@ -128,5 +128,5 @@ def _wait_for_replicas(stack: StackState, count: int) -> None:
             time.sleep(0.2)
 
 
-def _silent(service: str, event: str) -> None:
+def _ignore_report(service: str, event: str) -> None:
     del service, event

@@ -41,11 +41,11 @@ def running_stack(
             sampler_count=sampler_count,
             services={name: {**threads.get(name, {}), **overrides.get(name, {})} for name in {*threads, *overrides}},
         )
-        state = start_stack(options, report=_silent)
+        state = start_stack(options, report=_ignore_report)
         try:
             yield state
         finally:
-            stop_stack(state.state_dir, report=_silent)
+            stop_stack(state.state_dir, report=_ignore_report)
 
 
 @contextmanager
@@ -64,5 +64,5 @@ def stopwatch() -> Iterator[list[float]]:
     seconds.append(time.perf_counter() - begin)
 
 
-def _silent(service: str, event: str) -> None:
+def _ignore_report(service: str, event: str) -> None:
     del service, event

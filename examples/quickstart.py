@@ -119,7 +119,7 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
         console.print(f'  up after {time.monotonic() - begin:.1f} s')
         yield stack
     finally:
-        stop_stack(state_dir, report=_silent)
+        stop_stack(state_dir, report=_ignore_report)
 
 
 def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts) -> None:
@@ -261,7 +261,7 @@ def _show_peft(model: str, facts: Facts) -> None:
     console.print(f'{QUESTIONS[0]}  [green]{escape(facts.peft_answer)}[/green]')
 
 
-def _silent(service: str, event: str) -> None:
+def _ignore_report(service: str, event: str) -> None:
     del service, event
 
 
