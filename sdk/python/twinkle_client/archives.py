@@ -162,7 +162,7 @@ async def _send(
     while True:
         requests = _requests(header, None if is_query else path, committed, report)
         try:
-            answer = await connection.upload(
+            response = await connection.upload(
                 stub.UploadCheckpoint, requests, request_type=checkpoint_service_pb2.UploadCheckpointRequest
             )
         except Error as error:
@@ -177,7 +177,7 @@ async def _send(
             committed, is_query = offset, not is_query
             continue
         report(header.size_bytes, header.size_bytes)
-        return answer.checkpoint
+        return response.checkpoint
 
 
 def _expected_offset(error: Error) -> int | None:

@@ -17,7 +17,7 @@ from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method
 from twinkle_client.rpc.ids import new_id
 
-ENDED = frozenset(
+FINAL_STATES = frozenset(
     {
         export_service_pb2.EXPORT_STATE_DONE,
         export_service_pb2.EXPORT_STATE_FAILED,
@@ -151,7 +151,7 @@ class CheckpointLibrary:
         while True:
             export = await self._get_export(export_id)
             report(export.read_bytes, export.size_bytes)
-            if export.state in ENDED:
+            if export.state in FINAL_STATES:
                 return export
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -185,7 +185,7 @@ class TwinkleClient:
             run_id: Only checkpoints of this run. Empty: of all runs.
             filters: `base_model`, `is_optimizer_included`, `is_public`, `begin_time`, `end_time` and
                 `user_metadata`, see `CheckpointFilters`. A checkpoint must satisfy all of them. Filtered lists come
-                from the catalogue, which may miss a checkpoint of the last moments.
+                from the catalogue, which may not yet contain the newest checkpoints.
 
         Raises:
             TypeError: A filter is unknown, or a label is not a string.

@@ -51,7 +51,7 @@ class Disposition(StrEnum):
     RETRYABLE = 'RETRYABLE'
     """Nothing changed. The same request may succeed later."""
     FAILED = 'FAILED'
-    """The request was carried out and failed; repeating it returns the same error."""
+    """The request was executed and failed; repeating it returns the same error."""
     INTERRUPTED = 'INTERRUPTED'
     """The request may have taken effect. Repeating it with the same id may succeed and has no second effect."""
     UNKNOWN = 'UNKNOWN'
@@ -212,8 +212,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LOST_STATUS = 'Internal error from Core'
 """Message of grpc 1.85 when a stream ends while the client is sending and the server's status is lost.
 
-Servers always send details, so the call can be repeated, which returns the status if it was a refusal. To be deleted
-once grpc keeps the status.
+Servers always send details, so the call can be repeated, which returns the status if it was a refusal. Delete this
+once grpc preserves the status.
 """
 
 

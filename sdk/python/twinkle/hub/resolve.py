@@ -93,7 +93,7 @@ def resolve_plugin(plugin_id: str) -> Path:
         plugin_id: `hf://org/name`, `ms://org/name`, or the path of a folder.
 
     Raises:
-        PluginNotFound: the id is malformed, or the folder or repository has no `__init__.py` at its top.
+        PluginNotFound: the id is malformed, or the folder or repository has no `__init__.py` at its top level.
         ModelNotFound: the repository does not exist on the hub.
         HubUnreachable: the plugin is not available locally, and the hub did not respond.
     """
@@ -103,7 +103,7 @@ def resolve_plugin(plugin_id: str) -> Path:
         folders = (folder for folder in _local_folders(hub_id, 'models') if _has_code(folder))
         path = next(folders, None) or remote.download(hub_id, kind='models', patterns=remote.PLUGIN_FILES)
     if not _has_code(path):
-        raise PluginNotFound(f'{plugin_id} is not a plugin: it has no __init__.py at its top')
+        raise PluginNotFound(f'{plugin_id} is not a plugin: it has no __init__.py at its top level')
     return path.resolve()
 
 

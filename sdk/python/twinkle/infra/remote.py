@@ -66,7 +66,7 @@ def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[
     Raises:
         ValueError: `execute` is unknown.
     """
-    _check_word('execute', execute, _EXECUTES)
+    _check_choice('execute', execute, _EXECUTES)
 
     def decorate(cls: type[_Class]) -> type[_Class]:
         own_init: Any = cls.__init__
@@ -118,8 +118,8 @@ def remote_function(
             raise NotSupportedYet(
                 f'{name} as a function needs workers, which are not supported yet; use one of {known}'
             )
-        _check_word(name, value, known)
-    _check_word('execute', execute, _EXECUTES)
+        _check_choice(name, value, known)
+    _check_choice('execute', execute, _EXECUTES)
     options = {
         'dispatch': dispatch,
         'execute': execute,
@@ -151,6 +151,6 @@ def _check_device(component: str, group: DeviceGroup) -> None:
         )
 
 
-def _check_word(name: str, value: object, known: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f'{name} must be one of {known}, got {value!r}')

@@ -78,7 +78,7 @@ def check_allowed(plugin: str) -> None:
     """Refuse a plugin that is not allowed; call it before downloading anything.
 
     Raises:
-        PluginRefused: the plugin is not allowed. The message says how to allow it.
+        PluginRefused: the plugin is not allowed. The message explains how to allow it.
     """
     if not trust_remote_code() and not _entries(plugin):
         raise PluginRefused(

@@ -1,4 +1,4 @@
-"""Import path of newer programs; see `twinkle.server.tinker.datum`."""
+"""Alternative import path, used by newer programs; see `twinkle.server.tinker.datum`."""
 
 from twinkle.server.tinker import input_feature_to_datum
 

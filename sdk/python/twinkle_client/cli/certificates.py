@@ -34,20 +34,20 @@ def certs(
             fail(f'--host {text}: unknown service {service!r}; services are {", ".join(SERVICES)}')
         hosts.setdefault(service or 'gateway', []).append(name)
     try:
-        made = make_certificates(folder.absolute(), hosts, is_forced=force)
+        certificates = make_certificates(folder.absolute(), hosts, is_forced=force)
     except StackError as error:
         fail(str(error))
-    console.print(certificate_table(made))
-    console.print(f'Set for clients: TWINKLE_CA={made[0].path}', highlight=False, soft_wrap=True)
-    console.print(f'Keep the key of the CA secret: {made[0].path.with_suffix(".key")}', soft_wrap=True)
+    console.print(certificate_table(certificates))
+    console.print(f'Set for clients: TWINKLE_CA={certificates[0].path}', highlight=False, soft_wrap=True)
+    console.print(f'Keep the key of the CA secret: {certificates[0].path.with_suffix(".key")}', soft_wrap=True)
 
 
-def certificate_table(made: list[MadeCertificate]) -> Table:
+def certificate_table(certificates: list[MadeCertificate]) -> Table:
     """Return a table of certificates with their expiry and names."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ('file', 'expires', '', 'names'):
         table.add_column(name, overflow='fold')
-    for item in made:
+    for item in certificates:
         expiry = f'{item.expire_time:%Y-%m-%d}'
         table.add_row(item.path.name, expiry, 'new' if item.is_new else 'kept', ' '.join(item.names))
     return table

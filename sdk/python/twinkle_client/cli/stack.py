@@ -226,7 +226,7 @@ def _repair(state: StackState, options: StackOptions, *, has_choices: bool) -> N
 
 
 def _absolute_model(model: str) -> str:
-    """Return a model folder as an absolute path, because services run in another folder; other names unchanged."""
+    """Return a model folder as an absolute path, because services run in another folder; keep other names."""
     path = Path(model)
     is_here = model not in {'', DEFAULT_MODEL} and (path / 'config.json').is_file()
     return str(path.absolute()) if is_here else model

@@ -49,15 +49,15 @@ def _ordered(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
     children: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda item: item.start_ns):
         children[span.parent_id if span.parent_id in known else ''].append(span)
-    waiting = [(0, span) for span in reversed(children[''])]
-    while waiting:
-        depth, span = waiting.pop()
+    pending = [(0, span) for span in reversed(children[''])]
+    while pending:
+        depth, span = pending.pop()
         yield depth, span
-        waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
+        pending += [(depth + 1, child) for child in reversed(children[span.span_id])]
 
 
 def short_name(name: str) -> str:
-    """Return 'Training/Execute' for 'twinkle.api.model.v1.TrainingService/Execute'; other names unchanged."""
+    """Return 'Training/Execute' for 'twinkle.api.model.v1.TrainingService/Execute'; keep other names."""
     service, _, method = name.removeprefix('/').rpartition('/')
     return f'{service.rpartition(".")[2].removesuffix("Service")}/{method}' if service else method
 

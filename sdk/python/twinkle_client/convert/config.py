@@ -41,9 +41,9 @@ def lora_config(config: Any) -> pb.LoraConfig:
         ValueError: A value is out of range or not supported.
     """
     if not isinstance(config, LoraConfig | Mapping):
-        for name, meaningless in _PEFT_DEFAULTS.items():
-            value = getattr(config, name, meaningless[0])
-            if value and value not in meaningless:
+        for name, neutral in _PEFT_DEFAULTS.items():
+            value = getattr(config, name, neutral[0])
+            if value and value not in neutral:
                 raise ValueError(f'LoraConfig.{name} = {value!r} is not supported; leave it unset')
     lora = LoraConfig.of(config)
     targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules

@@ -16,7 +16,7 @@ _FLOATS = ('loss_weights', 'advantages', 'old_logps', 'ref_logps')
 _EXTRA_FLOATS = tuple(name for name, spec in EXTRA_STREAMS.items() if spec.kind == 'float' and not spec.is_wide)
 PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
 """Fields that can be passed separately from the features, one entry per feature."""
-_CARRIED = frozenset(
+_CLIENT_ONLY = frozenset(
     {'messages', 'tools', 'user_data', 'samples', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
 )
 """Keys of a feature that stay in the client."""
@@ -120,7 +120,7 @@ def _numbers(value: Any) -> Any:
 def _extra_tensors(
     feature: Mapping[str, Any], is_kept: npt.NDArray[np.bool_], field: str
 ) -> dict[str, tensor_pb2.Tensor]:
-    unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED, *EXTRA_STREAMS})
+    unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CLIENT_ONLY, *EXTRA_STREAMS})
     if unknown:
         known = ', '.join((*_INTEGERS, *_FLOATS, *EXTRA_STREAMS))
         raise ValueError(f'{field}.{unknown[0]} is not read by any loss; known fields are {known}')

@@ -47,7 +47,7 @@ def tensor_from_proto(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
 def vector(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt.NDArray[Any]:
     """Convert a list, array or tensor to a one-dimensional array.
 
-    A leading dimension of 1, as collators add it, is dropped.
+    A leading dimension of 1, which some collators add, is dropped.
 
     Args:
         value: Any value that numpy can convert, including torch tensors on the CPU.

@@ -129,11 +129,13 @@ def _json_value(value: Any) -> Any:
     raise ValueError(f'data: {type(value).__name__} cannot be represented in JSON')
 
 
-async def _upload_table(connection: Connection, data: Any, wanted: Any) -> dataset_pb2.DatasetSource:
+async def _upload_table(connection: Connection, data: Any, selection: Any) -> dataset_pb2.DatasetSource:
     """Upload a `datasets.Dataset` as Parquet, which preserves its column types."""
-    if wanted is not None:
+    if selection is not None:
         indexes = range(len(data))
-        data = data.select(indexes[wanted] if isinstance(wanted, slice) else [row for row in wanted if row in indexes])
+        data = data.select(
+            indexes[selection] if isinstance(selection, slice) else [row for row in selection if row in indexes]
+        )
     if not len(data):
         raise ValueError('data: there are no rows')
     with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:

@@ -64,7 +64,7 @@ class CustomLossVerbs(ModelHandle):
         fields = forward_fields(inputs, options)
         features = _features_of(fields['batch'], [inputs] if isinstance(inputs, Mapping) else inputs)
         function = _torch_gradients if framework == 'torch' else _numpy_gradients
-        async with self._adapter(adapter_name).operations.together() as run:
+        async with self._adapter(adapter_name).operations.consecutive() as run:
             result = await run(forward=operation_pb2.Forward(**fields))
             output = forward_output(log_warnings(result))
             loss, gradients, metrics = await asyncio.to_thread(function, loss_fn, features, output['logps'])

@@ -44,7 +44,7 @@ class ExportingVerbs(ModelHandle):
                 operator's export folder.
             hub_token: Token with write access to the hub. Unset: `HF_TOKEN`. The server stores it encrypted until
                 the export ends.
-            async_upload: Return as soon as the server has accepted the export. False: wait for its end, with a
+            async_upload: Return as soon as the server has accepted the export. False: wait until it ends, with a
                 progress bar on a terminal; an interrupt does not cancel the export.
             adapter_name: Adapter of a checkpoint given by name. Unset: the only adapter.
 

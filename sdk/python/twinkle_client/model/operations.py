@@ -15,7 +15,7 @@ from twinkle_client.model.queue_status import queue_status_shown
 from twinkle_client.model.senders import OperationResult, OperationSender, UnarySender
 from twinkle_client.rpc import Connection
 
-_OUT_OF_STEP = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
+_NUMBER_CONFLICTS = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
 """Reasons of errors that show that the service expects another number than this program."""
 
 
@@ -71,7 +71,7 @@ class OperationLog:
         return await self._send(number, verb)
 
     @asynccontextmanager
-    async def together(self) -> AsyncIterator[Run]:
+    async def consecutive(self) -> AsyncIterator[Run]:
         """Provide a function that runs operations with consecutive numbers; other operations wait for the block."""
 
         async def run(**verb: Any) -> OperationResult:
@@ -113,7 +113,7 @@ class OperationLog:
         is_free = _frees_number(error)
         is_dropped = error.code is grpc.StatusCode.CANCELLED
         is_followed = number < self._last_number
-        if error.reason in _OUT_OF_STEP or (is_stream and is_followed and (is_free or is_dropped)):
+        if error.reason in _NUMBER_CONFLICTS or (is_stream and is_followed and (is_free or is_dropped)):
             self._is_stale = True
         elif is_free:
             await self._return_number(number)
@@ -129,9 +129,9 @@ class OperationLog:
             self._last_number -= 1
             return
         # Later operations wait for this number, so an empty configuration change uses it.
-        nothing = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig())
+        empty_change = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig())
         await UnarySender(self._connection).send(
-            operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, configure=nothing)
+            operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, configure=empty_change)
         )
 
     async def _reload_number(self) -> None:

@@ -62,7 +62,7 @@ class UnarySender:
 
 
 @dataclass
-class _Unanswered:
+class _PendingOperation:
     """An operation without a result yet."""
 
     operation: Operation
@@ -74,8 +74,8 @@ class _Unanswered:
 class StreamSender:
     """Sends operations on one stream, without waiting for the results of earlier ones.
 
-    A broken stream is reopened until the connection's retry timeout, and unanswered operations are resent in order.
-    The service answers operations that it has already applied from its record.
+    A broken stream is reopened until the connection's retry timeout, and pending operations are resent in order.
+    For an operation that it has already applied, the service returns the recorded result.
     """
 
     is_stream = True
@@ -84,18 +84,18 @@ class StreamSender:
         self._connection = connection
         self._stub = TrainingServiceStub(connection.channel)
         self._uploads = BatchUploads(connection)
-        self._unanswered: dict[int, _Unanswered] = {}
+        self._pending: dict[int, _PendingOperation] = {}
         self._outgoing: asyncio.Queue[Operation | None] = asyncio.Queue()
         self._retries: set[asyncio.Task[None]] = set()
-        self._answer_count = 0
+        self._result_count = 0
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, operation: Operation) -> OperationResult:
         """Send an operation; all are of one adapter and are passed in the order of their numbers."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
-        entry = _Unanswered(operation, asyncio.get_running_loop().create_future())
-        self._unanswered[operation.sequence_number] = entry
+        entry = _PendingOperation(operation, asyncio.get_running_loop().create_future())
+        self._pending[operation.sequence_number] = entry
         self._outgoing.put_nowait(operation)
         return await entry.future
 
@@ -108,11 +108,11 @@ class StreamSender:
     async def _run(self) -> None:
         backoff = self._connection.backoff()
         while True:
-            before = self._answer_count
+            before = self._result_count
             try:
                 await self._one_stream()
             except Error as error:
-                if self._answer_count > before:
+                if self._result_count > before:
                     backoff.reset()
                 try:
                     await backoff.wait_or_raise(error)
@@ -123,7 +123,7 @@ class StreamSender:
                 return
 
     async def _one_stream(self) -> None:
-        """Exchange operations and results on one stream until all operations are answered.
+        """Exchange operations and results on one stream until all results have arrived.
 
         Raises:
             Error: The stream ended early.
@@ -133,15 +133,15 @@ class StreamSender:
         )
         async with aclosing(responses):
             async for response in responses:
-                self._answer(response.result)
-        if self._unanswered:
-            text = 'the stream ended before every operation was answered'
+                self._handle_result(response.result)
+        if self._pending:
+            text = 'the stream ended before all results arrived'
             raise RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message=text))
 
     async def _requests(self) -> AsyncIterator[training_service_pb2.TrainRequest]:
-        # `_unanswered` contains the queued operations and those that a broken stream has taken from the queue.
+        # `_pending` contains the queued operations and those that a broken stream has taken from the queue.
         is_ending = self._empty_queue()
-        for operation in [self._unanswered[number].operation for number in sorted(self._unanswered)]:
+        for operation in [self._pending[number].operation for number in sorted(self._pending)]:
             if (request := await self._request(operation)) is not None:
                 yield request
         if is_ending:
@@ -154,7 +154,7 @@ class StreamSender:
 
     async def _request(self, operation: Operation) -> training_service_pb2.TrainRequest | None:
         """Return the request, or None if the batch cannot be uploaded, which fails only this operation."""
-        entry = self._unanswered.get(operation.sequence_number)
+        entry = self._pending.get(operation.sequence_number)
         if entry is None:
             return None
         try:
@@ -170,8 +170,8 @@ class StreamSender:
             is_ending = self._outgoing.get_nowait() is None or is_ending
         return is_ending
 
-    def _answer(self, result: OperationResult) -> None:
-        entry = self._unanswered.get(result.sequence_number)
+    def _handle_result(self, result: OperationResult) -> None:
+        entry = self._pending.get(result.sequence_number)
         if entry is None:
             return
         if not result.HasField('error'):
@@ -185,7 +185,7 @@ class StreamSender:
         else:
             self._complete(entry, error)
 
-    async def _send_again(self, entry: _Unanswered, error: Error) -> None:
+    async def _send_again(self, entry: _PendingOperation, error: Error) -> None:
         entry.backoff = entry.backoff or self._connection.backoff()
         try:
             await entry.backoff.wait_or_raise(error, may_retry=True)
@@ -194,9 +194,9 @@ class StreamSender:
         else:
             self._outgoing.put_nowait(entry.operation)
 
-    def _complete(self, entry: _Unanswered, outcome: OperationResult | Error) -> None:
-        self._unanswered.pop(entry.operation.sequence_number, None)
-        self._answer_count += 1
+    def _complete(self, entry: _PendingOperation, outcome: OperationResult | Error) -> None:
+        self._pending.pop(entry.operation.sequence_number, None)
+        self._result_count += 1
         if entry.future.done():
             return
         if isinstance(outcome, Error):
@@ -205,5 +205,5 @@ class StreamSender:
             entry.future.set_result(outcome)
 
     def _fail_all(self, error: Error) -> None:
-        for entry in list(self._unanswered.values()):
+        for entry in list(self._pending.values()):
             self._complete(entry, error)

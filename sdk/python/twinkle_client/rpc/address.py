@@ -26,16 +26,16 @@ class Address:
         """
         has_scheme = '://' in text
         parts = urlsplit(text if has_scheme else f'grpc://{text}')
-        refused = ValueError(
+        malformed = ValueError(
             f"address {text!r} is malformed; use 'host:port' or '<scheme>://host:port' with one of the schemes "
             f'{", ".join(_SECURE)}'
         )
         if parts.scheme not in _SECURE or not parts.hostname:
-            raise refused
+            raise malformed
         try:
             port = parts.port
         except ValueError:
-            raise refused from None
+            raise malformed from None
         is_secure = _SECURE[parts.scheme]
         return cls(parts.hostname, port or (443 if is_secure else DEFAULT_PORT), is_secure)
 

@@ -39,8 +39,8 @@ _tracer = trace.get_tracer('twinkle.client')
 
 
 @dataclass
-class _Attempt:
-    """A call in progress; all its attempts share the request id and the span."""
+class _CallContext:
+    """The request id and the span of a call, which all its attempts share."""
 
     span: trace.Span
     request_id: str = field(default_factory=lambda: new_id('rq'))
@@ -53,8 +53,8 @@ class _Attempt:
         propagate.inject(headers, context=trace.set_span_in_context(self.span))
         return grpc.aio.Metadata(*headers.items())
 
-    def failed(self, error: grpc.aio.AioRpcError) -> Error:
-        """Return the error to raise, and record the status on the span."""
+    def to_error(self, error: grpc.aio.AioRpcError) -> Error:
+        """Convert an error of grpc, and record its status on the span."""
         self.span.set_attribute('rpc.status', error.code().name)
         return error_from_rpc(error, request_id=self.request_id)
 
@@ -110,16 +110,16 @@ class Connection:
             Error: see `twinkle_client.errors`.
         """
         seconds = None if deadline is None else deadline.total_seconds()
-        with _client_span(type(request)) as attempt:
+        with _client_span(type(request)) as context:
             backoff = self.backoff()
             while True:
                 try:
-                    answer = await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
+                    response = await call(request, metadata=context.metadata(self._api_key), timeout=seconds)
                 except grpc.aio.AioRpcError as error:
-                    await backoff.wait_or_raise(await self._explained(attempt.failed(error)))
+                    await backoff.wait_or_raise(await self._explained(context.to_error(error)))
                 else:
                     self._has_connected = True
-                    return answer
+                    return response
 
     async def stream(
         self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
@@ -129,11 +129,11 @@ class Connection:
         Raises:
             Error: see `twinkle_client.errors`.
         """
-        with _client_span(type(request)) as attempt:
+        with _client_span(type(request)) as context:
             backoff = self.backoff()
             while True:
                 has_begun = False
-                responses = call(request, metadata=attempt.metadata(self._api_key))
+                responses = call(request, metadata=context.metadata(self._api_key))
                 try:
                     async for response in responses:
                         has_begun = self._has_connected = True
@@ -141,8 +141,8 @@ class Connection:
                     return
                 except grpc.aio.AioRpcError as error:
                     if has_begun:
-                        raise attempt.failed(error) from None
-                    await backoff.wait_or_raise(await self._explained(attempt.failed(error)))
+                        raise context.to_error(error) from None
+                    await backoff.wait_or_raise(await self._explained(context.to_error(error)))
                 finally:
                     responses.cancel()
 
@@ -158,11 +158,11 @@ class Connection:
         Raises:
             Error: see `twinkle_client.errors`.
         """
-        with _client_span(request_type) as attempt:
+        with _client_span(request_type) as context:
             try:
-                return await call(requests, metadata=attempt.metadata(self._api_key))
+                return await call(requests, metadata=context.metadata(self._api_key))
             except grpc.aio.AioRpcError as error:
-                raise await self._explained(attempt.failed(error)) from None
+                raise await self._explained(context.to_error(error)) from None
 
     async def duplex(
         self,
@@ -176,13 +176,13 @@ class Connection:
         Raises:
             Error: see `twinkle_client.errors`.
         """
-        with _client_span(request_type) as attempt:
-            responses = call(requests, metadata=attempt.metadata(self._api_key))
+        with _client_span(request_type) as context:
+            responses = call(requests, metadata=context.metadata(self._api_key))
             try:
                 async for response in responses:
                     yield response
             except grpc.aio.AioRpcError as error:
-                raise await self._explained(attempt.failed(error)) from None
+                raise await self._explained(context.to_error(error)) from None
             finally:
                 responses.cancel()
 
@@ -199,12 +199,12 @@ class Connection:
     def close(self) -> None:
         """Close the channel and cancel running calls; closing again does nothing."""
         try:
-            self.loop_thread.run(self._shut())
+            self.loop_thread.run(self._close_channel())
         except RuntimeError:
             return
         self.loop_thread.stop()
 
-    async def _shut(self) -> None:
+    async def _close_channel(self) -> None:
         await self.channel.close()
 
     def backoff(self) -> Backoff:
@@ -213,11 +213,11 @@ class Connection:
 
 
 @contextmanager
-def _client_span(request_type: type[Message]) -> Iterator[_Attempt]:
+def _client_span(request_type: type[Message]) -> Iterator[_CallContext]:
     # The span is not made current, because a generator's body runs in the context that requests the next item.
     span = _tracer.start_span(_full_method(request_type), kind=trace.SpanKind.CLIENT)
     try:
-        yield _Attempt(span)
+        yield _CallContext(span)
     except Error as error:
         span.set_status(trace.StatusCode.ERROR, error.reason or error.code.name)
         raise

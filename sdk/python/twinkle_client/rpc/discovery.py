@@ -40,7 +40,7 @@ def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
         port = _advertised_port(address, end)
         if port is None:
             return text
-        _connected(address.host, port, end).close()
+        _connect(address.host, port, end).close()
     # A port that serves gRPC only does not respond to HTTP/1.1, and other servers may return any response.
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return text
@@ -49,11 +49,11 @@ def grpc_address(text: str, *, timeout: timedelta = _TIMEOUT) -> str:
 
 def _advertised_port(address: Address, end: float) -> int | None:
     """Return the gRPC port in a gateway's health report, or None."""
-    with _connected(address.host, address.port, end) as connection:
+    with _connect(address.host, address.port, end) as connection:
         connection.sendall(f'GET /healthz HTTP/1.1\r\nHost: {address.target}\r\nConnection: close\r\n\r\n'.encode())
-        answer = http.client.HTTPResponse(cast(socket.socket, _BoundedResponse(connection, end)), method='GET')
-        answer.begin()
-        health: Any = json.loads(answer.read(_RESPONSE_LIMIT_BYTES))
+        response = http.client.HTTPResponse(cast(socket.socket, _BoundedResponse(connection, end)), method='GET')
+        response.begin()
+        health: Any = json.loads(response.read(_RESPONSE_LIMIT_BYTES))
     port = cast(Mapping[str, Any], health).get('grpc_port') if isinstance(health, dict) else None
     return port if type(port) is int and 0 < port < 1 << 16 else None
 
@@ -81,12 +81,12 @@ class _BoundedResponse(io.RawIOBase):
         return len(part)
 
 
-def _connected(host: str, port: int, end: float) -> socket.socket:
+def _connect(host: str, port: int, end: float) -> socket.socket:
     return socket.create_connection((host, port), timeout=_seconds_until(end))
 
 
 def _seconds_until(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
+    remaining = end - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining

@@ -93,7 +93,7 @@ class LoopThread:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._tasks.difference_update(tasks)
 
-    def own(self, task: asyncio.Task[Any]) -> None:
+    def add_task(self, task: asyncio.Task[Any]) -> None:
         """Add `task` to the tasks that `stop` cancels."""
         self._tasks.add(task)
 
@@ -147,7 +147,7 @@ def _create_task(
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
     owner = _owner.get() if context is None else context.get(_owner)
     if owner is not None:
-        owner.own(task)
+        owner.add_task(task)
     return task
 
 

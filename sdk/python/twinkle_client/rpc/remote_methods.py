@@ -53,11 +53,11 @@ class RemoteMethod(Generic[_Params, _Result]):
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
         """Call the method and wait for its result."""
-        mark = IS_BLOCKING.set(True)
+        token = IS_BLOCKING.set(True)
         try:
             return self._owner.loop_thread.run(self._traced(*args, **kwargs))
         finally:
-            IS_BLOCKING.reset(mark)
+            IS_BLOCKING.reset(token)
 
     def submit(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Future[_Result]:
         """Start the method and return at once; methods start in the order they are submitted."""

@@ -9,8 +9,8 @@ from twinkle_client.rpc.address import Address
 _PROBE_SECONDS = 2.0
 _NOT_TLS = {'WRONG_VERSION_NUMBER', 'RECORD_LAYER_FAILURE', 'HTTP_REQUEST', 'UNEXPECTED_MESSAGE'}
 """OpenSSL's reasons for a response that is not TLS."""
-_EXPIRED, _NOT_YET = 10, 9
-_OTHER_NAME = {62, 64}
+_EXPIRED, _NOT_YET_VALID = 10, 9
+_NAME_MISMATCH = {62, 64}
 """OpenSSL's verify codes for a certificate of another host or address."""
 
 
@@ -76,9 +76,9 @@ async def _probe(address: Address, authorities: bytes | None) -> str:
 def _certificate_problem(error: ssl.SSLCertVerificationError, host: str) -> str:
     if error.verify_code == _EXPIRED:
         return "the server's certificate has expired; ask its operator to renew it"
-    if error.verify_code == _NOT_YET:
+    if error.verify_code == _NOT_YET_VALID:
         return "the server's certificate is not valid yet; check the clocks of both machines"
-    if error.verify_code in _OTHER_NAME:
+    if error.verify_code in _NAME_MISMATCH:
         return f"the server's certificate is not for {host}; use a host name that the certificate contains"
     remedy = 'pass the PEM file of its CA as ca= or in TWINKLE_CA'
     return f"the server's certificate is not signed by a trusted CA; {remedy}"

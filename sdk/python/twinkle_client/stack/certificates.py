@@ -53,11 +53,11 @@ def make_certificates(
     Raises:
         StackError: The certificates cannot be created, or the services are not installed.
     """
-    words = [word for name in SERVICES for word in ('--service', name)]
-    words += [
+    arguments = [word for name in SERVICES for word in ('--service', name)]
+    arguments += [
         word for name, items in (hosts or {}).items() for host in items for word in ('--service', f'{name}={host}')
     ]
-    command = [sys.executable, '-m', _TOOL, str(folder), *words, *(['--force'] if is_forced else [])]
+    command = [sys.executable, '-m', _TOOL, str(folder), *arguments, *(['--force'] if is_forced else [])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines() or ['the tool failed without a message']
@@ -81,10 +81,10 @@ def renewed_certificates(folder: Path, gateway: str) -> Path:
         StackError: See `make_certificates`.
     """
     hosts = {'gateway': [reachable(gateway).rpartition(':')[0].strip('[]')]}
-    made = make_certificates(folder, hosts)
-    if any(item.expires_within(_RENEW_BEFORE) for item in made[1:]):
-        made = make_certificates(folder, hosts, is_forced=True)
-    return made[0].path
+    certificates = make_certificates(folder, hosts)
+    if any(item.expires_within(_RENEW_BEFORE) for item in certificates[1:]):
+        certificates = make_certificates(folder, hosts, is_forced=True)
+    return certificates[0].path
 
 
 def tls_settings(authority: Path, name: str) -> dict[str, Any]:

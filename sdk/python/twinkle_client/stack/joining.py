@@ -49,8 +49,8 @@ def _ready(channel: grpc.Channel, api_key: str) -> set[str]:
     # The generated stubs are typed for grpc.aio; on a synchronous channel the calls block.
     stub = FleetServiceStub(cast(Any, channel))
     try:
-        answer: Any = stub.ListReplicas(request, metadata=metadata, timeout=_CALL_SECONDS)
+        response: Any = stub.ListReplicas(request, metadata=metadata, timeout=_CALL_SECONDS)
     except grpc.RpcError:
         # The gateway may not be ready yet; the caller enforces the time limit.
         return set()
-    return {replica.address for replica in answer.replicas if replica.state == pb.REPLICA_STATE_READY}
+    return {replica.address for replica in response.replicas if replica.state == pb.REPLICA_STATE_READY}

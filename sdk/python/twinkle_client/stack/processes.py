@@ -61,11 +61,11 @@ _LISTINGS = {'linux': _linux_processes}
 
 def _ancestry(pid: int, parents: dict[int, int]) -> list[int]:
     """Return a process and its ancestors."""
-    line: list[int] = []
-    while pid and pid not in line:
-        line.append(pid)
+    ancestry: list[int] = []
+    while pid and pid not in ancestry:
+        ancestry.append(pid)
         pid = parents.get(pid, 0)
-    return line
+    return ancestry
 
 
 def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:

@@ -158,7 +158,7 @@ class StackState:
 
 
 def reachable(listen: str) -> str:
-    """Return an address that local processes can connect to, for a listener on all interfaces; others unchanged."""
+    """Return an address that local processes can connect to, for a listener on all interfaces; keep others."""
     host, _, port = listen.rpartition(':')
     return f'127.0.0.1:{port}' if port and host in {'', '0.0.0.0', '[::]'} else listen  # noqa: S104 (compared, not bound)
 

@@ -1,4 +1,4 @@
-"""Import path of older programs; see `twinkle.server.tinker.datum`."""
+"""Alternative import path, used by older programs; see `twinkle.server.tinker.datum`."""
 
 from twinkle.server.tinker.datum import input_feature_to_datum
 
