@@ -33,7 +33,7 @@ _CLOCK_SKEW = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     """A certificate in a folder."""
 
     path: Path
@@ -52,7 +52,7 @@ class _Authority:
 
 def make_certificates(
     folder: Path, services: Mapping[str, Sequence[str]], *, is_forced: bool = False, now: datetime | None = None
-) -> list[Issued]:
+) -> list[IssuedCertificate]:
     """Create missing files: `ca.crt` and `ca.key`, and a pair for each service. Only their owner can read them.
 
     Args:
@@ -71,7 +71,7 @@ def make_certificates(
     """
     now = now or datetime.now(UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    issued: list[Issued] = []
+    issued: list[IssuedCertificate] = []
     is_new = not (folder / f'{AUTHORITY}.crt').exists()
     if is_new:
         _make_authority(folder, now)
@@ -170,9 +170,9 @@ def _load(path: Path) -> x509.Certificate:
         raise ValueError(f'{path} is not a certificate; delete it, or use another folder') from None
 
 
-def _issued(path: Path, *, is_new: bool) -> Issued:
+def _issued(path: Path, *, is_new: bool) -> IssuedCertificate:
     certificate = _load(path)
-    return Issued(path, names_in(certificate), certificate.not_valid_after_utc, is_new)
+    return IssuedCertificate(path, names_in(certificate), certificate.not_valid_after_utc, is_new)
 
 
 def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:

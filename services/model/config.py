@@ -22,7 +22,7 @@ class ModelConfig(ServiceConfig):
     device: str = 'cpu'
     """Torch device, such as 'cpu' or 'cuda:0'."""
     thread_count: int = Field(default=0, ge=0)
-    """Number of torch threads; 0 leaves the choice to torch."""
+    """Number of torch threads; 0 uses torch's default."""
     loss_plugins: tuple[str, ...] = ()
     """Additional losses that tenants may choose: names of installed entry points in `twinkle.losses`, or plugin ids
     such as `ms://me/my-loss@DIGEST` (docs/parts.md). Their code runs in this process; only plugins named here are

@@ -235,7 +235,7 @@ class Journal(Protocol):
     JournalUnavailable, in which case nothing was recorded. Concurrent writes share one commit; operations of one
     adapter arrive one at a time.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     async def adapters(self) -> Sequence[JournaledAdapter]:

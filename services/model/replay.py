@@ -13,7 +13,7 @@ from pathlib import Path
 from services.kit.config import load_config
 from services.kit.errors import DomainError
 from services.model.__main__ import codec_of, load_backend
-from services.model.application.replay_journal import Replayed, ReplayJournal
+from services.model.application.replay_journal import ReplayJournal, ReplayResult
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.config import ModelConfig
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(replayed)
 
 
-async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> Replayed:
+async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
     backend = await load_backend(config)
     try:
         return await replay_folder(folder, backend, adapter_id)
@@ -52,7 +52,7 @@ async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> 
         await backend.close()
 
 
-async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> Replayed:
+async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> ReplayResult:
     """Replay the journal in `folder` on an engine.
 
     Raises:
@@ -65,7 +65,7 @@ async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str |
         await journal.close()
 
 
-def _report(replayed: Replayed) -> int:
+def _report(replayed: ReplayResult) -> int:
     divergence = replayed.divergence
     if divergence is None:
         _print(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are bitwise equal')

@@ -8,7 +8,7 @@ from services.kit.errors import Draining
 
 
 class Announcements:
-    """Wakes the watchers of a topic. An announcement carries no content; a watcher reads the new state itself."""
+    """Wakes the watchers of a topic. An announcement has no content; a watcher reads the new state itself."""
 
     def __init__(self) -> None:
         self._watchers: dict[Hashable, set[asyncio.Event]] = {}

@@ -64,7 +64,7 @@ class Archives:
 class ArchiveDigests:
     """Computes the digest of each archive once and caches it.
 
-    Concurrency: for one event loop; concurrent calls for one archive share one computation.
+    Concurrency: use it from one event loop only; concurrent calls for one archive share one computation.
     """
 
     def __init__(self) -> None:

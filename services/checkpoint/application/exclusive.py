@@ -16,7 +16,7 @@ class Exclusive:
     A change that has begun is not cancelled together with its caller, because it must leave the store and the catalogue
     consistent with each other.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self) -> None:

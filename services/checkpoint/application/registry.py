@@ -35,8 +35,8 @@ _Result = TypeVar('_Result')
 class Registry:
     """Committed versions and checkpoints of all tenants.
 
-    Concurrency: for one event loop. Callers may read `catalogue` and `store` at any time, and change them only within
-    `change`.
+    Concurrency: use it from one event loop only. Callers may read `catalogue` and `store` at any time, and change them
+    only within `change`.
     """
 
     def __init__(self, catalogue: Catalogue, store: StateStore, clock: Clock) -> None:

@@ -56,7 +56,7 @@ class _Entry:
 class MemoryTier:
     """Implements `StateStore` over shared memory and a durable store.
 
-    Concurrency: for one event loop. Versions are spilled only while `run` is running.
+    Concurrency: use it from one event loop only. Versions are spilled only while `run` is running.
     """
 
     def __init__(

@@ -82,9 +82,9 @@ class SegmentCache:
         """Remove segments without a record, and return the versions."""
         found = [cached for path in sorted(self._folder.glob(f'*{_RECORD}')) for cached in self._read(path)]
         known = {cached.name for cached in found}
-        for name in self._segments.kept_names():
+        for name in self._segments.persistent_names():
             if name.startswith(f'{self._owner}.') and name not in known:
-                self._segments.remove_kept(name)
+                self._segments.remove_persistent(name)
         for path in self._folder.glob(f'*{_NEW}'):
             path.unlink()
         return found
@@ -99,7 +99,7 @@ class SegmentCache:
         Raises:
             OSError: The host does not have enough memory.
         """
-        return self._segments.create(size_bytes, kept_name=name)
+        return self._segments.create(size_bytes, persistent_name=name)
 
     def adopt(self, name: str, ref: SegmentRef) -> Segment:
         """Take over another process's segment under a name of this cache.
@@ -107,7 +107,7 @@ class SegmentCache:
         Raises:
             MemoryNotShared: The segment cannot be opened on this host.
         """
-        return self._segments.adopt(ref, kept_name=name)
+        return self._segments.adopt(ref, persistent_name=name)
 
     def put(self, cached: CachedVersion) -> None:
         """Write or replace the record of a version. The version exists once its record is written."""
@@ -120,7 +120,7 @@ class SegmentCache:
     def remove(self, name: str) -> None:
         """Remove the record and then the segment with this name, if they exist."""
         self.remove_record(name)
-        self._segments.remove_kept(name)
+        self._segments.remove_persistent(name)
 
     def remove_record(self, name: str) -> None:
         """Remove only the record of a version; readers that have the segment's name can still open the segment."""
@@ -137,7 +137,7 @@ class SegmentCache:
             manifest_line, _, record_lines = path.read_bytes().partition(b'\n')
             manifest = manifest_from_json(manifest_line, is_adapter_only=False)
             record, name = record_from_json(record_lines)
-            segment = self._segments.open_kept(name, manifest.size_bytes)
+            segment = self._segments.open_persistent(name, manifest.size_bytes)
         except (ValueError, KeyError, TypeError, MemoryNotShared) as error:
             _log.error('unreadable record in shared memory removed', path=str(path), error=str(error))
             path.unlink()
@@ -155,9 +155,9 @@ class SegmentCache:
         if lock is None:
             return
         shutil.rmtree(folder, ignore_errors=True)
-        for name in self._segments.kept_names():
+        for name in self._segments.persistent_names():
             if name.startswith(f'{owner}.'):
-                self._segments.remove_kept(name)
+                self._segments.remove_persistent(name)
         os.close(lock)
 
 

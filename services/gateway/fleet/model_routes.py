@@ -181,7 +181,7 @@ class OneModel:
 class SeveralModels:
     """Implements `ModelRoutes` for several model services.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
 
     Args:
         services: names of the model services in order of precedence.

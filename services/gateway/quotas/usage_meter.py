@@ -31,7 +31,7 @@ _log = structlog.get_logger('usage')
 class UsageMeter:
     """Counts usage, and receives the meters of runs from the model services' feeds.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed together
 with its `Segment`, or, after the owning process has died, by the next process that opens the folder; a lock on the
-file `owner-<owner>` shows across containers whether the owner is alive. A kept segment is named `keep.<name>`, outlives
-its process, and is removed by its creator. An open segment stays readable after its name was removed.
+file `owner-<owner>` shows across containers whether the owner is alive. A persistent segment is named `keep.<name>`. It
+outlives its process, and its creator removes it. An open segment stays readable after its name was removed.
 """
 
 import errno
@@ -30,7 +30,7 @@ _NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}')
 _OWNED = re.compile(r'[0-9a-f]{16}[.][0-9a-f]{16}')
 _HOST_ID = re.compile(r'[0-9a-f]{32}')
 _OWNER_FILE = 'owner-'
-_KEPT = 'keep.'
+_PERSISTENT_PREFIX = 'keep.'
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 _PARTS_PER_WRITE = 512
 """Maximum number of buffers per write call; operating systems support at least this many."""
@@ -105,17 +105,17 @@ class Segments:
         """Folder of the segments."""
         return self._folder
 
-    def create(self, size_bytes: int, *, kept_name: str = '') -> Segment:
+    def create(self, size_bytes: int, *, persistent_name: str = '') -> Segment:
         """Create a segment with writable bytes.
 
         Args:
             size_bytes: Size, at least 1. The memory is allocated now, so that writing cannot fail later.
-            kept_name: Name of a kept segment, which outlives this process. Empty for a temporary segment.
+            persistent_name: Name of a persistent segment, which outlives this process. Empty for a temporary segment.
 
         Raises:
-            OSError: There is not enough memory, or the kept name is in use.
+            OSError: There is not enough memory, or the persistent name is in use.
         """
-        name = self._new_name(kept_name)
+        name = self._new_name(persistent_name)
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
         try:
             os.posix_fallocate(file, 0, size_bytes)
@@ -148,18 +148,18 @@ class Segments:
             os.close(file)
         return self._segment(name, size_bytes, mapping)
 
-    def adopt(self, ref: SegmentRef, *, kept_name: str = '') -> Segment:
+    def adopt(self, ref: SegmentRef, *, persistent_name: str = '') -> Segment:
         """Open another process's segment read-only, after linking it under a new name.
 
         The other process may then remove its name at any time. The bytes are untrusted: check their digest.
 
         Raises:
             MemoryNotShared: The segment is not in this memory, or does not have the announced size.
-            OSError: The kept name is in use.
+            OSError: The persistent name is in use.
         """
         if ref.host_id != self.host_id or not _NAME.fullmatch(ref.name) or ref.size_bytes < 1:
             raise MemoryNotShared()
-        name = self._new_name(kept_name)
+        name = self._new_name(persistent_name)
         try:
             os.link(ref.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory, follow_symlinks=False)
         except FileExistsError:
@@ -172,23 +172,23 @@ class Segments:
             os.unlink(name, dir_fd=self._directory)
             raise
 
-    def open_kept(self, kept_name: str, size_bytes: int) -> Segment:
-        """Open a kept segment read-only.
+    def open_persistent(self, persistent_name: str, size_bytes: int) -> Segment:
+        """Open a persistent segment read-only.
 
         Raises:
-            MemoryNotShared: No kept segment has that name and size.
+            MemoryNotShared: No persistent segment has that name and size.
         """
-        return self._open(self._new_name(kept_name), size_bytes)
+        return self._open(self._new_name(persistent_name), size_bytes)
 
-    def kept_names(self) -> list[str]:
-        """Return the names of all kept segments, of all processes."""
-        names = [entry.name for entry in self._folder.iterdir() if entry.name.startswith(_KEPT)]
-        return sorted(name.removeprefix(_KEPT) for name in names)
+    def persistent_names(self) -> list[str]:
+        """Return the names of all persistent segments, of all processes."""
+        names = [entry.name for entry in self._folder.iterdir() if entry.name.startswith(_PERSISTENT_PREFIX)]
+        return sorted(name.removeprefix(_PERSISTENT_PREFIX) for name in names)
 
-    def remove_kept(self, kept_name: str) -> None:
-        """Remove the name of a kept segment if it exists."""
+    def remove_persistent(self, persistent_name: str) -> None:
+        """Remove the name of a persistent segment if it exists."""
         with suppress(FileNotFoundError):
-            os.unlink(self._new_name(kept_name), dir_fd=self._directory)
+            os.unlink(self._new_name(persistent_name), dir_fd=self._directory)
 
     def sweep(self) -> None:
         """Remove the segments of dead processes."""
@@ -203,7 +203,7 @@ class Segments:
 
     def _segment(self, name: str, size_bytes: int, mapping: mmap.mmap) -> Segment:
         ref = SegmentRef(self.host_id, name, size_bytes)
-        owner = None if name.startswith(_KEPT) else self
+        owner = None if name.startswith(_PERSISTENT_PREFIX) else self
         return Segment(ref, str(self._folder / name), mapping, owner=owner)
 
     def _open(self, name: str, size_bytes: int) -> Segment:
@@ -221,12 +221,13 @@ class Segments:
             os.close(file)
         return self._segment(name, size_bytes, mapping)
 
-    def _new_name(self, kept_name: str) -> str:
-        if not kept_name:
+    def _new_name(self, persistent_name: str) -> str:
+        if not persistent_name:
             return f'{self._owner}.{os.urandom(8).hex()}'
-        if not _NAME.fullmatch(kept_name) or len(kept_name) > 150:
-            raise ValueError(f'{kept_name!r} is not a segment name; use at most 150 letters, digits, ".", "_" and "-"')
-        return _KEPT + kept_name
+        if not _NAME.fullmatch(persistent_name) or len(persistent_name) > 150:
+            problem = f'{persistent_name!r} is not a segment name'
+            raise ValueError(f'{problem}; use at most 150 letters, digits, ".", "_" and "-"')
+        return _PERSISTENT_PREFIX + persistent_name
 
     def _read_host_id(self) -> str:
         """Return the folder's id; the first process writes it."""

@@ -37,7 +37,7 @@ class AdapterQueue:
     If a caller disconnects while its operation waits, the operation is withdrawn. If it disconnects while the operation
     runs, the operation completes and its outcome is recorded.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

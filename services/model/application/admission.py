@@ -73,7 +73,7 @@ class _Tenant:
 
 
 class Admission:
-    """Grants slots to operations. Concurrency: for one event loop."""
+    """Grants slots to operations. Concurrency: use it from one event loop only."""
 
     def __init__(self, limits: QueueLimits, clock: Clock) -> None:
         self._limits = limits

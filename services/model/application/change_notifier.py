@@ -4,7 +4,7 @@ import asyncio
 
 
 class ChangeNotifier:
-    """Wakes all tasks that currently wait. Concurrency: for one event loop."""
+    """Wakes all tasks that currently wait. Concurrency: use it from one event loop only."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()

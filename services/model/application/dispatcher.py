@@ -25,7 +25,7 @@ from services.model.domain.operation import (
     token_count,
 )
 from services.model.domain.pace import Pace
-from services.model.domain.scheduler import Ahead, ReadyVerb, Scheduler
+from services.model.domain.scheduler import ReadyVerb, Scheduler, VerbsAhead
 from services.model.domain.think_time import ThinkTimes
 from services.model.ports import TrainerBackend
 
@@ -66,8 +66,8 @@ class _Submission:
 class Dispatcher:
     """Runs compute verbs.
 
-    Concurrency: for one event loop. `run` may be awaited by many tasks, but only one per adapter. A background task
-    runs the batches while the queue is not empty; `close` stops it.
+    Concurrency: use it from one event loop only. `run` may be awaited by many tasks, but only one per adapter. A
+    background task runs the batches while the queue is not empty; `close` stops it.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Dispatcher:
         """Estimate the remaining time of the running batch."""
         verbs = [submission.ready for submission in self._running.values()]
         tokens = sum(ready.token_count for ready in verbs)
-        total = self._pace.estimate(Ahead(quick_count=0 if tokens else len(verbs), token_count=tokens))
+        total = self._pace.estimate(VerbsAhead(quick_count=0 if tokens else len(verbs), token_count=tokens))
         return max(timedelta(), total - timedelta(seconds=self._clock.monotonic() - self._begin))
 
     async def _run_all(self) -> None:
@@ -217,7 +217,8 @@ class Dispatcher:
     def _gathering_time(self) -> float:
         if self._scheduler.is_batch_ready:
             return 0.0
-        limit = _GATHERING_SHARE * self._pace.estimate(Ahead(token_count=self._scheduler.token_count)).total_seconds()
+        batch_time = self._pace.estimate(VerbsAhead(token_count=self._scheduler.token_count))
+        limit = _GATHERING_SHARE * batch_time.total_seconds()
         now = self._clock.monotonic()
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 

@@ -40,7 +40,7 @@ class FetchBatch:
     Batches of one tenant are fetched one after the other. The size of a batch is known only after it has been fetched,
     so the batch then waits until it fits within the limit together with the batches in use.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

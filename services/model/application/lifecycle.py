@@ -57,7 +57,7 @@ class Recover:
 
 
 class Cleanup:
-    """Evicts idle adapters and queues. Concurrency: for one event loop."""
+    """Evicts idle adapters and queues. Concurrency: use it from one event loop only."""
 
     def __init__(self, residency: Residency, queues: Queues) -> None:
         self._residency = residency

@@ -55,7 +55,7 @@ class Operations:
     A watcher reads the record and has no buffer, so a slow watcher uses no memory. Its watch fails if a result is
     removed from the record before the watcher has read it.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _log = structlog.get_logger('parking')
 
 
 class ParkAdapter:
-    """Parks the adapters of finished sessions. Concurrency: for one event loop."""
+    """Parks the adapters of finished sessions. Concurrency: use it from one event loop only."""
 
     def __init__(self, ports: Ports, directory: AdapterDirectory, residency: Residency) -> None:
         self._ports = ports

@@ -13,7 +13,7 @@ from services.model.ports import Journal, RecordEntry
 
 
 class Queues:
-    """Stores one queue for each adapter in use. Concurrency: for one event loop."""
+    """Stores one queue for each adapter in use. Concurrency: use it from one event loop only."""
 
     def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
         """Create an empty collection; `gap_seconds` is passed to each `AdapterQueue`."""

@@ -29,7 +29,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Result of a replay."""
 
     operation_count: int = 0
@@ -47,7 +47,7 @@ class ReplayJournal:
         self._backend = backend
         self._report = report
 
-    async def __call__(self, adapter_id: str | None = None) -> Replayed:
+    async def __call__(self, adapter_id: str | None = None) -> ReplayResult:
         """Replay one or all adapters from their oldest stored state, up to the first divergence.
 
         Raises:
@@ -58,19 +58,19 @@ class ReplayJournal:
         chosen = [adapter for adapter in adapters if adapter_id in (None, adapter.adapter_id)]
         if not chosen and adapter_id is not None:
             raise AdapterNotFound(adapter_id)
-        replayed = Replayed()
+        replayed = ReplayResult()
         for adapter in chosen:
             found = await self._replay(adapter)
-            replayed = Replayed(
+            replayed = ReplayResult(
                 replayed.operation_count + found.operation_count, replayed.adapter_count + 1, found.divergence
             )
             if replayed.divergence is not None:
                 break
         return replayed
 
-    async def _replay(self, adapter: Adapter) -> Replayed:
+    async def _replay(self, adapter: Adapter) -> ReplayResult:
         """Replay each section of an adapter's history that can be replayed."""
-        replayed, newest = Replayed(), await self._journal.snapshot_before(adapter.adapter_id)
+        replayed, newest = ReplayResult(), await self._journal.snapshot_before(adapter.adapter_id)
         for snapshot, entries in await self._sections(adapter, newest):
             self._report(f'{adapter.adapter_id}: {len(entries)} operations after {snapshot.sequence_number}')
             await begin_from(snapshot, self._backend)

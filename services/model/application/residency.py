@@ -18,7 +18,7 @@ from services.kit.failpoints import reach
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.directory import AdapterDirectory
 from services.model.application.resident import ReplicaLease, Resident
-from services.model.application.restore import Restore, Restored
+from services.model.application.restore import Restore, RestoredAdapter
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
 from services.model.ports import Journal, Snapshot, TrainerBackend
@@ -41,7 +41,7 @@ class ResidencyBounds:
 
 
 class Residency:
-    """Loads adapters into the engine and evicts them. Concurrency: for one event loop."""
+    """Loads adapters into the engine and evicts them. Concurrency: use it from one event loop only."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Residency:
                 await self._unload(resident)
         self._count(resident, restored)
 
-    def _count(self, resident: Resident, restored: Restored) -> None:
+    def _count(self, resident: Resident, restored: RestoredAdapter) -> None:
         resident.device_seconds = restored.device_seconds
         resident.operation_count = restored.replayed_count
         if restored.found_count:

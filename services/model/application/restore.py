@@ -26,7 +26,7 @@ _PROGRESS_EVERY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class RestoredAdapter:
     """A restored adapter and statistics of its replay."""
 
     adapter: Adapter
@@ -59,7 +59,7 @@ class Restore:
         self.divergence_count = 0
         """Number of replayed operations that differed from the record, since the service started."""
 
-    async def __call__(self, current: Adapter, *, until: int | None = None) -> Restored:
+    async def __call__(self, current: Adapter, *, until: int | None = None) -> RestoredAdapter:
         """Restore an adapter to its state after operation `until`, or after the last one.
 
         Missing outcomes are recorded. A refused operation is removed. An operation that fails because of a defect is
@@ -92,13 +92,14 @@ class Restore:
         adapter = replace(restored.adapter, sequence_number=number)
         return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
 
-    async def _attempt(self, current: Adapter, until: int | None) -> Restored:
+    async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
         begun = await begin_from(snapshot, self._backend)
-        restored = Restored(adapter=replace(begun, version=current.version), snapshot_number=snapshot.sequence_number)
+        adapter = replace(begun, version=current.version)
+        restored = RestoredAdapter(adapter=adapter, snapshot_number=snapshot.sequence_number)
         return await self._replay(restored, current, until)
 
-    async def _replay(self, restored: Restored, current: Adapter, until: int | None) -> Restored:
+    async def _replay(self, restored: RestoredAdapter, current: Adapter, until: int | None) -> RestoredAdapter:
         adapter_id = current.adapter_id
         entries = await self._journal.entries(adapter_id, after=restored.snapshot_number, until=until)
         for entry in entries:
@@ -108,7 +109,7 @@ class Restore:
                 _log.info('replay progress', adapter=adapter_id, done=restored.replayed_count, total=len(entries))
         return restored
 
-    async def _replay_one(self, restored: Restored, current: Adapter, entry: JournalEntry) -> Restored:
+    async def _replay_one(self, restored: RestoredAdapter, current: Adapter, entry: JournalEntry) -> RestoredAdapter:
         operation = entry.operation
         run, outcome = await self._run(operation)
         adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())

@@ -34,7 +34,7 @@ class OperationFailure:
 
 
 class TrainStream:
-    """Runs operations of streams. Concurrency: for one event loop."""
+    """Runs operations of streams. Concurrency: use it from one event loop only."""
 
     def __init__(self, execute: ExecuteOperation, queues: Queues) -> None:
         self._execute = execute

@@ -55,7 +55,7 @@ class VerbRun:
     training_config: TrainingConfig | None = None
     """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None
-    """Number of optimizer steps applied so far; None if the verb cannot change it."""
+    """Number of optimizer steps applied in total; None if the verb cannot change it."""
     warnings: tuple[str, ...] = ()
     is_divided: bool = False
     """True if memory ran out and the batch ran in smaller parts. Running it again may then give slightly different

@@ -1,8 +1,8 @@
-"""Estimates durations from earlier runs."""
+"""Estimates the durations of batches and verbs from earlier ones."""
 
 from datetime import timedelta
 
-from services.model.domain.scheduler import Ahead
+from services.model.domain.scheduler import VerbsAhead
 
 _DECAY = 0.9
 """Decay of earlier values; with this factor, about the last ten values determine the mean."""
@@ -53,7 +53,7 @@ class Pace:
         token = self._token_seconds.value
         return int(seconds / token) if token else None
 
-    def estimate(self, ahead: Ahead) -> timedelta:
+    def estimate(self, ahead: VerbsAhead) -> timedelta:
         """Estimate the duration of the verbs ahead."""
         quick, token = self._quick_seconds.value or 0.0, self._token_seconds.value or 0.0
         return timedelta(seconds=ahead.quick_count * quick + ahead.token_count * token)

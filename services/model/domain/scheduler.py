@@ -34,7 +34,7 @@ class ReadyVerb:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead:
+class VerbsAhead:
     """Verbs that run before a given verb if no more verbs arrive."""
 
     quick_count: int = 0
@@ -164,7 +164,7 @@ class Scheduler:
             self._fill(batch)
         return batch
 
-    def ahead_of(self, adapter_id: str) -> Ahead | None:
+    def ahead_of(self, adapter_id: str) -> VerbsAhead | None:
         """Return the verbs that run before an adapter's verb, by simulating the queue; None if it has no ready verb."""
         if adapter_id not in self._verbs:
             return None
@@ -172,7 +172,7 @@ class Scheduler:
         while adapter_id in future._verbs:  # noqa: SLF001 - a copy of itself
             before.append(future.next_batch())
         heavy = [batch for batch in before[:-1] if batch[0].token_count]
-        return Ahead(
+        return VerbsAhead(
             quick_count=len(before) - 1 - len(heavy),
             heavy_count=sum(map(len, heavy)),
             batch_count=len(heavy),

@@ -16,7 +16,7 @@ from services.sampler.ports import SamplerEngine
 class Admission:
     """Grants the engine's slots to prompts, one slot per prompt, in round-robin order of the tenants.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self, engine: SamplerEngine, *, slots: int, queue_limit: int) -> None:

@@ -32,7 +32,7 @@ class _Fetch:
 class Fetches:
     """The fetches of one sampler.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(self, try_admit: Callable[[VersionKey, AdapterWeights], Awaitable[ResidentVersion | None]]) -> None:

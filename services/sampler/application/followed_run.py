@@ -50,7 +50,7 @@ class _Problem:
 class FollowedRun:
     """Implements `Versions` for a sampler that serves one full-parameter run.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.newest = 0
-        """Newest version announced so far; 0 before the first one."""
+        """Newest announced version; 0 before the first one."""
         self.is_synced = False
         """Whether the source has reported that no newer version exists for now."""
         self.user_count = 0
@@ -57,7 +57,7 @@ class Follower:
 class Followers:
     """The streams of one sampler.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

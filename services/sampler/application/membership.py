@@ -41,7 +41,7 @@ class _Lease:
 class Membership:
     """Maintains a lease at each gateway and retries gateways that cannot be reached.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

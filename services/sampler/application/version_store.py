@@ -29,7 +29,7 @@ _LOOKUP_SECONDS = 2.0
 class VersionStore:
     """Implements `Versions` for a sampler that all adapters share.
 
-    Concurrency: for one event loop. The engine's adapters change one at a time.
+    Concurrency: use it from one event loop only. The engine's adapters change one at a time.
     """
 
     def __init__(self, engine: SamplerEngine, source: WeightSource, retention: Retention | None = None) -> None:

@@ -30,7 +30,7 @@ _log = structlog.get_logger('weights')
 class WeightSources:
     """Implements `ports.WeightSource` over the checkpoint service and the current relay.
 
-    Concurrency: for one event loop.
+    Concurrency: use it from one event loop only.
     """
 
     def __init__(

@@ -52,23 +52,23 @@ def test_segment_is_removed_with_its_last_view(folder: Path) -> None:
     assert left(folder) == set()
 
 
-def test_kept_segments_outlive_the_process(folder: Path) -> None:
-    """A kept segment can be opened by name after a restart, and other processes do not remove it."""
+def test_persistent_segments_outlive_the_process(folder: Path) -> None:
+    """A persistent segment can be opened by name after a restart, and other processes do not remove it."""
     first = Segments(folder)
     loose = first.create(3)
     loose.data[:] = b'abc'
-    first.adopt(loose.ref, kept_name='v-1')
+    first.adopt(loose.ref, persistent_name='v-1')
     del first, loose
     assert left(folder) == {'keep.v-1'}
     second = Segments(folder)
-    assert second.kept_names() == ['v-1']
-    assert bytes(second.open_kept('v-1', 3).data) == b'abc'
+    assert second.persistent_names() == ['v-1']
+    assert bytes(second.open_persistent('v-1', 3).data) == b'abc'
     with pytest.raises(MemoryNotShared):
-        second.open_kept('v-1', 4)
+        second.open_persistent('v-1', 4)
     with pytest.raises(FileExistsError):
-        second.create(3, kept_name='v-1')
-    second.remove_kept('v-1')
-    second.remove_kept('v-1')
+        second.create(3, persistent_name='v-1')
+    second.remove_persistent('v-1')
+    second.remove_persistent('v-1')
     assert left(folder) == set()
 
 

@@ -46,7 +46,7 @@ class _Job:
 
 
 class Writer:
-    """Runs jobs in order of arrival, in groups. Concurrency: for one event loop."""
+    """Runs jobs in order of arrival, in groups. Concurrency: use it from one event loop only."""
 
     def __init__(self, connection: sqlite3.Connection, *, is_read_only: bool = False) -> None:
         """Start the writer, which takes ownership of `connection`."""

@@ -36,14 +36,14 @@ class SnapshotRow:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class UnusedFiles:
     """Files to which no row refers any more."""
 
     snapshots: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
 
-    def __add__(self, other: 'Dropped') -> 'Dropped':
-        return Dropped(self.snapshots + other.snapshots, self.digests + other.digests)
+    def __add__(self, other: 'UnusedFiles') -> 'UnusedFiles':
+        return UnusedFiles(self.snapshots + other.snapshots, self.digests + other.digests)
 
 
 def key_of(tx: Transaction, adapter_id: str) -> int:
@@ -116,18 +116,18 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
     tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', MAX_CREATIONS)
 
 
-def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:
+def remove_adapter(tx: Transaction, adapter_id: str) -> UnusedFiles:
     """Delete an adapter and all its rows."""
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
-        return Dropped()
+        return UnusedFiles()
     files = tuple(name for (name,) in tx.execute('SELECT file FROM snapshots WHERE adapter = ?', row[0]))
     digests = _digests(tx, 'adapter = ?', row[0])
     tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
-    return Dropped(files, _unneeded(tx, digests))
+    return UnusedFiles(files, _unneeded(tx, digests))
 
 
-def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
+def put_operation(tx: Transaction, key: int, row: OperationRow) -> UnusedFiles:
     """Add an operation, or replace the one with the same number."""
     replaced = _digests(tx, 'adapter = ? AND number = ?', key, row.number)
     tx.execute(
@@ -141,14 +141,14 @@ def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
         row.digest,
         row.outcome,
     )
-    return Dropped(digests=_unneeded(tx, replaced))
+    return UnusedFiles(digests=_unneeded(tx, replaced))
 
 
-def delete_operation(tx: Transaction, key: int, number: int) -> Dropped:
+def delete_operation(tx: Transaction, key: int, number: int) -> UnusedFiles:
     """Delete an operation."""
     digests = _digests(tx, 'adapter = ? AND number = ?', key, number)
     tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
-    return Dropped(digests=_unneeded(tx, digests))
+    return UnusedFiles(digests=_unneeded(tx, digests))
 
 
 def set_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None:
@@ -166,16 +166,16 @@ def add_step(tx: Transaction, key: int, number: int) -> None:
     tx.execute('INSERT OR IGNORE INTO steps VALUES (?, ?)', key, number)
 
 
-def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
+def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> UnusedFiles:
     """Add a snapshot, or replace the one after the same operation."""
     replaced = tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', key, row.number).fetchall()
     if row.file is not None:
         values = (key, row.number, row.file.name, row.file.digest, row.record)
         tx.execute('INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)', *values)
-    return Dropped(snapshots=tuple(name for (name,) in replaced))
+    return UnusedFiles(snapshots=tuple(name for (name,) in replaced))
 
 
-def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
+def undo(tx: Transaction, key: int, undone_from: int, number: int) -> UnusedFiles:
     """Delete the history that was reverted by the undo with number `number`."""
     where = 'adapter = ? AND number >= ? AND number < ?'
     span = (key, undone_from, number)
@@ -184,10 +184,10 @@ def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
     tx.execute(f'DELETE FROM snapshots WHERE {where}', *span)  # noqa: S608 - constants of this function
     tx.execute(f'DELETE FROM steps WHERE {where}', *span)  # noqa: S608
     tx.execute(f'UPDATE operations SET payload = NULL, digest = NULL WHERE {where}', *span)  # noqa: S608
-    return Dropped(files, _unneeded(tx, digests))
+    return UnusedFiles(files, _unneeded(tx, digests))
 
 
-def trim(tx: Transaction, key: int, *, undo_steps: int) -> Dropped:
+def trim(tx: Transaction, key: int, *, undo_steps: int) -> UnusedFiles:
     """Delete rows that no restore, undo or repeat needs."""
     roots = _roots(tx, key)
     retention = retain(_steps(tx, key), roots, undo_steps=undo_steps)
@@ -202,7 +202,7 @@ def trim(tx: Transaction, key: int, *, undo_steps: int) -> Dropped:
         tx.execute('UPDATE adapters SET is_fresh = 0 WHERE key = ?', key)
     rows = tx.execute('SELECT number FROM operations WHERE adapter = ? AND outcome IS NOT NULL', key).fetchall()
     unneeded = [number for (number,) in rows if not retention.is_replayable(number)]
-    return Dropped(tuple(files)) + _delete_payloads(tx, key, unneeded)
+    return UnusedFiles(tuple(files)) + _delete_payloads(tx, key, unneeded)
 
 
 def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> list[SnapshotRow]:
@@ -266,7 +266,7 @@ def _roots(tx: Transaction, key: int) -> list[int]:
     return [0, *numbers] if is_fresh else numbers
 
 
-def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropped:
+def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> UnusedFiles:
     """Delete the payloads of operations, and the rows of operations that are too old for the record."""
     newest = tx.execute('SELECT max(number) FROM operations WHERE adapter = ?', key).fetchone()[0]
     digests = list[str]()
@@ -278,7 +278,7 @@ def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropp
             tx.execute(
                 'UPDATE operations SET payload = NULL, digest = NULL WHERE adapter = ? AND number = ?', key, number
             )
-    return Dropped(digests=_unneeded(tx, digests))
+    return UnusedFiles(digests=_unneeded(tx, digests))
 
 
 def _digests(tx: Transaction, where: str, *values: object) -> list[str]:

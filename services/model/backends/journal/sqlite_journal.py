@@ -321,7 +321,7 @@ class SqliteJournal:
     def _outcome(self, data: bytes | None) -> OperationResult | DomainError | None:
         return None if data is None else self._codec.outcome_from_bytes(data)
 
-    def _drop(self, tx: Transaction, dropped: rows.Dropped) -> None:
+    def _drop(self, tx: Transaction, dropped: rows.UnusedFiles) -> None:
         for name in dropped.snapshots:
             tx.after_commit.append(lambda name=name: self._snapshots.drop(name))
         for digest in dropped.digests:

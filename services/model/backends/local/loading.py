@@ -30,7 +30,7 @@ class LoadOptions:
     device: str = 'cpu'
     """Torch device."""
     thread_count: int = 0
-    """Number of torch threads in this process; 0 leaves the choice to torch."""
+    """Number of torch threads in this process; 0 uses torch's default."""
     batch_tokens: int = 65536
     """Maximum number of tokens in a batch."""
     pass_tokens: int = 1024
