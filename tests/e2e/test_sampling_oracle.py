@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fixtures.engine_requests import ask, drawn_logprobs, run, score
+from fixtures.engine_requests import make_request, run, sampled_logprobs, score
 from fixtures.sampler_engines import need_vllm
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionKey
@@ -165,7 +165,7 @@ async def test_greedy_tokens_equal_those_of_transformers(engine, trained):
         *(
             run(
                 engine,
-                ask(
+                make_request(
                     f'{index}',
                     KEYS.get(name),
                     prompt=ids,
@@ -181,7 +181,7 @@ async def test_greedy_tokens_equal_those_of_transformers(engine, trained):
     for (name, ids), answer in zip(requests, answers, strict=True):
         assert answer.tokens[0] == trained.generate(name, ids)
         expected = trained.score(name, [*ids, *answer.tokens[0]])[len(ids) - 1 :]
-        np.testing.assert_allclose(drawn_logprobs(answer), expected, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(sampled_logprobs(answer), expected, rtol=0, atol=TOLERANCE)
         completions.add((tuple(ids), tuple(answer.tokens[0])))
     assert len(completions) > 2 * len(PROMPTS)
 
@@ -206,7 +206,7 @@ async def test_trainer_and_sampler_agree(engine, trained, name):
 async def test_sampled_tokens_have_the_trainers_logprobs(engine, trained):
     """Sampled tokens have the trainer's log-probabilities within 1e-4, so an RL step starts with a ratio of 1."""
     prompt = trained.ids(PROMPTS[0])
-    sampled = await run(engine, ask(adapter=KEYS['first'], prompt=prompt, max_tokens=NEW_TOKENS, seed=11))
+    sampled = await run(engine, make_request(adapter=KEYS['first'], prompt=prompt, max_tokens=NEW_TOKENS, seed=11))
     ids = [*prompt, *sampled.tokens[0]]
     expected = trained.trainer_scores('first', ids)[len(prompt) - 1 :]
-    np.testing.assert_allclose(drawn_logprobs(sampled), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(sampled_logprobs(sampled), expected, rtol=0, atol=TOLERANCE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fixtures.engine_requests import ask, drawn_logprobs, run, score, settle
+from fixtures.engine_requests import make_request, run, sampled_logprobs, score, settle
 from fixtures.sampled import LORA, ONE, TWO, lora_weights
 from fixtures.sampler_engines import VLLM_SLOTS
 from fixtures.tiny_model import HIDDEN, VOCAB_SIZE
@@ -57,13 +57,13 @@ async def test_prompt_log_probabilities_equal_those_of_peft(real_engine, oracles
 @pytest.mark.parametrize('key', [None, ONE, TWO])
 async def test_greedy_tokens_equal_those_of_generate(real_engine, oracles, key):
     """Greedy tokens and log-probabilities equal those of `generate` while other requests run."""
-    others = [ask(f'other {index}', (None, ONE, TWO)[index], max_tokens=20, seed=index) for index in range(3)]
+    others = [make_request(f'other {index}', (None, ONE, TWO)[index], max_tokens=20, seed=index) for index in range(3)]
     completion, *_ = await asyncio.gather(
-        *(run(real_engine, request) for request in [ask(adapter=key, max_tokens=16, temperature=0), *others])
+        *(run(real_engine, request) for request in [make_request(adapter=key, max_tokens=16, temperature=0), *others])
     )
     assert completion.tokens[0] == oracles[key].greedy(completion.prompt.token_ids, 16)
     whole = [*completion.prompt.token_ids, *completion.tokens[0]]
-    np.testing.assert_allclose(drawn_logprobs(completion), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
+    np.testing.assert_allclose(sampled_logprobs(completion), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -95,22 +95,24 @@ async def test_more_versions_than_slots_are_supported(real_engine, tiny_llama_di
 
 async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engine, oracles):
     """Requests for the base model use no adapter, even if other requests use every slot."""
-    others_running = [ask(f'other {index}', (ONE, TWO)[index % 2], max_tokens=24, seed=index) for index in range(4)]
+    others_running = [
+        make_request(f'other {index}', (ONE, TWO)[index % 2], max_tokens=24, seed=index) for index in range(4)
+    ]
     tasks = [asyncio.create_task(run(real_engine, request)) for request in others_running]
     await settle(real_engine)
-    base = await run(real_engine, ask('base', max_tokens=16, temperature=0))
+    base = await run(real_engine, make_request('base', max_tokens=16, temperature=0))
     await asyncio.gather(*tasks)
     assert base.tokens[0] == oracles[None].greedy(base.prompt.token_ids, 16)
     whole = [*base.prompt.token_ids, *base.tokens[0]]
-    np.testing.assert_allclose(drawn_logprobs(base), oracles[None].score(whole)[-16:], rtol=0, atol=BOUND)
+    np.testing.assert_allclose(sampled_logprobs(base), oracles[None].score(whole)[-16:], rtol=0, atol=BOUND)
 
 
 async def test_a_version_that_is_not_loaded_is_refused(real_engine, oracles):
     """A request for an unknown version fails without affecting concurrent and later requests."""
-    concurrent = asyncio.create_task(run(real_engine, ask('concurrent', ONE, max_tokens=24)))
+    concurrent = asyncio.create_task(run(real_engine, make_request('concurrent', ONE, max_tokens=24)))
     await settle(real_engine)
     with pytest.raises(VersionNotFound):
-        await run(real_engine, ask('unknown', VersionKey(ONE.adapter, 99), max_tokens=4))
+        await run(real_engine, make_request('unknown', VersionKey(ONE.adapter, 99), max_tokens=4))
     assert len((await concurrent).tokens[0]) == 24
     np.testing.assert_allclose(await score(real_engine, ONE, TEXT), oracles[ONE].score(TEXT), rtol=0, atol=BOUND)
 
@@ -119,13 +121,13 @@ async def test_unloaded_version_is_refused(real_engine):
     """A request for an unloaded version is refused."""
     await real_engine.unload_adapter(TWO)
     with pytest.raises(VersionNotFound):
-        await run(real_engine, ask('unloaded', TWO, max_tokens=4))
+        await run(real_engine, make_request('unloaded', TWO, max_tokens=4))
 
 
 async def test_loading_does_not_affect_running_requests(real_engine):
     """Loading and unloading versions does not change the result of a running request."""
-    alone = await run(real_engine, ask('one', ONE, max_tokens=48, temperature=0))
-    task = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=48, temperature=0)))
+    alone = await run(real_engine, make_request('one', ONE, max_tokens=48, temperature=0))
+    task = asyncio.create_task(run(real_engine, make_request('one', ONE, max_tokens=48, temperature=0)))
     for version in range(20, 24):
         key = VersionKey(ONE.adapter, version)
         await real_engine.load_adapter(key, lora_weights(version))
@@ -135,8 +137,8 @@ async def test_loading_does_not_affect_running_requests(real_engine):
 
 async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
     """A refused load during a pause does not end the pause, and other versions can be loaded."""
-    alone = await run(real_engine, ask('one', ONE, max_tokens=24, temperature=0))
-    running = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
+    alone = await run(real_engine, make_request('one', ONE, max_tokens=24, temperature=0))
+    running = asyncio.create_task(run(real_engine, make_request('one', ONE, max_tokens=24, temperature=0)))
     await settle(real_engine)
     await real_engine.pause()
     unknown = {'unknown': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
@@ -145,7 +147,7 @@ async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
     good = VersionKey(ONE.adapter, 31)
     await real_engine.load_adapter(good, lora_weights(31))
     assert real_engine.load.is_paused
-    waiting = asyncio.create_task(run(real_engine, ask('waiting', good, max_tokens=8, temperature=0)))
+    waiting = asyncio.create_task(run(real_engine, make_request('waiting', good, max_tokens=8, temperature=0)))
     await real_engine.resume()
     assert (await running).tokens == alone.tokens
     assert (await waiting).versions == {31}
@@ -195,7 +197,7 @@ async def test_nan_weights_fail_only_the_requests_that_use_them(real_engine, tem
     expected = await score(real_engine, ONE, TEXT)
     await real_engine.load_adapter(key, replace(weights, tensors=nan_weights))
     for requested in (
-        run(real_engine, ask('sampled', key, max_tokens=4, temperature=temperature)),
+        run(real_engine, make_request('sampled', key, max_tokens=4, temperature=temperature)),
         score(real_engine, key, TEXT),
     ):
         with pytest.raises(AdapterMisfit) as caught:

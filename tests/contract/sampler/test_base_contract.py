@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fixtures.engine_requests import ask, run, score
+from fixtures.engine_requests import make_request, run, score
 from fixtures.sampled import ONE, Sampled, lora_weights
 from fixtures.tiny_oracle import TinyOracle
 from fixtures.whole_models import whole_weights
@@ -21,7 +21,7 @@ EMBEDDINGS = 'model.embed_tokens.weight'
 
 async def complete(engine, name='it'):
     """Return tokens, log-probabilities and spans of a greedy completion by the base model."""
-    sampled = await run(engine, ask(name, prompt=TEXT, max_tokens=12, temperature=0, salt='same'))
+    sampled = await run(engine, make_request(name, prompt=TEXT, max_tokens=12, temperature=0, salt='same'))
     return sampled.tokens, [[entry[0] for entry in row] for row in sampled.logprobs], sampled.spans
 
 
@@ -76,9 +76,9 @@ async def test_a_failed_replacement_keeps_the_old_weights(engine, tiny_llama_dir
 
 async def test_the_base_is_not_replaced_during_a_request(engine, tiny_llama_dir: Path):
     """A replacement is refused while a request runs, and does not change the request's result."""
-    alone = await run(engine, ask('one', max_tokens=48, temperature=0))
+    alone = await run(engine, make_request('one', max_tokens=48, temperature=0))
     sampled = Sampled(1)
-    async with aclosing(engine.generate(ask('one', max_tokens=48, temperature=0))) as events:
+    async with aclosing(engine.generate(make_request('one', max_tokens=48, temperature=0))) as events:
         async for event in events:
             with pytest.raises(EngineInUse):
                 await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fixtures.engine_requests import ask, run
+from fixtures.engine_requests import make_request, run
 from fixtures.sampled import ONE
 from services.kit.errors import InvalidField, NotSupportedHere
 from services.sampler.domain.generation import SleepLevel
@@ -25,23 +25,23 @@ PENALTIES = (
 @pytest.mark.parametrize('key', [None, ONE])
 async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, penalties, key):
     """Both engines give equal greedy tokens with a penalty, which differ from those without it."""
-    request = ask(adapter=key, max_tokens=24, temperature=0, **penalties)
+    request = make_request(adapter=key, max_tokens=24, temperature=0, **penalties)
     first, second = [await run(engine, request) for engine in (torch_engine, vllm_engine)]
-    plain = await run(torch_engine, ask(adapter=key, max_tokens=24, temperature=0))
+    plain = await run(torch_engine, make_request(adapter=key, max_tokens=24, temperature=0))
     assert first.tokens == second.tokens
     assert first.tokens != plain.tokens
 
 
 async def test_a_single_candidate_is_the_most_likely_token(real_engine):
     """A `min_p` or `top_k` of 1, or a tiny `top_p`, is equivalent to greedy decoding at any temperature."""
-    greedy = await run(real_engine, ask(max_tokens=12, temperature=0))
+    greedy = await run(real_engine, make_request(max_tokens=12, temperature=0))
     for params in ({'min_p': 1.0}, {'top_k': 1}, {'top_p': 1e-6}):
-        assert (await run(real_engine, ask(max_tokens=12, temperature=1.5, **params))).tokens == greedy.tokens
+        assert (await run(real_engine, make_request(max_tokens=12, temperature=1.5, **params))).tokens == greedy.tokens
 
 
 async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
     """Every sampled token has at least `min_p` times the probability of the most likely one."""
-    sampled = await run(real_engine, ask(max_tokens=40, min_p=0.3, logprobs=1, seed=3))
+    sampled = await run(real_engine, make_request(max_tokens=40, min_p=0.3, logprobs=1, seed=3))
     assert any(entry[0][0] != entry[1][0] for entry in sampled.logprobs[0])
     for chosen, best in sampled.logprobs[0]:
         assert chosen[1] - best[1] >= -1.2040  # ln 0.3
@@ -49,8 +49,8 @@ async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
 
 async def test_samples_depend_on_the_seed(real_engine):
     """Three samples of a request differ, are repeated with the same seed, and differ with another seed."""
-    first, again = [await run(real_engine, ask(max_tokens=10, num_samples=3, seed=5)) for _ in range(2)]
-    other = await run(real_engine, ask(max_tokens=10, num_samples=3, seed=6))
+    first, again = [await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=5)) for _ in range(2)]
+    other = await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=6))
     assert len({tuple(tokens) for tokens in first.tokens}) == 3
     assert first.tokens == again.tokens
     assert not {tuple(tokens) for tokens in first.tokens} & {tuple(tokens) for tokens in other.tokens}
@@ -58,8 +58,8 @@ async def test_samples_depend_on_the_seed(real_engine):
 
 async def test_logprobs_are_before_temperature_and_filters(real_engine):
     """Reported log-probabilities are those of the model, before temperature and filters."""
-    plain = await run(real_engine, ask(max_tokens=1, temperature=0, logprobs=3))
-    sampled_hot = await run(real_engine, ask(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
+    plain = await run(real_engine, make_request(max_tokens=1, temperature=0, logprobs=3))
+    sampled_hot = await run(real_engine, make_request(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
     assert sampled_hot.tokens == plain.tokens
     for one, other in zip(plain.logprobs[0][0], sampled_hot.logprobs[0][0], strict=True):
         assert one == pytest.approx(other, abs=1e-5)
@@ -67,10 +67,10 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
 
 async def test_stop_string_is_cut_from_the_text(real_engine):
     """The text ends before the stop string, and the tokens include those of the stop string."""
-    plain = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0))
+    plain = await run(real_engine, make_request(prompt=(1, 60), max_tokens=30, temperature=0))
     begin = next(index for index in range(1, len(plain.texts[0])) if plain.texts[0][index].isascii())
     stop = plain.texts[0][begin]
-    stopped = await run(real_engine, ask(prompt=(1, 60), max_tokens=30, temperature=0, stop=stop))
+    stopped = await run(real_engine, make_request(prompt=(1, 60), max_tokens=30, temperature=0, stop=stop))
     assert stopped.reasons == [StopReason.STOP]
     assert stopped.texts[0] == plain.texts[0][: plain.texts[0].index(stop)]
     assert stopped.tokens[0] == plain.tokens[0][: len(stopped.tokens[0])]
@@ -102,7 +102,9 @@ FORMS = {
 async def test_vllm_enforces_structured_output(vllm_engine, form, key):
     """The text matches the requested structure, and generation then stops."""
     output, is_valid = FORMS[form]
-    sampled = await run(vllm_engine, ask(adapter=key, max_tokens=400, ignore_eos=False, structured_output=output))
+    sampled = await run(
+        vllm_engine, make_request(adapter=key, max_tokens=400, ignore_eos=False, structured_output=output)
+    )
     assert sampled.reasons == [StopReason.STOP]
     assert is_valid(sampled.texts[0]), sampled.texts[0]
 
@@ -111,15 +113,15 @@ async def test_vllm_enforces_structured_output(vllm_engine, form, key):
 async def test_torch_refuses_structured_output(torch_engine, form):
     """The torch engine refuses structured output instead of ignoring it."""
     with pytest.raises(NotSupportedHere):
-        await run(torch_engine, ask(max_tokens=4, structured_output=FORMS[form][0]))
+        await run(torch_engine, make_request(max_tokens=4, structured_output=FORMS[form][0]))
 
 
 async def test_malformed_structured_output_is_refused(vllm_engine):
     """A malformed grammar is refused, and the engine remains usable."""
     with pytest.raises(InvalidField) as caught:
-        await run(vllm_engine, ask(max_tokens=4, structured_output=StructuredOutput(regex='(')))
+        await run(vllm_engine, make_request(max_tokens=4, structured_output=StructuredOutput(regex='(')))
     assert caught.value.field.startswith('params.structured_output')
-    assert len((await run(vllm_engine, ask(max_tokens=4))).tokens[0]) == 4
+    assert len((await run(vllm_engine, make_request(max_tokens=4))).tokens[0]) == 4
 
 
 async def test_engine_uses_the_stored_dtype(real_engine):
@@ -133,4 +135,4 @@ async def test_sleep_is_refused_on_a_cpu(real_engine):
         await real_engine.sleep(SleepLevel.WEIGHTS_KEPT)
     await real_engine.wake_up()
     assert not real_engine.load.is_sleeping
-    assert len((await run(real_engine, ask(max_tokens=4))).tokens[0]) == 4
+    assert len((await run(real_engine, make_request(max_tokens=4))).tokens[0]) == 4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fixtures.engine_requests import ask, drawn_logprobs, run, settle
+from fixtures.engine_requests import make_request, run, sampled_logprobs, settle
 from fixtures.sampled import ONE, TWO, Sampled, lora_weights
 from services.sampler.domain.adapter import VersionKey
 from services.sampler.ports import SamplerEngine
@@ -16,7 +16,9 @@ RELOADED_KEY = VersionKey(ONE.adapter, 7)
 
 async def complete_long_prompt(engine: SamplerEngine, key: VersionKey | None, salt: str = 'alice') -> Sampled:
     """Continue the long prompt greedily."""
-    return await run(engine, ask(f'{key} {salt}', key, prompt=LONG_PROMPT, salt=salt, max_tokens=6, temperature=0))
+    return await run(
+        engine, make_request(f'{key} {salt}', key, prompt=LONG_PROMPT, salt=salt, max_tokens=6, temperature=0)
+    )
 
 
 @pytest.mark.parametrize('key', [None, ONE])
@@ -25,7 +27,7 @@ async def test_cached_prompt_gives_the_same_tokens(real_engine, key):
     cold, warm = [await complete_long_prompt(real_engine, key) for _ in range(2)]
     assert cold.prompt.cached_tokens == 0
     assert warm.tokens == cold.tokens
-    np.testing.assert_allclose(drawn_logprobs(warm), drawn_logprobs(cold), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(sampled_logprobs(warm), sampled_logprobs(cold), rtol=0, atol=1e-5)
 
 
 async def test_vllm_reuses_a_cached_prompt(vllm_engine):

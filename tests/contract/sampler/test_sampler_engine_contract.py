@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from fixtures.engine_requests import PROMPT, ask, drawn_logprobs, run, settle
+from fixtures.engine_requests import PROMPT, make_request, run, sampled_logprobs, settle
 from fixtures.sampled import ONE, TWO, Sampled, lora_weights
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 async def test_prompt_event_is_first_and_each_sequence_has_one_final_event(engine):
     """The prompt event is first, and each sequence has the requested tokens and exactly one final event."""
-    sampled = await run(engine, ask(max_tokens=5, num_samples=3, logprobs=2))
+    sampled = await run(engine, make_request(max_tokens=5, num_samples=3, logprobs=2))
     assert sampled.prompt == PromptComputed(token_ids=PROMPT)
     assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
     assert sampled.reasons == [StopReason.LENGTH] * 3
@@ -31,21 +31,21 @@ async def test_prompt_event_is_first_and_each_sequence_has_one_final_event(engin
 
 async def test_seed_repeats_samples(engine):
     """The same seed gives the same tokens, and the samples of one request differ."""
-    first, again = [await run(engine, ask(max_tokens=8, num_samples=2)) for _ in range(2)]
+    first, again = [await run(engine, make_request(max_tokens=8, num_samples=2)) for _ in range(2)]
     assert first.tokens == again.tokens
     assert first.tokens[0] != first.tokens[1]
 
 
 async def test_versions_in_one_batch_do_not_affect_each_other(engine):
     """Base model and two versions in one batch give the results of separate requests, with their versions."""
-    requests = [ask(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
+    requests = [make_request(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
     separate = [await run(engine, request) for request in requests]
     batched = await asyncio.gather(*(run(engine, request) for request in requests))
     for one, other in zip(separate, batched, strict=True):
         assert one.tokens == other.tokens
         # Bitwise on the torch engine; vLLM rounds differently for different batch sizes.
         tolerance = 1e-5 if engine.facts.engine == 'vllm' else 0.0
-        np.testing.assert_allclose(drawn_logprobs(one), drawn_logprobs(other), rtol=0, atol=tolerance)
+        np.testing.assert_allclose(sampled_logprobs(one), sampled_logprobs(other), rtol=0, atol=tolerance)
     assert len({tuple(sampled.tokens[0]) for sampled in separate}) == 3
     for sampled, version in zip(batched, (0, 1, 2), strict=True):
         assert sampled.versions == {version}
@@ -55,7 +55,7 @@ async def test_versions_in_one_batch_do_not_affect_each_other(engine):
 
 async def test_zero_max_tokens_scores_the_prompt(engine):
     """A request with max_tokens 0 gives log-probabilities of the prompt and no tokens."""
-    sampled = await run(engine, ask(max_tokens=0, prompt_logprobs=2))
+    sampled = await run(engine, make_request(max_tokens=0, prompt_logprobs=2))
     assert sampled.tokens == [[]]
     assert sampled.reasons == [StopReason.LENGTH]
     assert sampled.prompt.logprobs[0] is sampled.prompt.top_logprobs[0] is None
@@ -65,9 +65,9 @@ async def test_zero_max_tokens_scores_the_prompt(engine):
 
 async def test_stop_token_ends_a_sequence(engine):
     """The stop token is the last token, and the stop reason is STOP."""
-    plain = await run(engine, ask(max_tokens=8, temperature=0))
+    plain = await run(engine, make_request(max_tokens=8, temperature=0))
     stop = plain.tokens[0][3]
-    stopped = await run(engine, ask(max_tokens=8, temperature=0, stop=[stop]))
+    stopped = await run(engine, make_request(max_tokens=8, temperature=0, stop=[stop]))
     assert stopped.tokens[0] == plain.tokens[0][: plain.tokens[0].index(stop) + 1]
     assert stopped.reasons == [StopReason.STOP]
 
@@ -75,7 +75,7 @@ async def test_stop_token_ends_a_sequence(engine):
 async def test_context_overflow_is_refused_without_events(engine):
     """A request that exceeds the context is refused without events, and the engine is idle afterwards."""
     with pytest.raises(ContextExceeded):
-        await run(engine, ask(max_tokens=509))
+        await run(engine, make_request(max_tokens=509))
     await settle(engine)
     assert engine.load.running_sequences == engine.load.waiting_sequences == 0
 
@@ -83,7 +83,7 @@ async def test_context_overflow_is_refused_without_events(engine):
 async def test_abort_ends_every_sequence_and_the_stream(engine):
     """The stream of an aborted request finishes normally, with a final event for each open sequence."""
     sampled, is_aborted = Sampled(2), False
-    async with aclosing(engine.generate(ask(num_samples=2))) as events:
+    async with aclosing(engine.generate(make_request(num_samples=2))) as events:
         async for event in events:
             sampled.take(event)
             if all(sampled.tokens) and not is_aborted:
@@ -98,7 +98,7 @@ async def test_abort_ends_every_sequence_and_the_stream(engine):
 
 async def test_closing_the_stream_stops_the_request(engine):
     """Closing the stream of a request stops the request."""
-    async with aclosing(engine.generate(ask(num_samples=2))) as events:
+    async with aclosing(engine.generate(make_request(num_samples=2))) as events:
         assert isinstance(await anext(events), PromptComputed)
         assert isinstance(await anext(events), TokensSampled)
         await settle(engine)
@@ -109,11 +109,11 @@ async def test_closing_the_stream_stops_the_request(engine):
 
 async def test_a_slow_reader_delays_only_itself(engine):
     """A request finishes while another stream is not read, and that stream is complete when it is read later."""
-    expected = await run(engine, ask('quick', max_tokens=40))
+    expected = await run(engine, make_request('quick', max_tokens=40))
     slow = Sampled(1)
-    async with aclosing(engine.generate(ask('slow', max_tokens=40))) as events:
+    async with aclosing(engine.generate(make_request('slow', max_tokens=40))) as events:
         slow.take(await anext(events))
-        quick = await run(engine, ask('quick', max_tokens=40))
+        quick = await run(engine, make_request('quick', max_tokens=40))
         await settle(engine)
         assert engine.load.running_sequences == 1
         async for event in events:
@@ -123,9 +123,9 @@ async def test_a_slow_reader_delays_only_itself(engine):
 
 async def test_a_paused_engine_resumes_without_loss(engine):
     """Requests wait during a pause and give complete results afterwards."""
-    expected = await run(engine, ask(max_tokens=6))
+    expected = await run(engine, make_request(max_tokens=6))
     await engine.pause()
-    task = asyncio.create_task(run(engine, ask(max_tokens=6)))
+    task = asyncio.create_task(run(engine, make_request(max_tokens=6)))
     await settle(engine)
     assert engine.load.is_paused
     assert not task.done()

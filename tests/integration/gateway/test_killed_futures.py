@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.future_driver import FutureDriver, GatewayDied, driven_gateway
+from fixtures.future_driver import FutureDriver, GatewayExited, driven_gateway
 from fixtures.model_service import draw_example, forward_backward, operation_of, serving_model
 from services.gateway.futures.rules import FutureRequest
 from services.kit.failpoints import FUTURE_FAILPOINTS
@@ -85,7 +85,7 @@ async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
         for seed, failpoint in enumerate(FUTURE_FAILPOINTS):
             # The failpoint triggers the second time, when one future is finished and others wait behind it.
             async with driven_gateway(settings, failpoints=f'{failpoint}=2') as driver:
-                with pytest.raises(GatewayDied):
+                with pytest.raises(GatewayExited):
                     await train(driver, requests, seed=seed)
         async with driven_gateway(settings) as driver:
             assert comparable_results(await train(driver, requests, seed=len(FUTURE_FAILPOINTS))) == expected

@@ -123,7 +123,7 @@ async def test_futures_of_a_failed_gateway_run_at_the_other_one(pair: tuple[Gate
     futures = [await working.submit('free-b'), *[await failed.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
     futures.append(await failed.submit('free-a'))
     await failed.recorder.has_started(2)
-    await failed.fall_silent()
+    await failed.stop_renewing()
     assert [await working.outcome(future) for future in futures] == [b'b-eerf', b'0k', b'1k', b'2k', b'a-eerf']
     assert [key for key in working.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
     stored = [await working.futures.wait(future.future_id, seconds=0) for future in futures]
