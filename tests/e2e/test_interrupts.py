@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ('command', 'sign'),
     [
-        (['examples.quickstart', '--steps', '1000000'], '3. Training'),
+        pytest.param(['examples.quickstart', '--steps', '1000000'], '3. Training', marks=pytest.mark.slow),
         (['twinkle_client.cli', 'up'], 'Ctrl-C'),
     ],
     ids=['quickstart', 'up'],

@@ -230,6 +230,7 @@ def test_command_line_samples(stack: StackState) -> None:
     assert any(span.service == 'client' for span in read_spans(stack.state_dir / 'traces'))
 
 
+@pytest.mark.slow
 def test_patches_are_applied_by_trainer_and_sampler(tmp_path: Path) -> None:
     """A patch in the stack options is applied and reported by trainer and sampler."""
     model = str(build_tiny_model(tmp_path / 'model'))

@@ -48,6 +48,7 @@ def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
     assert not any(service.is_running() for service in revived.services if service.name == added.name)
 
 
+@pytest.mark.slow
 def test_restarted_gateway_keeps_its_http_address(folder: Path) -> None:
     """A restarted gateway serves HTTP at its previous address."""
     before = _loaded(folder)

@@ -24,7 +24,7 @@ from twinkle_client.sampler import Sampler
 from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
 from twinkle_client.stack.processes import end_process
 
-pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), *SDK_MARKS]
 EXAMPLES = [tokens_of(seed) for seed in range(3)]
 
 

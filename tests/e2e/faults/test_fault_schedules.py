@@ -42,6 +42,7 @@ async def test_kills_at_every_failpoint_change_nothing(tmp_path: Path, tiny_llam
     assert [point for point, count in count_kills([k for r in reports for k in r.deaths]).items() if not count] == []
 
 
+@pytest.mark.slow
 async def test_harness_reports_adapters_lost_without_a_journal(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """The harness detects losses: a service without a journal loses every adapter when it is killed."""
     async with (

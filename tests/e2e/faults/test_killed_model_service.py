@@ -39,6 +39,7 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
         stop_stack(state.state_dir, report=lambda *_: None)
 
 
+@pytest.mark.slow
 def test_training_loop_continues_after_the_model_service_is_killed(stack: StackState) -> None:
     """A loop whose service is killed during a batch and restarted has bitwise the results of a loop without a kill."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:

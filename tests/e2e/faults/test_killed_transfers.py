@@ -8,6 +8,7 @@ from e2e.faults.transfers import SEEDS_PER_CYCLE, TransferHarness
 from services.kit.failpoints import TRANSFER_FAILPOINTS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 async def test_no_fault_mixes_or_loses_weights(tmp_path: Path) -> None:
     """Processes are killed at random bytes and at every failpoint; every received version is the published one."""

@@ -78,6 +78,7 @@ def test_solo_tenant_learns(tiny_stack: StackState, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_interrupt_stops_all_tenants_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
     """An interrupt in the middle of a run ends it with status 130 and saves the curves."""
     with start(tiny_stack, tmp_path, '--steps', '400') as process:

@@ -20,6 +20,7 @@ def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.slow
 def test_services_give_the_losses_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has bitwise the same losses with the services as in process."""
     for name in ('TWINKLE_SERVER_URL', 'TWINKLE_API_KEY'):

@@ -256,6 +256,7 @@ async def test_clients_may_not_publish_or_fetch_weights(service: Running) -> Non
     assert {(failure.code, failure.reason) for failure in failures} == {('PERMISSION_DENIED', 'SCOPE_MISSING')}
 
 
+@pytest.mark.slow
 async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Running) -> None:
     """Only the versions of the ring remain after a thousand publishes."""
     for version in range(1, 1001):

@@ -194,6 +194,7 @@ async def test_cancellation_reaches_the_samplers(tmp_path: Path) -> None:
         await until(lambda: not any(sampler.open_streams for sampler in samplers))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None:
     """A thousand concurrent streams of sixteen tokens complete, and memory grows by less than 300 MiB."""

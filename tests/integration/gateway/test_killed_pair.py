@@ -43,6 +43,7 @@ def numbers_of(outcomes: list[dict[str, Any]]) -> list[Any]:
     return [(outcome.get('metrics'), outcome.get('loss_fn_outputs')) for outcome in outcomes]
 
 
+@pytest.mark.slow
 async def test_client_of_two_gateways_is_served_after_one_is_killed(
     tiny_llama_dir: Path, tmp_path: Path, postgres_database: str
 ) -> None:

@@ -29,6 +29,7 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
     await database.close()
 
 
+@pytest.mark.slow
 async def test_thousand_waiting_futures_use_little_memory(stores: tuple[Any, Any]) -> None:
     """Waiting requests stay on disk, and another tenant's future is among the next to run."""
     async with running_futures(Recorder(), stores=stores, unordered=Bounds(per_tenant=4, total=6)) as gateway:

@@ -84,6 +84,7 @@ async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway
     assert (response.status_code, response.json()['error']['reason']) == (400, 'INVALID_FIELD')
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
     """Unread streams block their samplers, use bounded memory, and stop when their connections are reset."""

@@ -86,6 +86,7 @@ async def test_disconnect_before_the_response_cancels_its_sampling(running: Open
     await running.sampler.wait_for_load(0)
 
 
+@pytest.mark.slow
 async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> None:
     """A reader that stops reading blocks only the generation of its stream, and can continue later."""
     host, _, port = running.gateway.http_address.rpartition(':')

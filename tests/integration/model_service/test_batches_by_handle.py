@@ -117,6 +117,7 @@ async def _close(data: RunningData, loader_id: str) -> None:
     await data.loaders.CloseLoader(request, metadata=data.metadata)
 
 
+@pytest.mark.slow
 async def test_handles_train_like_inline_batches_across_kills(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_path):
     """An adapter is saved once and continues bitwise if the service is killed after the save or before the eviction."""
     (tmp_path / 'model').mkdir()

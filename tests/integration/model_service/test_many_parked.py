@@ -15,6 +15,7 @@ CONFIG = {'lora_config': {'lora_rank': 2, 'target_modules': ['q_proj'], 'seed': 
 BATCH = forward_backward([draw_example(8)])
 
 
+@pytest.mark.slow
 async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_dir, tmp_path):
     """Adapters train the same however often they are parked, and reading an adapter does not load it."""
     async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:

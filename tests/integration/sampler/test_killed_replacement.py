@@ -279,6 +279,7 @@ async def test_kill_during_a_replacement_leaves_a_complete_version(tiny_llama_di
     check_received(deployment, oracle, range(1, old + 1))
 
 
+@pytest.mark.slow
 async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A restarted sampler refuses requests until it reaches the checkpoint service, then serves the newest version."""
     oracle = Oracle(tiny_llama_dir)
@@ -299,6 +300,7 @@ async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Pa
     assert 'UNAVAILABLE' in deployment.refusals
 
 
+@pytest.mark.slow
 async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """A version that a killed trainer published partially is never served."""
     oracle = Oracle(tiny_llama_dir)

@@ -28,6 +28,7 @@ def cores_except(others: set[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Path, tiny_llama_dir: Path):
     """A core that is stopped in the middle of a request is detected and killed, and its reader gets an error."""
     need_vllm()

@@ -57,6 +57,7 @@ async def sample(running: Published, index: int) -> tuple[Answer, float]:
     return answer, call.first_token_seconds
 
 
+@pytest.mark.slow
 async def test_thousand_streams_finish_in_bounded_memory(real_engine, tmp_path: Path, record_property):
     """A thousand concurrent streams get all their tokens from the requested version, in bounded memory."""
     count = STREAMS[real_engine.facts.engine]

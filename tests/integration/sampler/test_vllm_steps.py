@@ -41,6 +41,7 @@ async def sample(running: Published, seed: int) -> Answer:
     return await read_answer(running.sampler.stub.Sample(request, metadata=tenant('alice')))
 
 
+@pytest.mark.slow
 async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     logged_engine: tuple[SamplerEngine, Path], tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def check(answer: Answer, oracle: VersionOracle) -> int:
     return version
 
 
+@pytest.mark.slow
 async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tmp_path):
     """None of 32 streams ends early while 100 versions are published, and all tokens belong to the named version."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=6) as running:
