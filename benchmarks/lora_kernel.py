@@ -1,4 +1,4 @@
-"""Time of training passes: several adapters in one pass against one after the other, and against transformers + peft.
+"""Compare one shared training pass of several adapters with sequential passes and with transformers + peft.
 
 Everything runs on one thread and is measured in CPU time. The variants alternate within one run, so that other work on
 the machine affects all of them equally. A pass consists of the forward pass, the head at the labels, and the backward

@@ -77,7 +77,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         '--seconds',
         type=float,
         default=120.0,
-        help='duration of the measured period, after a warm-up of a quarter of it',
+        help='duration of the measured period; the warm-up before it takes another quarter of this time',
     )
     parser.add_argument('--new-tokens', type=int, default=8, help='tokens per sample')
     parser.add_argument('--tokens', type=int, default=16, help='tokens per prompt and example')

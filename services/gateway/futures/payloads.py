@@ -3,8 +3,8 @@
 A file is written under a temporary name and renamed, so that a killed process leaves a complete file or none. After
 a loss of power the content depends on the disk, so each file begins with a digest, and a file that does not match
 counts as missing. Syncing files and folders is optional: it is useful if the database syncs its commits
-(PostgreSQL), and has no benefit otherwise (SQLite with a log that is synced from time to time, see `store.database`),
-because the row of the future is then lost as well.
+(PostgreSQL). It has no benefit with SQLite, whose log is synced only from time to time (see `store.database`): a power
+loss would remove the row of the future as well.
 
 Small payloads are files too. Storing one in its row would save about 0.1 ms of an operation that takes several
 milliseconds, but the table, whose rows are stored for days, would grow by the size of all results.
@@ -49,7 +49,7 @@ class PayloadFiles:
         """Create a store, which the caller closes.
 
         Args:
-            folder: Folder of the subfolders with files; created when needed.
+            folder: Folder that contains the files, in subfolders; created when needed.
             is_synced: Whether `put` returns only after the file would survive a loss of power.
             thread_count: Number of files that are read or written at a time.
         """

@@ -150,7 +150,7 @@ class SessionSearch:
 
 
 def _session_to_json(session: Session, *, stored: tuple[int, int]) -> dict[str, Any]:
-    """Return a found session; `stored` are the number and bytes of its checkpoints."""
+    """Convert a session to JSON. `stored` contains the number of its checkpoints and their total bytes."""
     return {
         'session_id': session.session_id,
         'created_at': time_to_json(session.create_time),

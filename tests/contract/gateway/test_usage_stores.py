@@ -71,7 +71,7 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
 
 
 async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
-    """A quota is stored with its unset limits, separately for each tenant."""
+    """Storing a quota replaces the tenant's previous one, and keeps which limits are unset."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
     await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))
@@ -163,7 +163,7 @@ async def test_period_covers_whole_hours(stores: Stores) -> None:
 
 
 async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> None:
-    """Stored bytes are reported by run and in total, without deleted checkpoints."""
+    """Stored bytes are reported by run and in total, and exclude deleted checkpoints."""
     database = await Database.open(database_url)
     checkpoints, usage = SqlCheckpointStore(database), SqlUsageStore(database)
     for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:

@@ -86,7 +86,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
-    """Estimated parameters and memory equal those of the created adapter, and a plan that is too large does not fit."""
+    """The estimate equals the size of the created adapter, and reports that a large plan does not fit."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

@@ -64,7 +64,7 @@ class InvalidArgument(TrainerError, ValueError):
 
 
 class InvalidStepOptions(InvalidArgument):
-    """An option for one step is unknown, determines the optimizer's state, or is out of range; nothing was changed."""
+    """An option for one step is unknown, out of range, or would change the optimizer's state. Nothing was changed."""
 
 
 @error_class('{loss} failed on this batch: {problem}')

@@ -16,7 +16,7 @@ class CompetitionMathProcessor(RowPreprocessor):
 
 
 class CompetitionMathGRPOProcessor(RowPreprocessor):
-    r"""Converts `problem`, `solution` and an optional `answer` to a prompt with `user_data` for the reward.
+    r"""Converts rows with `problem`, `solution` and an optional `answer` to prompts with `user_data` for the reward.
 
     `user_data` contains `ground_truth`, which is the `answer` or the content of the last \boxed{} in the solution, and
     `solution`.

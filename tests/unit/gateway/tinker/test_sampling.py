@@ -169,7 +169,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
 
 
 async def test_full_queue_is_a_429_and_is_retried(sampling: FakeSampling) -> None:
-    """A full queue is a 429, and the same request is accepted later."""
+    """A full queue returns 429, and the same request is accepted later."""
     sampling.gate.clear()
     async with tinker_api(sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
         handle = await handle_of(api)
@@ -181,7 +181,7 @@ async def test_full_queue_is_a_429_and_is_retried(sampling: FakeSampling) -> Non
 
 
 async def test_sampling_sessions_of_other_tenants_are_not_found(api: TinkerApi) -> None:
-    """Another tenant's sampling session is a 404, and a finished session accepts no requests."""
+    """Another tenant's sampling session returns 404, and a finished session returns 410."""
     handle = await handle_of(api)
     for name in (handle, 'nobody:sample:0'):
         key = {'key': 'tml-bob'}
@@ -222,7 +222,7 @@ async def test_sampling_sessions_of_other_tenants_are_not_found(api: TinkerApi) 
 async def test_wrong_request_is_refused_with_a_detail(
     api: TinkerApi, sampling: FakeSampling, wrong: dict[str, Any]
 ) -> None:
-    """A wrong request is a 400 with a detail, and does not reach a sampler."""
+    """An invalid request returns 400 with a detail, and does not reach a sampler."""
     answer = await api.post('asample', {**body(await handle_of(api), params=wrong.pop('params', {})), **wrong})
     assert (answer.status_code, bool(answer.json()['detail'])) == (400, True)
     assert sampling.requests == []

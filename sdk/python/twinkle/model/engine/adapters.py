@@ -12,7 +12,7 @@ from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM
 
 
 class AdapterTable:
-    """Creates, finds and deletes adapters on one frozen model.
+    """Creates, finds and deletes adapters on one shared model.
 
     Args:
         model: model shared by all adapters.
@@ -62,10 +62,10 @@ class AdapterTable:
     def create_full_adapter(
         self, adapter_id: str, target_modules: Sequence[str] = (), *, gradient_accumulation_steps: int = 1
     ) -> AdapterState:
-        """Lease the model's weights to a full-parameter run. Deleting the run restores them.
+        """Lease the model's weights to a full-parameter adapter. Deleting the adapter restores them.
 
         Args:
-            adapter_id: id of the run, which must be the only adapter.
+            adapter_id: id of the adapter, which must be the only one.
             target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
             gradient_accumulation_steps: number of batches per optimizer step.
 

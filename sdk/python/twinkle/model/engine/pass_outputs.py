@@ -49,7 +49,7 @@ class Segment:
 
     @property
     def head_needs(self) -> tuple[bool, int]:
-        """Outputs that the head must compute: whether entropies, and the number of candidates per label."""
+        """Whether the head must compute entropies, and the number of candidates per label that it must score."""
         ids_RK = self.candidate_ids
         return self.purpose.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
 
