@@ -97,12 +97,12 @@ class Checkpoint(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels set by the owner. Empty if the caller is another tenant."""
+        """Labels that the owner attached to the checkpoint. Empty if the caller is another tenant."""
 
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Layers that the adapter changes: names or groups, as in LoraConfig.target_modules. Empty if lora_rank is 0, and for a
-        checkpoint that was saved before this field existed.
+        """Layers that the adapter changes: names or groups, as in LoraConfig.target_modules. Empty if lora_rank is 0, and for
+        a checkpoint that was saved before this field existed.
         """
 
     def __init__(

@@ -432,7 +432,9 @@ class CheckpointUploadHeader(_message.Message):
     base_model: _builtins.str
     """Base model that the adapter belongs to. Required."""
     size_bytes: _builtins.int
-    """Size of the tar archive in bytes, as it is sent: the archive may be compressed with gzip. At least 1."""
+    """Number of bytes to send, at least 1: the size of the tar archive, or of the compressed archive if it is compressed
+    with gzip.
+    """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of the checkpoint: at most 64, with names of at most 256 characters and values of at most 4096 characters."""

@@ -238,7 +238,7 @@ class DeleteVersionRequest(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required."""
     version: _builtins.int
-    """Version number, at least 1. It is neither the newest version nor a pinned one."""
+    """Version number, at least 1. It must be neither the newest version nor a pinned one."""
     def __init__(
         self,
         *,

@@ -99,8 +99,8 @@ class SubscribeRequest(_message.Message):
     resume_offset: _builtins.int
     """Number of encoded bytes of `resume_version` that the subscriber has."""
     is_single: _builtins.bool
-    """If true, the stream ends once the subscriber has the newest version. If false, every later version is sent, except
-    that a slow subscriber receives only the newest version and skips those before it.
+    """If true, the stream ends once the subscriber has the newest version. If false, later versions are sent when they
+    are published; a slow subscriber receives only the newest version and skips those before it.
     """
     resume_digest: _builtins.str
     """Digest of the interrupted transfer: `encoded_digest` of its header, or the digest of the state if that is empty.
@@ -176,7 +176,7 @@ class FetchRequest(_message.Message):
     checkpoint_path: _builtins.str
     """Path of a checkpoint, "twinkle://<run>/weights/<name>"."""
     is_adapter_only: _builtins.bool
-    """Whether to omit the trainer's section."""
+    """Whether to omit the trainer's section of the state."""
     offset: _builtins.int
     """First byte to send, from 0 to the size of the state."""
     host_id: _builtins.str

@@ -259,7 +259,7 @@ class VersionTarget(_message.Message):
     IS_PINNED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version number. It must be greater than that of every earlier version of the adapter, unless the request repeats a
-    version with the same digest: a repeat returns the first answer.
+    version with the same digest: a repeated request returns the first response.
     """
     is_pinned: _builtins.bool
     """Whether to keep the version until it is unpinned."""
@@ -319,7 +319,7 @@ class CheckpointTarget(_message.Message):
     """Number of optimizer steps applied before the checkpoint was saved, at least 0."""
     request_id: _builtins.str
     """Id that makes the request idempotent, at most 256 characters. If a checkpoint with this name, request id and digest
-    exists, the first answer is returned. If one of the two requests has no id, only the digests are compared.
+    exists, the first response is returned. If one of the two requests has no id, only the digests are compared.
     """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -327,7 +327,9 @@ class CheckpointTarget(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels set by the owner: at most 64, with names of 1 to 256 characters and values of at most 4096 characters."""
+        """Labels that the owner attaches to the checkpoint: at most 64, with names of 1 to 256 characters and values of at
+        most 4096 characters.
+        """
 
     def __init__(
         self,
@@ -370,8 +372,8 @@ class FrameHeader(_message.Message):
     base_version: _builtins.int
     """Base version of a delta. 0 for the other encodings."""
     encoded_size_bytes: _builtins.int
-    """Number of encoded bytes, counted from offset 0. It equals the size of the state, except for a delta, and for a
-    state in shared memory, where it is 0.
+    """Number of encoded bytes, counted from offset 0. It equals the size of the state, except for a delta. It is 0 for a
+    state in shared memory.
     """
     resume_offset: _builtins.int
     """Offset of the first chunk in encoded bytes. It is above 0 only if an interrupted transfer resumes."""
@@ -394,7 +396,7 @@ class FrameHeader(_message.Message):
     @_builtins.property
     def segment(self) -> Global___SharedSegment:
         """Segment that contains the bytes. Set only for FRAME_ENCODING_SHARED_MEMORY. A receiver that keeps the segment must
-        create its own link to it before it answers, because the sender removes its link afterwards.
+        create a link to it before it responds, because the sender removes its link afterwards.
         """
 
     def __init__(

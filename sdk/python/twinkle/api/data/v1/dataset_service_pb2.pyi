@@ -431,7 +431,7 @@ class ExportDatasetRequest(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
-    """Id of the dataset. It is not lazy. Required."""
+    """Id of the dataset, which must not be lazy. Required."""
     format: _dataset_pb2.FileFormat.ValueType
     """Format of the file. Required."""
     offset: _builtins.int

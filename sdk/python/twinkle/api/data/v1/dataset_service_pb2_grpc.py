@@ -103,7 +103,7 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetUpload(self, request, context):
-        """Gets the status of an upload, and thereby the offset at which it resumes. Errors: NOT_FOUND
+        """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
         (ERROR_REASON_UPLOAD_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

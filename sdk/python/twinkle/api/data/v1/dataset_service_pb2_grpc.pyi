@@ -30,7 +30,7 @@ class DatasetServiceStub:
     not follow the stored bytes; FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends the same upload.
     """
     GetUpload: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.GetUploadRequest, _dataset_service_pb2.GetUploadResponse]
-    """Gets the status of an upload, and thereby the offset at which it resumes. Errors: NOT_FOUND
+    """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
     (ERROR_REASON_UPLOAD_NOT_FOUND).
     """
     Apply: _aio.UnaryUnaryMultiCallable[_dataset_service_pb2.ApplyRequest, _dataset_service_pb2.ApplyResponse]
@@ -83,7 +83,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_service_pb2.GetUploadRequest,
         context: _aio.ServicerContext[_dataset_service_pb2.GetUploadRequest, _abc.Awaitable[_dataset_service_pb2.GetUploadResponse]],
     ) -> _abc.Awaitable[_dataset_service_pb2.GetUploadResponse]:
-        """Gets the status of an upload, and thereby the offset at which it resumes. Errors: NOT_FOUND
+        """Gets the status of an upload, including the offset at which it resumes. Errors: NOT_FOUND
         (ERROR_REASON_UPLOAD_NOT_FOUND).
         """
 

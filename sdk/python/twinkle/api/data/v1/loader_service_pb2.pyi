@@ -36,7 +36,7 @@ class OpenLoaderRequest(_message.Message):
     request_id: _builtins.str
     """Id of the request, chosen by the caller, which makes the request idempotent. Required."""
     dataset_id: _builtins.str
-    """Id of the dataset to read. The dataset is encoded. Required."""
+    """Id of the dataset to read, which must be encoded. Required."""
     batch_size: _builtins.int
     """Number of examples per batch, 1 to 65,536."""
     shuffle_seed: _builtins.int
@@ -138,7 +138,7 @@ class StreamBatchesRequest(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """Number of additional batches that the service may send, 1 to 64. The service reads more credits only after it has
-    used these, so that at most 64 batches are outstanding.
+    used these, so at most 64 batches are requested but not yet sent.
     """
     @_builtins.property
     def start(self) -> Global___StreamStart:

@@ -68,8 +68,8 @@ class LoaderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamBatches(self, request_iterator, context):
-        """Sends one batch for each credit, with the cursor that resumes after it. The same loader and cursor always return
-        the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
+        """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
+        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
         INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -24,8 +24,8 @@ class LoaderServiceStub:
     the tenant has too many open loaders.
     """
     StreamBatches: _aio.StreamStreamMultiCallable[_loader_service_pb2.StreamBatchesRequest, _loader_service_pb2.StreamBatchesResponse]
-    """Sends one batch for each credit, with the cursor that resumes after it. The same loader and cursor always return
-    the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
+    """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
+    return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
     INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
     """
     CloseLoader: _aio.UnaryUnaryMultiCallable[_loader_service_pb2.CloseLoaderRequest, _loader_service_pb2.CloseLoaderResponse]
@@ -53,8 +53,8 @@ class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_loader_service_pb2.StreamBatchesRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_loader_service_pb2.StreamBatchesRequest], _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]],
     ) -> _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]:
-        """Sends one batch for each credit, with the cursor that resumes after it. The same loader and cursor always return
-        the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
+        """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
+        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start;
         INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch size.
         """
 

@@ -35,7 +35,7 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     number of an operation is free.
     """
     DISPOSITION_FAILED: _Disposition.ValueType  # 3
-    """The request was carried out and failed. The sequence number of an operation is used, and repeating the operation
+    """The request was executed and failed. The sequence number of an operation is used, and repeating the operation
     returns the same error.
     """
     DISPOSITION_INTERRUPTED: _Disposition.ValueType  # 4
@@ -63,7 +63,7 @@ DISPOSITION_RETRYABLE: Disposition.ValueType  # 2
 number of an operation is free.
 """
 DISPOSITION_FAILED: Disposition.ValueType  # 3
-"""The request was carried out and failed. The sequence number of an operation is used, and repeating the operation
+"""The request was executed and failed. The sequence number of an operation is used, and repeating the operation
 returns the same error.
 """
 DISPOSITION_INTERRUPTED: Disposition.ValueType  # 4

@@ -70,7 +70,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 36
     """NOT_FOUND. The caller has no such run. Metadata: runId."""
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 37
-    """NOT_FOUND. No operation with that number is on record. Metadata: adapterId, sequenceNumber."""
+    """NOT_FOUND. No operation with that number is recorded. Metadata: adapterId, sequenceNumber."""
     ERROR_REASON_BASE_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 38
     """NOT_FOUND. The server does not serve that base model. Metadata: baseModel, known."""
     ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 39
@@ -84,7 +84,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_REQUEST_NOT_FOUND: _ErrorReason.ValueType  # 43
     """NOT_FOUND. The caller has no running request with that id. Metadata: requestId."""
     ERROR_REASON_REPLICA_NOT_FOUND: _ErrorReason.ValueType  # 44
-    """NOT_FOUND. The fleet has no such replica, or the replica's lease has ended. Metadata: replicaId."""
+    """NOT_FOUND. The fleet has no such replica, or the replica's lease has expired. Metadata: replicaId."""
     ERROR_REASON_FUTURE_NOT_FOUND: _ErrorReason.ValueType  # 45
     """NOT_FOUND. The caller has no such future. Metadata: futureId."""
     ERROR_REASON_FUTURE_EXPIRED: _ErrorReason.ValueType  # 46
@@ -102,8 +102,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_VERSION_CONFLICT: _ErrorReason.ValueType  # 62
     """ABORTED. The adapter already has this version with other content, or a newer version. Metadata: adapterId, version."""
     ERROR_REASON_STREAM_OUT_OF_ORDER: _ErrorReason.ValueType  # 63
-    """ABORTED. The messages of a stream came in an order that the method does not allow. Metadata: expected; and offset,
-    if the stream transfers bytes, which is the byte at which to continue.
+    """ABORTED. The messages of a stream arrived in an order that the method does not allow. Metadata: expected; for a
+    stream that transfers bytes, also offset, the byte at which to resume.
     """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 70
     """FAILED_PRECONDITION. The operation waited for an earlier sequence number that did not arrive in time. Metadata:
@@ -124,7 +124,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     adapterId, featureIndex.
     """
     ERROR_REASON_UNDO_TOO_FAR: _ErrorReason.ValueType  # 77
-    """FAILED_PRECONDITION. The requested step is older than the steps that are kept for undo. Metadata: adapterId,
+    """FAILED_PRECONDITION. The requested step is older than the steps that are stored for undo. Metadata: adapterId,
     stepCount, stepLimit.
     """
     ERROR_REASON_REPLICA_LEASED: _ErrorReason.ValueType  # 78
@@ -136,15 +136,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     flight. Metadata: queueLength and queueLimit, in requests; or bytesInFlight and bytesLimit.
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 81
-    """RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo for a quota that becomes available again without action: a
-    rate, or a number of concurrent requests. A quota of the tenant is used up. Metadata: quota (its name in
+    """RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo for a quota that is replenished over time or when requests
+    finish: a rate, or a number of concurrent requests. A quota of the tenant is used up. Metadata: quota (its name in
     snake_case), limit.
     """
     ERROR_REASON_VERSION_NOT_READY: _ErrorReason.ValueType  # 90
     """UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet. Metadata: adapterId, version."""
     ERROR_REASON_SERVICE_UNREACHABLE: _ErrorReason.ValueType  # 91
-    """UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; and baseModels, if a request
-    concerns all model services and those of some base models cannot be reached: their names, separated by commas.
+    """UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; for a request that concerns all
+    model services, also baseModels, the names of the base models whose services cannot be reached, separated by
+    commas.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 92
     """UNAVAILABLE with RetryInfo. The service is shutting down or is not ready yet."""
@@ -169,15 +170,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     adapterId.
     """
     ERROR_REASON_PAYLOAD_LOST: _ErrorReason.ValueType  # 103
-    """DATA_LOSS. The stored request of the future can no longer be read and was not carried out again. Metadata:
-    futureId.
-    """
+    """DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
-    """DEADLINE_EXCEEDED. The caller's deadline passed before the answer was ready. Work that had started may still
+    """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
     finish.
     """
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 111
-    """CANCELLED. The caller, or another caller with the permission to do so, cancelled the request."""
+    """CANCELLED. The request was cancelled by its caller, or by another caller with this permission."""
     ERROR_REASON_NOT_BUILT_YET: _ErrorReason.ValueType  # 120
     """UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
     methods. Metadata: method.
@@ -260,7 +259,7 @@ ERROR_REASON_SESSION_NOT_FOUND: ErrorReason.ValueType  # 35
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 36
 """NOT_FOUND. The caller has no such run. Metadata: runId."""
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 37
-"""NOT_FOUND. No operation with that number is on record. Metadata: adapterId, sequenceNumber."""
+"""NOT_FOUND. No operation with that number is recorded. Metadata: adapterId, sequenceNumber."""
 ERROR_REASON_BASE_MODEL_NOT_FOUND: ErrorReason.ValueType  # 38
 """NOT_FOUND. The server does not serve that base model. Metadata: baseModel, known."""
 ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 39
@@ -274,7 +273,7 @@ ERROR_REASON_HUB_ID_NOT_FOUND: ErrorReason.ValueType  # 42
 ERROR_REASON_REQUEST_NOT_FOUND: ErrorReason.ValueType  # 43
 """NOT_FOUND. The caller has no running request with that id. Metadata: requestId."""
 ERROR_REASON_REPLICA_NOT_FOUND: ErrorReason.ValueType  # 44
-"""NOT_FOUND. The fleet has no such replica, or the replica's lease has ended. Metadata: replicaId."""
+"""NOT_FOUND. The fleet has no such replica, or the replica's lease has expired. Metadata: replicaId."""
 ERROR_REASON_FUTURE_NOT_FOUND: ErrorReason.ValueType  # 45
 """NOT_FOUND. The caller has no such future. Metadata: futureId."""
 ERROR_REASON_FUTURE_EXPIRED: ErrorReason.ValueType  # 46
@@ -292,8 +291,8 @@ ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 61
 ERROR_REASON_VERSION_CONFLICT: ErrorReason.ValueType  # 62
 """ABORTED. The adapter already has this version with other content, or a newer version. Metadata: adapterId, version."""
 ERROR_REASON_STREAM_OUT_OF_ORDER: ErrorReason.ValueType  # 63
-"""ABORTED. The messages of a stream came in an order that the method does not allow. Metadata: expected; and offset,
-if the stream transfers bytes, which is the byte at which to continue.
+"""ABORTED. The messages of a stream arrived in an order that the method does not allow. Metadata: expected; for a
+stream that transfers bytes, also offset, the byte at which to resume.
 """
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 70
 """FAILED_PRECONDITION. The operation waited for an earlier sequence number that did not arrive in time. Metadata:
@@ -314,7 +313,7 @@ ERROR_REASON_LOSS_NOT_FINITE: ErrorReason.ValueType  # 76
 adapterId, featureIndex.
 """
 ERROR_REASON_UNDO_TOO_FAR: ErrorReason.ValueType  # 77
-"""FAILED_PRECONDITION. The requested step is older than the steps that are kept for undo. Metadata: adapterId,
+"""FAILED_PRECONDITION. The requested step is older than the steps that are stored for undo. Metadata: adapterId,
 stepCount, stepLimit.
 """
 ERROR_REASON_REPLICA_LEASED: ErrorReason.ValueType  # 78
@@ -326,15 +325,16 @@ ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 80
 flight. Metadata: queueLength and queueLimit, in requests; or bytesInFlight and bytesLimit.
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 81
-"""RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo for a quota that becomes available again without action: a
-rate, or a number of concurrent requests. A quota of the tenant is used up. Metadata: quota (its name in
+"""RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo for a quota that is replenished over time or when requests
+finish: a rate, or a number of concurrent requests. A quota of the tenant is used up. Metadata: quota (its name in
 snake_case), limit.
 """
 ERROR_REASON_VERSION_NOT_READY: ErrorReason.ValueType  # 90
 """UNAVAILABLE with RetryInfo. The requested version has not reached this sampler yet. Metadata: adapterId, version."""
 ERROR_REASON_SERVICE_UNREACHABLE: ErrorReason.ValueType  # 91
-"""UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; and baseModels, if a request
-concerns all model services and those of some base models cannot be reached: their names, separated by commas.
+"""UNAVAILABLE with RetryInfo. The gateway cannot reach a service. Metadata: service; for a request that concerns all
+model services, also baseModels, the names of the base models whose services cannot be reached, separated by
+commas.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 92
 """UNAVAILABLE with RetryInfo. The service is shutting down or is not ready yet."""
@@ -359,15 +359,13 @@ ERROR_REASON_ADAPTER_DAMAGED: ErrorReason.ValueType  # 102
 adapterId.
 """
 ERROR_REASON_PAYLOAD_LOST: ErrorReason.ValueType  # 103
-"""DATA_LOSS. The stored request of the future can no longer be read and was not carried out again. Metadata:
-futureId.
-"""
+"""DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
-"""DEADLINE_EXCEEDED. The caller's deadline passed before the answer was ready. Work that had started may still
+"""DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
 finish.
 """
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 111
-"""CANCELLED. The caller, or another caller with the permission to do so, cancelled the request."""
+"""CANCELLED. The request was cancelled by its caller, or by another caller with this permission."""
 ERROR_REASON_NOT_BUILT_YET: ErrorReason.ValueType  # 120
 """UNIMPLEMENTED. The method is part of the contract but is not implemented. GetServerInfo lists the implemented
 methods. Metadata: method.

@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Run(_message.Message):
-    """A training run, which is an adapter as the catalogue records it."""
+    """A training run, which is the catalogue's record of an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -64,12 +64,12 @@ class Run(_message.Message):
     step_count: _builtins.int
     """Number of optimizer steps applied, as last reported by the model service."""
     version: _builtins.int
-    """Newest published version, as last reported by the model service. 0 before the first."""
+    """Newest published version, as last reported by the model service. 0 before the first version."""
     is_active: _builtins.bool
     """Whether the adapter can be trained. False if it was deleted or was lost together with its service."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels set by the owner."""
+        """Labels that the owner attached to the run."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -437,7 +437,7 @@ Global___UnpublishCheckpointResponse: _TypeAlias = UnpublishCheckpointResponse  
 
 @_typing.final
 class GetUsageRequest(_message.Message):
-    """Request message for GetUsage. Usage is recorded by the hour, in UTC. An hour is included if it begins within the
+    """Request message for GetUsage. Usage is recorded per hour, in UTC. An hour is included if it begins within the
     requested period.
     """
 
@@ -469,8 +469,8 @@ Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage of one run by a tenant. Work is counted once, when it finishes, even if the request was repeated. It can take
-    seconds until work appears.
+    """Usage of one run by a tenant. Work is counted once, when it finishes, even if the request was repeated. Recent work
+    may appear only after some seconds.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -59,7 +59,7 @@ Global___ExportState: _TypeAlias = ExportState  # noqa: Y015
 
 @_typing.final
 class ExportFailure(_message.Message):
-    """Failure of an export, or of an attempt that is repeated."""
+    """Failure of an export, or of an attempt that will be repeated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,8 +173,8 @@ class StartExportRequest(_message.Message):
     HUB_TOKEN_FIELD_NUMBER: _builtins.int
     IS_PRIVATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Id of the request, chosen by the caller, which makes the request idempotent. If the request is answered with an
-    unfinished export of another request, its id is not stored: repeating it after that export has ended starts a new
+    """Id of the request, chosen by the caller, which makes the request idempotent. If the response contains an unfinished
+    export of another request, the id is not stored: a repeated request after the end of that export starts a new
     export. Required.
     """
     checkpoint_path: _builtins.str

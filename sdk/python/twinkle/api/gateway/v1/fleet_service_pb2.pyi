@@ -33,7 +33,7 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_READY: _ReplicaState.ValueType  # 1
     """The replica accepts requests."""
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 2
-    """The replica finishes its requests and accepts no new ones."""
+    """The replica finishes its requests and accepts no new requests."""
     REPLICA_STATE_LOST: _ReplicaState.ValueType  # 3
     """The replica has been silent for longer than its lease."""
 
@@ -45,7 +45,7 @@ REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
 REPLICA_STATE_READY: ReplicaState.ValueType  # 1
 """The replica accepts requests."""
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 2
-"""The replica finishes its requests and accepts no new ones."""
+"""The replica finishes its requests and accepts no new requests."""
 REPLICA_STATE_LOST: ReplicaState.ValueType  # 3
 """The replica has been silent for longer than its lease."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
@@ -214,10 +214,10 @@ class LeaseResponse(_message.Message):
     IS_DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
     WEIGHT_SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     is_drain_requested: _builtins.bool
-    """Whether the replica should finish its requests and leave."""
+    """Whether the replica should finish its requests and leave the fleet."""
     weight_source_address: _builtins.str
-    """Address of another replica to fetch weights from, "host:port". Empty selects the checkpoint service. A replica that
-    cannot reach this address may use the checkpoint service instead.
+    """Address of another replica from which to fetch weights, "host:port". Empty selects the checkpoint service. A
+    replica that cannot reach this address may use the checkpoint service instead.
     """
     @_builtins.property
     def lease_interval(self) -> _duration_pb2.Duration:

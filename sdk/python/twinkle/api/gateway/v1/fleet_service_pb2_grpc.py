@@ -77,7 +77,7 @@ class FleetServiceServicer:
 
     def Lease(self, request_iterator, context):
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
-        and any other replica is lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
+        and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
         registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -85,7 +85,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Asks a replica to finish its requests and leave. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND).
+        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,11 +22,11 @@ class FleetServiceStub:
     """Adds a replica to the fleet. Registering again updates the replica."""
     Lease: _aio.StreamStreamMultiCallable[_fleet_service_pb2.LeaseRequest, _fleet_service_pb2.LeaseResponse]
     """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
-    and any other replica is lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
+    and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
     registered.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DrainRequest, _fleet_service_pb2.DrainResponse]
-    """Asks a replica to finish its requests and leave. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
+    """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
     ListReplicas: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListReplicasRequest, _fleet_service_pb2.ListReplicasResponse]
     """Lists the replicas."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]
@@ -54,7 +54,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_fleet_service_pb2.LeaseRequest], _abc.AsyncIterator[_fleet_service_pb2.LeaseResponse]],
     ) -> _abc.AsyncIterator[_fleet_service_pb2.LeaseResponse]:
         """Keeps a replica in the fleet while the stream is open. When the stream ends, a draining replica leaves the fleet,
-        and any other replica is lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
+        and any other replica is considered lost. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND) if the replica has not
         registered.
         """
 
@@ -64,7 +64,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.DrainRequest,
         context: _aio.ServicerContext[_fleet_service_pb2.DrainRequest, _abc.Awaitable[_fleet_service_pb2.DrainResponse]],
     ) -> _abc.Awaitable[_fleet_service_pb2.DrainResponse]:
-        """Asks a replica to finish its requests and leave. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
+        """Instructs a replica to finish its requests and leave the fleet. Errors: NOT_FOUND (ERROR_REASON_REPLICA_NOT_FOUND)."""
 
     @_abc_1.abstractmethod
     def ListReplicas(

@@ -173,7 +173,7 @@ class ApiKey(_message.Message):
 
     @_builtins.property
     def retire_time(self) -> _timestamp_pb2.Timestamp:
-        """Time at which the key stops working because another key replaces it. Unset if it was not rotated."""
+        """Time at which the key becomes invalid because another key replaces it. Unset if it was not rotated."""
 
     def __init__(
         self,
@@ -487,7 +487,7 @@ class RotateKeyRequest(_message.Message):
     """Id of the key to replace. Required."""
     @_builtins.property
     def overlap(self) -> _duration_pb2.Duration:
-        """Time for which the old key keeps working, 0 seconds to 36,500 days. Defaults to one day."""
+        """Time for which the old key stays valid, 0 seconds to 36,500 days. Defaults to one day."""
 
     def __init__(
         self,
@@ -520,7 +520,7 @@ class RotateKeyResponse(_message.Message):
 
     @_builtins.property
     def replaced_key(self) -> Global___ApiKey:
-        """The old key, which stops working after the overlap, or when it expires if that is earlier."""
+        """The old key, which becomes invalid after the overlap, or when it expires if that is earlier."""
 
     def __init__(
         self,

@@ -40,17 +40,17 @@ class Quota(_message.Message):
     """
     tokens_per_second: _builtins.int
     """Long-term rate of tokens per second, at least 1. Tokens of training operations, prompts and samples count together.
-    Work is admitted while the tenant owes no tokens, and charged once its tokens are counted. While the tenant owes
-    tokens, further work waits or is refused with a retry time. Each gateway counts the samples that it forwards
-    separately.
+    Work is admitted while the tenant's balance is not negative, and its tokens are subtracted once they are counted.
+    While the balance is negative, further work waits or is refused with a retry time. Each gateway counts the samples
+    that it forwards separately.
     """
     burst_tokens: _builtins.int
     """Maximum number of tokens that may be used at once after a pause, at least 1. If it is not configured either, it is
     ten seconds' worth of `tokens_per_second`.
     """
     concurrent_samples: _builtins.int
-    """Maximum number of concurrent sampling requests per gateway, at least 0. Waiting requests of the Tinker API count,
-    too.
+    """Maximum number of concurrent sampling requests per gateway, at least 0. Waiting requests of the Tinker API are
+    included.
     """
     stored_bytes: _builtins.int
     """Maximum size of all checkpoints in bytes, at least 0. Once it is reached, saves and uploads are refused, and

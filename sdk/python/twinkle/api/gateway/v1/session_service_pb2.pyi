@@ -125,7 +125,7 @@ class Session(_message.Message):
     """Project that the session belongs to. Empty for none."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels set by the owner."""
+        """Labels that the owner attached to the session."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -137,9 +137,9 @@ class Session(_message.Message):
 
     @_builtins.property
     def checkpoint_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths of checkpoints with the weights of the session's adapters, from the last time that the session expired or did
-        not finish with success. They include checkpoints that the client saved itself, if it did not train afterwards. At
-        most 1000; the catalogue lists all.
+        """Paths of the checkpoints with the weights of the session's adapters at the last time that the session expired or
+        finished without success. They include checkpoints that the client saved, if it did not train afterwards. At most
+        1000 paths; the catalogue lists all checkpoints.
         """
 
     def __init__(
@@ -405,7 +405,7 @@ class FinishSessionRequest(_message.Message):
     session_id: _builtins.str
     """Id of the session. Required."""
     reason: Global___FinishReason.ValueType
-    """Reason for finishing. If the session is finished several times, the first reason is kept."""
+    """Reason for finishing. If the session is finished several times, the first reason is stored."""
     def __init__(
         self,
         *,

@@ -76,7 +76,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews a session. An expired session becomes active again, and its adapters continue without loss. Errors:
+        """Renews a session. An expired session becomes active again, and its adapters continue without loss of state. Errors:
         FAILED_PRECONDITION (ERROR_REASON_SESSION_FINISHED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -21,7 +21,7 @@ class SessionServiceStub:
     CreateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]
     """Creates a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND); ABORTED (ERROR_REASON_REQUEST_ID_REUSED)."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_session_service_pb2.HeartbeatRequest, _session_service_pb2.HeartbeatResponse]
-    """Renews a session. An expired session becomes active again, and its adapters continue without loss. Errors:
+    """Renews a session. An expired session becomes active again, and its adapters continue without loss of state. Errors:
     FAILED_PRECONDITION (ERROR_REASON_SESSION_FINISHED).
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]
@@ -52,7 +52,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.HeartbeatRequest,
         context: _aio.ServicerContext[_session_service_pb2.HeartbeatRequest, _abc.Awaitable[_session_service_pb2.HeartbeatResponse]],
     ) -> _abc.Awaitable[_session_service_pb2.HeartbeatResponse]:
-        """Renews a session. An expired session becomes active again, and its adapters continue without loss. Errors:
+        """Renews a session. An expired session becomes active again, and its adapters continue without loss of state. Errors:
         FAILED_PRECONDITION (ERROR_REASON_SESSION_FINISHED).
         """
 

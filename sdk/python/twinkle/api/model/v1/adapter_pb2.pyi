@@ -67,22 +67,24 @@ class Adapter(_message.Message):
     base_model: _builtins.str
     """Base model that the adapter belongs to."""
     sequence_number: _builtins.int
-    """Number of the last operation that was carried out. 0 before the first. The next operation has the next number."""
+    """Number of the last operation that was executed. 0 before the first operation. The next operation must have the next
+    number.
+    """
     step_count: _builtins.int
     """Number of optimizer steps applied."""
     version: _builtins.int
-    """Newest published version. 0 before the first."""
+    """Newest published version. 0 before the first version."""
     parameter_count: _builtins.int
     """Number of trainable parameters."""
     session_id: _builtins.str
-    """Session in which the adapter was created, as named by its creator. May be empty."""
+    """Session that the request for creating the adapter named. May be empty."""
     checkpoint_path: _builtins.str
     """Checkpoint that contains the current weights: the one from the last Save with the optimizer and without a ttl, or
-    the one that was loaded. Empty before the first, and after a step or an undo has changed the weights.
+    the one that was loaded. Empty before the first of these, and after a step or an undo has changed the weights.
     """
     is_parked: _builtins.bool
     """Whether the adapter is stored on disk only and uses no memory. Its next operation restores it without loss. The
-    value is that of the time of the response; it is not set in watches.
+    value is current at the time of the response; it is not set in watches.
     """
     trained_token_count: _builtins.int
     """Number of tokens computed for the adapter's operations since its creation. Operations that failed are not counted,
@@ -98,7 +100,7 @@ class Adapter(_message.Message):
 
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels set by the owner."""
+        """Labels that the owner attached to the adapter."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -110,7 +112,7 @@ class Adapter(_message.Message):
 
     @_builtins.property
     def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
-        """Set if the run trains the base model's own weights. `lora_config` is then unset."""
+        """Set if the run trains the base model's weights. `lora_config` is then unset."""
 
     def __init__(
         self,

@@ -69,13 +69,13 @@ class CreateAdapterRequest(_message.Message):
     adapter starts with new weights.
     """
     is_optimizer_included: _builtins.bool
-    """Whether to load the optimizer, schedule, counters and random state of the checkpoint, too. Requires
+    """Whether to also load the optimizer, schedule, counters and random state of the checkpoint. Requires
     `checkpoint_path`.
     """
     session_id: _builtins.str
     """Session of the caller, at most 128 characters. When the session expires, unsaved steps of the adapter are saved as
-    a checkpoint, and the adapter is parked; see SessionService. Empty, or the id of a session that does not exist, has
-    no effect.
+    a checkpoint, and the adapter is parked; see SessionService. An empty value, or the id of a session that does not
+    exist, has no effect.
     """
     adapter_id: _builtins.str
     """Id of the adapter, which only a service of the deployment may choose: 1 to 128 letters, digits, '.', '_', ':' and
@@ -83,13 +83,13 @@ class CreateAdapterRequest(_message.Message):
     (ERROR_REASON_ID_TAKEN). A client that sets it receives INVALID_ARGUMENT. If empty, the service assigns an id.
     """
     adapters_limit: _builtins.int
-    """The tenant's quota of adapters, which the gateway sets if the tenant has at least as many adapters at all services
-    together. The request is then refused with RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED), unless it repeats an
-    earlier request. It is not part of the request's content.
+    """The tenant's quota of adapters. The gateway sets it if the number of the tenant's adapters at all services together
+    has reached the quota. The request is then refused with RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED), unless it
+    repeats an earlier request. It is not part of the request's content.
     """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
-        """LoRA configuration. Unset values have their defaults; if `checkpoint_path` is set and this is unset, the
+        """LoRA configuration. Unset values have their defaults. If this field is unset and `checkpoint_path` is set, the
         configuration of the checkpoint is used.
         """
 
@@ -103,8 +103,8 @@ class CreateAdapterRequest(_message.Message):
 
     @_builtins.property
     def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
-        """Trains the base model's own weights. `lora_config` must then be unset. The request fails with FAILED_PRECONDITION
-        (ERROR_REASON_REPLICA_LEASED) if another such adapter exists.
+        """If set, the run trains the base model's weights, and `lora_config` must be unset. The request fails with
+        FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if another such adapter exists.
         """
 
     def __init__(
@@ -380,7 +380,7 @@ class EstimateRequest(_message.Message):
     sequence_tokens: _builtins.int
     """Number of tokens per example, at least 1."""
     label_share: _builtins.float
-    """Share of the tokens whose label counts, in (0, 1]. Defaults to 1."""
+    """Fraction of the tokens whose label counts, in (0, 1]. Defaults to 1."""
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
         """LoRA configuration of the run."""
@@ -391,7 +391,7 @@ class EstimateRequest(_message.Message):
 
     @_builtins.property
     def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
-        """Set to estimate training of the base model's own weights. `lora_config` must then be unset."""
+        """If set, training of the base model's weights is estimated, and `lora_config` must be unset."""
 
     def __init__(
         self,

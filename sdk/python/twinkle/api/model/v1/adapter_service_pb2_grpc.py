@@ -111,17 +111,17 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ParkAdapter(self, request, context):
-        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss. The call does not wait
-        for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors: PERMISSION_DENIED
-        if the caller is not a service of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved
-        steps must be saved while a full-parameter run uses the replica.
+        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
+        not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+        PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
+        (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Estimate(self, request, context):
-        """Estimates the memory and time of a run without allocating anything.
+        """Estimates the memory and time of a run without allocating resources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,13 +33,13 @@ class AdapterServiceStub:
     Deleting an adapter again returns NOT_FOUND.
     """
     ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
-    """Stores an adapter on disk and frees its memory. Its next operation restores it without loss. The call does not wait
-    for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors: PERMISSION_DENIED
-    if the caller is not a service of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved
-    steps must be saved while a full-parameter run uses the replica.
+    """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
+    not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+    PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
+    (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
     """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
-    """Estimates the memory and time of a run without allocating anything."""
+    """Estimates the memory and time of a run without allocating resources."""
     WatchAdapters: _aio.UnaryStreamMultiCallable[_adapter_service_pb2.WatchAdaptersRequest, _adapter_service_pb2.WatchAdaptersResponse]
     """Follows the adapters of all tenants: a snapshot, `is_synced`, then every change. A resume token that is too old or
     was issued before a restart starts a new snapshot. Errors: PERMISSION_DENIED if the caller is not a service of this
@@ -95,10 +95,10 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.ParkAdapterRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.ParkAdapterRequest, _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]:
-        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss. The call does not wait
-        for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors: PERMISSION_DENIED
-        if the caller is not a service of this deployment; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if unsaved
-        steps must be saved while a full-parameter run uses the replica.
+        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
+        not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+        PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
+        (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
         """
 
     @_abc_1.abstractmethod
@@ -107,7 +107,7 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.EstimateRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.EstimateRequest, _abc.Awaitable[_adapter_service_pb2.EstimateResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.EstimateResponse]:
-        """Estimates the memory and time of a run without allocating anything."""
+        """Estimates the memory and time of a run without allocating resources."""
 
     @_abc_1.abstractmethod
     def WatchAdapters(

@@ -124,7 +124,7 @@ Global___SampleBatch: _TypeAlias = SampleBatch  # noqa: Y015
 
 @_typing.final
 class TrajectoryBatch(_message.Message):
-    """Chats that the adapter's template turns into tokens."""
+    """Chats that the adapter's template converts to tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,9 +204,9 @@ class ForwardOptions(_message.Message):
     IS_ADAPTER_DISABLED_FIELD_NUMBER: _builtins.int
     IS_LOGPROBS_RETURNED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits before log-probabilities are computed. Positive and finite. Defaults to 1."""
+    """Temperature, which divides the logits before log-probabilities are computed. Positive and finite. Defaults to 1."""
     is_adapter_disabled: _builtins.bool
-    """Whether to run the base model without the adapter. ForwardBackward refuses it."""
+    """Whether to run the base model without the adapter. ForwardBackward refuses this option."""
     is_logprobs_returned: _builtins.bool
     """Whether to return the log-probability of each label. Defaults to true."""
     def __init__(
@@ -269,7 +269,7 @@ Global___ForwardOnly: _TypeAlias = ForwardOnly  # noqa: Y015
 
 @_typing.final
 class Forward(_message.Message):
-    """Runs a forward pass and keeps its activations for CalculateLoss and Backward."""
+    """Runs a forward pass and stores its activations for CalculateLoss and Backward."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -388,9 +388,11 @@ class ClipGradNorm(_message.Message):
     max_grad_norm: _builtins.float
     """Maximum norm. Positive; infinity reports the norm without clipping. Defaults to 1.0."""
     norm_type: _builtins.float
-    """The p of the p-norm, at least 1; infinity selects the largest element. Defaults to 2."""
+    """Order p of the p-norm, at least 1; infinity selects the largest element. Defaults to 2."""
     max_grad_value: _builtins.float
-    """Clips each element to this absolute value first. Positive and finite. If unset, elements are not clipped."""
+    """Absolute value to which each element is clipped before the norm is computed. Positive and finite. If unset,
+    elements are not clipped.
+    """
     def __init__(
         self,
         *,
@@ -433,7 +435,8 @@ class Step(_message.Message):
     @_builtins.property
     def optimizer_options(self) -> _struct_pb2.Struct:
         """Other arguments of the optimizer for this step only, by name, such as {"betas": [0.9, 0.95], "weight_decay": 0}.
-        The optimizer's state is kept. Unknown arguments, and those that determine the form of the state, are refused.
+        They do not reset the optimizer's state. Unknown arguments, and those that determine the form of the state, are
+        refused.
         """
 
     def __init__(
@@ -628,7 +631,7 @@ class Save(_message.Message):
     name: _builtins.str
     """Name of the checkpoint within the run: 1 to 128 letters, digits, '.', '_' and '-'. Required."""
     is_optimizer_included: _builtins.bool
-    """Whether to save the optimizer, schedule, counters and random state, too, so that training can resume."""
+    """Whether to also save the optimizer, schedule, counters and random state, so that training can resume."""
     is_overwrite_allowed: _builtins.bool
     """Whether to replace an existing checkpoint with this name. If false, such a checkpoint causes ALREADY_EXISTS."""
     consumed_train_samples: _builtins.int
@@ -636,7 +639,7 @@ class Save(_message.Message):
     returned by Load; the service does not interpret it. Requires `is_optimizer_included`.
     """
     stored_bytes_limit: _builtins.int
-    """The tenant's storage quota, which the gateway sets if it is used up. The operation is then refused with
+    """The tenant's storage quota. The gateway sets it if the quota is used up. The operation is then refused with
     RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED), unless it repeats an earlier operation. It is not part of the
     operation's content.
     """
@@ -687,7 +690,7 @@ class Load(_message.Message):
     checkpoint_path: _builtins.str
     """Path of the checkpoint, "twinkle://<run>/weights/<name>". Its LoRA configuration must equal that of the adapter."""
     is_optimizer_included: _builtins.bool
-    """Whether to load the optimizer, schedule, counters and random state, too."""
+    """Whether to also load the optimizer, schedule, counters and random state."""
     def __init__(
         self,
         *,
@@ -735,7 +738,7 @@ Global___PublishVersion: _TypeAlias = PublishVersion  # noqa: Y015
 @_typing.final
 class Undo(_message.Message):
     """Reverts optimizer steps: restores the adapter to its state before the operation that applied the step, without an
-    accumulated gradient. Configuration, schedule, metrics and random state are restored, too. Published versions and
+    accumulated gradient. Configuration, schedule, metrics and random state are also restored. Published versions and
     saved checkpoints remain.
     """
 
@@ -743,7 +746,9 @@ class Undo(_message.Message):
 
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
-    """Number of steps to revert, at least 1. FAILED_PRECONDITION (ERROR_REASON_UNDO_TOO_FAR) if fewer are kept."""
+    """Number of steps to revert, at least 1. If fewer steps are stored, the operation fails with FAILED_PRECONDITION
+    (ERROR_REASON_UNDO_TOO_FAR).
+    """
     def __init__(
         self,
         *,
@@ -760,7 +765,7 @@ Global___Undo: _TypeAlias = Undo  # noqa: Y015
 @_typing.final
 class ExportMerged(_message.Message):
     """Writes the base model merged with the adapter as a plain model folder. The folder remains when the adapter is
-    deleted; the operator of the service deletes it.
+    deleted, and only the operator of the service deletes it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -844,10 +849,10 @@ class Operation(_message.Message):
     sequence_number: _builtins.int
     """Number of the operation within the adapter, counted from 1. Operations run in this order: an operation waits for
     all operations with lower numbers. Repeating a number with the same content returns the recorded result. Repeating
-    it with other content is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once its operation is
-    accepted, even if the operation fails. An operation that ends with CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
+    it with other content fails with ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once its operation is
+    accepted, even if the operation fails. An operation that fails with CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
     ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED, UNAVAILABLE or UNIMPLEMENTED changes
-    nothing and leaves its number free. The disposition of the error states the same
+    nothing and leaves its number free. The disposition of the error also states this
     (twinkle.api.error.v1.Disposition).
     """
     @_builtins.property
@@ -856,7 +861,7 @@ class Operation(_message.Message):
 
     @_builtins.property
     def forward(self) -> Global___Forward:
-        """Run a forward pass and keep its activations."""
+        """Run a forward pass and store its activations."""
 
     @_builtins.property
     def calculate_loss(self) -> Global___CalculateLoss:

@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ForwardResult(_message.Message):
-    """Result of a forward pass. Log-probabilities are natural, and in the order of the batch."""
+    """Result of a forward pass. Log-probabilities are natural logarithms, in the order of the batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,11 +104,13 @@ class LayerHealth(_message.Message):
     path: _builtins.str
     """Path of the layer in the base model."""
     grad_norm: _builtins.float
-    """Norm of the layer's gradient, divided as for the step, before clipping."""
+    """Norm of the layer's gradient before clipping, scaled as for the step."""
     weight_norm: _builtins.float
     """Norm of the layer's weights before the step."""
     relative_update: _builtins.float
-    """Norm of the change divided by the norm of the weights. 0 if the step was not applied."""
+    """Norm of the change of the weights, divided by the norm of the weights before the step. 0 if the step was not
+    applied.
+    """
     non_finite_location: _builtins.str
     """First element that is infinite or NaN, such as "lora_B[3, 7] of the weight". Empty if all elements are finite."""
     def __init__(
@@ -140,7 +142,7 @@ class StepResult(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     is_applied: _builtins.bool
-    """Whether the step was applied. False if the operation only counted towards gradient accumulation."""
+    """Whether the step was applied. False if the operation was only counted for gradient accumulation."""
     grad_norm: _builtins.float
     """Norm of the gradient before clipping. Unset if it was not computed."""
     learning_rate: _builtins.float
@@ -288,7 +290,7 @@ class LoadResult(_message.Message):
     loaded.
     """
     consumed_train_samples: _builtins.int
-    """Data cursor that was saved with the checkpoint. Unset if there was none, or if only the weights were loaded."""
+    """Data cursor that was saved with the checkpoint. Unset if no cursor was saved, or if only the weights were loaded."""
     gradient_accumulation_steps: _builtins.int
     """Number of batches per optimizer step at the time of the save. Unset if only the weights were loaded. The adapter's
     configuration is not changed by it.

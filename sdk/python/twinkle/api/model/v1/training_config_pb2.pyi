@@ -27,19 +27,19 @@ class _LossReduction:
 class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossReduction.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LOSS_REDUCTION_UNSPECIFIED: _LossReduction.ValueType  # 0
-    """Not set. In a request, equivalent to LOSS_REDUCTION_SUM. In an adapter, the loss defines its own scaling."""
+    """Not set. In a request, equivalent to LOSS_REDUCTION_SUM. In an adapter, the loss defines a fixed scaling."""
     LOSS_REDUCTION_SUM: _LossReduction.ValueType  # 1
     """The weighted sum over the labels."""
     LOSS_REDUCTION_MEAN: _LossReduction.ValueType  # 2
     """The weighted sum divided by the number of labels accumulated since the last step."""
 
 class LossReduction(_LossReduction, metaclass=_LossReductionEnumTypeWrapper):
-    """Scaling of a batch's gradient at the optimizer step, for losses that offer the choice. Losses that define their own
+    """Scaling of a batch's gradient at the optimizer step, for losses that support both values. Losses that define a fixed
     scaling refuse MEAN, and ignore SUM with a warning.
     """
 
 LOSS_REDUCTION_UNSPECIFIED: LossReduction.ValueType  # 0
-"""Not set. In a request, equivalent to LOSS_REDUCTION_SUM. In an adapter, the loss defines its own scaling."""
+"""Not set. In a request, equivalent to LOSS_REDUCTION_SUM. In an adapter, the loss defines a fixed scaling."""
 LOSS_REDUCTION_SUM: LossReduction.ValueType  # 1
 """The weighted sum over the labels."""
 LOSS_REDUCTION_MEAN: LossReduction.ValueType  # 2
@@ -111,7 +111,9 @@ class LoraConfig(_message.Message):
     is_rank_stabilized: _builtins.bool
     """Whether to use rank-stabilized scaling."""
     seed: _builtins.int
-    """Seed of the initial values of A and of dropout. If unset, the service draws a seed and reports it in the adapter."""
+    """Seed of the initial values of A and of dropout. If unset, the service chooses a random seed and reports it in the
+    adapter.
+    """
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names that are matched against the end of each linear layer's path, or groups of layers: "all-linear" selects every
@@ -168,8 +170,8 @@ Global___LoraConfig: _TypeAlias = LoraConfig  # noqa: Y015
 
 @_typing.final
 class FullParameterConfig(_message.Message):
-    """Trains the base model's own weights, with an exclusive lease of the replica: operations of other adapters wait until
-    this adapter is deleted, which restores the base weights.
+    """Trains the base model's weights, with an exclusive lease of the replica: operations of other adapters wait until this
+    adapter is deleted, which restores the base weights.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -196,7 +198,7 @@ Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
 
 @_typing.final
 class ParameterGroup(_message.Message):
-    """Parameters with their own optimizer options."""
+    """Parameters with separate optimizer options."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,7 +207,7 @@ class ParameterGroup(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     """Name that is matched against the parts of a parameter's path between dots, such as "q_proj" or "lora_B". A
-    parameter belongs to the first group that matches. A parameter without a group has the optimizer's options. A
+    parameter belongs to the first group that matches. A parameter that matches no group has the optimizer's options. A
     pattern that matches no parameter is refused. Required.
     """
     learning_rate: _builtins.float
@@ -253,7 +255,7 @@ class OptimizerConfig(_message.Message):
 
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParameterGroup]:
-        """Parameters with their own options."""
+        """Parameters with separate options."""
 
     def __init__(
         self,
@@ -365,7 +367,7 @@ Global___ComponentConfig: _TypeAlias = ComponentConfig  # noqa: Y015
 
 @_typing.final
 class TrainingConfig(_message.Message):
-    """Settings that can be changed during the life of an adapter. Fields that are not set do not change."""
+    """Settings of an adapter that can be changed at any time. Fields that are not set do not change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -379,7 +381,7 @@ class TrainingConfig(_message.Message):
     PATCHES_FIELD_NUMBER: _builtins.int
     EVALUATION_METRICS_FIELD_NUMBER: _builtins.int
     gradient_accumulation_steps: _builtins.int
-    """Number of batches whose gradients are accumulated before a step is applied, at least 1. Earlier steps are only
+    """Number of batches whose gradients are accumulated before a step is applied, at least 1. Steps before that are only
     counted. Defaults to 1 when the adapter is created.
     """
     @_builtins.property

@@ -194,14 +194,14 @@ class GetOperationResponse(_message.Message):
     state: Global___OperationState.ValueType
     """State of the operation."""
     queue_position: _builtins.int
-    """Number of operations ahead of it while it is queued."""
+    """Number of operations ahead of this operation while it is queued."""
     @_builtins.property
     def result(self) -> _operation_result_pb2.OperationResult:
         """Result of the operation, once it is done or has failed."""
 
     @_builtins.property
     def estimated_wait(self) -> _duration_pb2.Duration:
-        """Estimated time until it starts, while it is queued."""
+        """Estimated time until the operation starts, while it is queued."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ Global___WaitOperationRequest: _TypeAlias = WaitOperationRequest  # noqa: Y015
 
 @_typing.final
 class WaitOperationResponse(_message.Message):
-    """Response message for WaitOperation, with the state of the operation when it finished or when the timeout ended."""
+    """Response message for WaitOperation, with the state of the operation when it finished or when the timeout expired."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,14 +264,14 @@ class WaitOperationResponse(_message.Message):
     state: Global___OperationState.ValueType
     """State of the operation."""
     queue_position: _builtins.int
-    """Number of operations ahead of it while it is queued."""
+    """Number of operations ahead of this operation while it is queued."""
     @_builtins.property
     def result(self) -> _operation_result_pb2.OperationResult:
         """Result of the operation, once it is done or has failed."""
 
     @_builtins.property
     def estimated_wait(self) -> _duration_pb2.Duration:
-        """Estimated time until it starts, while it is queued."""
+        """Estimated time until the operation starts, while it is queued."""
 
     def __init__(
         self,

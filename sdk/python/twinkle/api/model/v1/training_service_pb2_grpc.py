@@ -100,7 +100,7 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadBatch(self, request_iterator, context):
-        """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes are kept; a
+        """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
         last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
         from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
@@ -135,7 +135,7 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Cancels a queued operation. Later operations wait until another operation is sent with its number.
+        """Cancels a queued operation. Later operations wait until another operation with the same number is sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

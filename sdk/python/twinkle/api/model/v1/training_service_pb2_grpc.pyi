@@ -31,7 +31,7 @@ class TrainingServiceStub:
     is reported in its result, and the stream continues.
     """
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
-    """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes are kept; a
+    """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
     stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
     last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
     from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
@@ -49,7 +49,7 @@ class TrainingServiceStub:
     (ERROR_REASON_OPERATION_NOT_FOUND) if the record of the next result was deleted.
     """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.CancelOperationRequest, _training_service_pb2.CancelOperationResponse]
-    """Cancels a queued operation. Later operations wait until another operation is sent with its number."""
+    """Cancels a queued operation. Later operations wait until another operation with the same number is sent."""
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs operations. Clients need SCOPE_TRAIN. Operations on one adapter run in the order of their numbers. Operations on
@@ -86,7 +86,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_training_service_pb2.UploadBatchRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_training_service_pb2.UploadBatchRequest], _abc.Awaitable[_training_service_pb2.UploadBatchResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.UploadBatchResponse]:
-        """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes are kept; a
+        """Uploads a batch that is too large for one message. If a stream is interrupted, the received bytes remain stored; a
         stream with only the header returns the offset at which to resume. An upload is deleted about an hour after it was
         last sent or used. An accepted operation no longer needs its upload. Errors: INVALID_ARGUMENT if the header differs
         from that of an earlier stream; ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) for a gap; FAILED_PRECONDITION
@@ -128,6 +128,6 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.CancelOperationRequest,
         context: _aio.ServicerContext[_training_service_pb2.CancelOperationRequest, _abc.Awaitable[_training_service_pb2.CancelOperationResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.CancelOperationResponse]:
-        """Cancels a queued operation. Later operations wait until another operation is sent with its number."""
+        """Cancels a queued operation. Later operations wait until another operation with the same number is sent."""
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _aio.Server) -> None: ...

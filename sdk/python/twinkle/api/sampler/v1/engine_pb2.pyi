@@ -56,7 +56,7 @@ class _SleepLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SleepLevel
     SLEEP_LEVEL_WEIGHTS_KEPT: _SleepLevel.ValueType  # 1
     """Weights are moved to host memory, and keys and values are discarded."""
     SLEEP_LEVEL_WEIGHTS_DROPPED: _SleepLevel.ValueType  # 2
-    """Weights are discarded, too, and must be loaded again before the engine wakes up."""
+    """Weights are also discarded, and must be loaded again before the engine wakes up."""
 
 class SleepLevel(_SleepLevel, metaclass=_SleepLevelEnumTypeWrapper):
     """Memory that a sleeping engine releases."""
@@ -66,7 +66,7 @@ SLEEP_LEVEL_UNSPECIFIED: SleepLevel.ValueType  # 0
 SLEEP_LEVEL_WEIGHTS_KEPT: SleepLevel.ValueType  # 1
 """Weights are moved to host memory, and keys and values are discarded."""
 SLEEP_LEVEL_WEIGHTS_DROPPED: SleepLevel.ValueType  # 2
-"""Weights are discarded, too, and must be loaded again before the engine wakes up."""
+"""Weights are also discarded, and must be loaded again before the engine wakes up."""
 Global___SleepLevel: _TypeAlias = SleepLevel  # noqa: Y015
 
 @_typing.final
@@ -122,7 +122,7 @@ class EngineLoad(_message.Message):
     waiting_sequence_count: _builtins.int
     """Number of sequences in the queue."""
     kv_usage: _builtins.float
-    """Fraction of the key-value cache in use, 0 to 1."""
+    """Fraction of the key-value cache that is in use, 0 to 1."""
     tokens_per_second: _builtins.float
     """Number of tokens per second, averaged over the last seconds."""
     prefix_hit_rate: _builtins.float

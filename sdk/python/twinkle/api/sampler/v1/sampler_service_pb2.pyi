@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SequenceSoFar(_message.Message):
-    """A partly delivered sequence that another sampler continues."""
+    """A partially delivered sequence that another sampler continues."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -34,7 +34,7 @@ class SequenceSoFar(_message.Message):
     sequence_index: _builtins.int
     """Index of the sequence, from 0 to sample_count - 1."""
     is_finished: _builtins.bool
-    """Whether the end of the sequence was delivered, too. The sampler then sends no events for it."""
+    """Whether the end of the sequence was also delivered. The sampler then sends no events for it."""
     @_builtins.property
     def token_ids(self) -> _tensor_pb2.Tensor:
         """Tokens that were delivered: int32 [T]. May be empty."""
@@ -86,8 +86,8 @@ class SampleRequest(_message.Message):
     def continued(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceSoFar]:
         """For services of the deployment: the state of a request that another sampler started, with one entry for each
         sequence. Limits count from the start of the request, the `prompt` event is not sent again, and the response
-        contains only the remaining tokens. With a seed and without structured output, an engine of the same kind draws the
-        same tokens as the first one would have drawn. `adapter` must name an exact version. Empty for a new request.
+        contains only the remaining tokens. With a seed and without structured output, an engine of the same kind samples
+        the same tokens as the first one would have sampled. `adapter` must name an exact version. Empty for a new request.
         """
 
     def __init__(
@@ -110,7 +110,7 @@ Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
 
 @_typing.final
 class SampleResponse(_message.Message):
-    """Streamed response message for Sample: one `prompt`, then `delta` events as tokens are drawn, and exactly one
+    """Streamed response message for Sample: one `prompt`, then `delta` events as tokens are sampled, and exactly one
     `finished` event for each sequence.
     """
 
@@ -541,7 +541,7 @@ Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterResponse(_message.Message):
-    """Response message for UnloadAdapter. A version that is in use is unloaded once its last sequence ends."""
+    """Response message for UnloadAdapter. A version that is in use is unloaded after its last sequence has finished."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class SamplerServiceStub:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
-    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
     (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
     ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
     (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
@@ -120,7 +120,7 @@ class SamplerServiceStub:
 
 class SamplerServiceServicer:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
-    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
     (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
     ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
     (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
@@ -150,8 +150,8 @@ class SamplerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTokens(self, request, context):
-        """Returns the bytes of tokens, because one token may be a part of a character. The result never changes for a base
-        model.
+        """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
+        changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,7 +324,7 @@ def add_SamplerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SamplerService:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
-    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
     (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
     ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
     (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED

@@ -14,7 +14,7 @@ GRPC_VERSION: str
 
 class SamplerServiceStub:
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
-    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
     (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
     ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
     (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
@@ -30,8 +30,8 @@ class SamplerServiceStub:
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ComputeLogprobsRequest, _sampler_service_pb2.ComputeLogprobsResponse]
     """Computes the log-probabilities of given tokens without sampling."""
     DescribeTokens: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.DescribeTokensRequest, _sampler_service_pb2.DescribeTokensResponse]
-    """Returns the bytes of tokens, because one token may be a part of a character. The result never changes for a base
-    model.
+    """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
+    changes.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.AbortRequest, _sampler_service_pb2.AbortResponse]
     """Aborts a running request of the caller. Errors: NOT_FOUND (ERROR_REASON_REQUEST_NOT_FOUND)."""
@@ -61,7 +61,7 @@ class SamplerServiceStub:
 
 class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Samples from base models and adapters, and controls the engine. Clients need SCOPE_SAMPLE unless a method requires
-    another scope. Every sampled token names the version that drew it. Errors of all sampling methods: INVALID_ARGUMENT
+    another scope. Responses name the version that sampled each token. Errors of all sampling methods: INVALID_ARGUMENT
     (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); NOT_FOUND for the base model, adapter or version;
     ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) if a request with that id is running; FAILED_PRECONDITION
     (ERROR_REASON_ADAPTER_NOT_READY) if the weights do not fit the base model; RESOURCE_EXHAUSTED
@@ -99,8 +99,8 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_service_pb2.DescribeTokensRequest,
         context: _aio.ServicerContext[_sampler_service_pb2.DescribeTokensRequest, _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]:
-        """Returns the bytes of tokens, because one token may be a part of a character. The result never changes for a base
-        model.
+        """Returns the bytes of tokens, because one token may be only a part of a character. The result for a base model never
+        changes.
         """
 
     @_abc_1.abstractmethod

@@ -54,7 +54,7 @@ Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 @_typing.final
 class AdapterRef(_message.Message):
     """Reference to the weights to sample from. A sampler that cannot use exactly these weights returns an error, and never
-    samples from others.
+    samples from other weights.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,8 +67,8 @@ class AdapterRef(_message.Message):
     adapter_id: _builtins.str
     """Id of the adapter. Required unless `checkpoint_path` is set."""
     exact: _builtins.int
-    """This version. UNAVAILABLE (ERROR_REASON_VERSION_NOT_READY) if it has not arrived yet; NOT_FOUND if it no longer
-    exists.
+    """This version. The request fails with UNAVAILABLE (ERROR_REASON_VERSION_NOT_READY) if the version has not arrived
+    yet, and with NOT_FOUND if it no longer exists.
     """
     at_least: _builtins.int
     """This version or a newer one."""
@@ -198,9 +198,9 @@ class SamplingParams(_message.Message):
     min_tokens: _builtins.int
     """Minimum number of new tokens before a stop token or string ends a sequence, at least 0. Defaults to 0."""
     seed: _builtins.int
-    """Makes sampling reproducible: sequence i draws from (seed, i). If unset, sampling is random."""
+    """Makes sampling reproducible: sequence i uses random numbers derived from (seed, i). If unset, sampling is random."""
     temperature: _builtins.float
-    """Divides the logits. At least 0; 0 selects the most likely token. Defaults to 1."""
+    """Temperature, which divides the logits. At least 0; 0 selects the most likely token. Defaults to 1."""
     top_k: _builtins.int
     """Keeps only the k most likely tokens. At least 1, or -1 to keep all. Defaults to -1."""
     top_p: _builtins.float
@@ -224,9 +224,9 @@ class SamplingParams(_message.Message):
     to 0.
     """
     presence_penalty: _builtins.float
-    """Value subtracted from the logit of each token that was drawn before, -2 to 2. Defaults to 0."""
+    """Value subtracted from the logit of each token that was sampled before, -2 to 2. Defaults to 0."""
     frequency_penalty: _builtins.float
-    """Value subtracted from the logit of each token for each time that it was drawn before, -2 to 2. Defaults to 0."""
+    """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2. Defaults to 0."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end a sequence, at most 64 with 1 to 256 characters each. The string is removed from the text, but its
@@ -324,7 +324,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):
-    """A chat that the model's own template turns into tokens."""
+    """A chat that the model's chat template converts to tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,7 +397,7 @@ class TokenForm(_message.Message):
     PIECE_FIELD_NUMBER: _builtins.int
     IS_SPECIAL_FIELD_NUMBER: _builtins.int
     piece: _builtins.bytes
-    """Bytes of the token. The bytes of consecutive tokens form UTF-8 text, although one token may be a part of a
+    """Bytes of the token. The bytes of consecutive tokens form UTF-8 text, although one token may be only a part of a
     character.
     """
     is_special: _builtins.bool
@@ -418,7 +418,7 @@ Global___TokenForm: _TypeAlias = TokenForm  # noqa: Y015
 
 @_typing.final
 class VersionSpan(_message.Message):
-    """Tokens [begin_token, end_token) of a sequence, which were drawn by one version."""
+    """Tokens [begin_token, end_token) of a sequence, which one version sampled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -460,7 +460,7 @@ class TopLogprobs(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _tensor_pb2.Tensor:
-        """Natural log-probabilities: float32 [T, k]. Cells without a token are -infinity."""
+        """Natural log-probabilities: float32 [T, k]. Entries without a token are -infinity."""
 
     def __init__(
         self,
@@ -501,8 +501,8 @@ class SampledSequence(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _tensor_pb2.Tensor:
-        """Natural log-probability of each new token under the model's own distribution, before temperature and filters:
-        float32 [T].
+        """Natural log-probability of each new token under the model's distribution before temperature and filters: float32
+        [T].
         """
 
     @_builtins.property
@@ -511,7 +511,7 @@ class SampledSequence(_message.Message):
 
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Versions that drew the tokens, in order. The spans cover all tokens."""
+        """Versions that sampled the tokens, in order. The spans cover all tokens."""
 
     def __init__(
         self,
@@ -589,7 +589,7 @@ class TokenDelta(_message.Message):
     text: _builtins.str
     """Text that is final after these tokens. It may be empty while a character or a possible stop string is incomplete."""
     version: _builtins.int
-    """Version that drew the tokens. 0 is the base model without an adapter."""
+    """Version that sampled the tokens. 0 is the base model without an adapter."""
     @_builtins.property
     def token_ids(self) -> _tensor_pb2.Tensor:
         """The new tokens: int32 [n]."""
@@ -641,7 +641,7 @@ class SequenceFinished(_message.Message):
     """Remaining text that was not sent in a delta."""
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Versions that drew the tokens, in order. The spans cover all tokens."""
+        """Versions that sampled the tokens, in order. The spans cover all tokens."""
 
     def __init__(
         self,

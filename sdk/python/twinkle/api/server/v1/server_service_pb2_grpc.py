@@ -47,8 +47,8 @@ class ServerServiceServicer:
     """
 
     def GetServerInfo(self, request, context):
-        """Describes the server. Errors: only those of every call, such as missing credentials, a passed deadline, or a
-        service that is shutting down.
+        """Describes the server. Errors: only those that any call can return, for example for missing credentials, a passed
+        deadline, or a service that is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -103,8 +103,8 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class TensorChunk(_message.Message):
-    """A chunk of a byte sequence that is too large for one message. A method states if chunks may be repeated or sent in
-    any order.
+    """A chunk of a byte sequence that is too large for one message. Each method states whether chunks may be repeated or
+    sent in any order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -117,8 +117,8 @@ class TensorChunk(_message.Message):
     data: _builtins.bytes
     """The bytes, at most 4 MiB. 1 MiB is recommended."""
     checksum: _builtins.int
-    """xxh3-64 of `data`, as a signed integer with the same bits. If it does not match, the chunk is discarded and the
-    call fails with DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT).
+    """xxh3-64 checksum of `data`, as a signed integer with the same bits. If it does not match, the chunk is discarded
+    and the call fails with DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT).
     """
     def __init__(
         self,
