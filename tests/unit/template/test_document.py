@@ -17,7 +17,7 @@ def test_the_documented_program_runs(tmp_path: Path) -> None:
     exec(compile('\n'.join(blocks), 'docs/templates.md', 'exec'), names)
     assert [call['function'] for call in names['calls']] == [{'name': 'add', 'arguments': {'a': 1, 'b': 2}}]
     assert names['text'] == 'So.'
-    assert names['template'].decode(names['feature']['input_ids']).endswith(names['said'])
+    assert names['template'].decode(names['feature']['input_ids']).endswith(names['answer'])
     assert names['problem'] is not None
-    assert names['seen']['pixel_values'].tobytes() == names['same']['pixel_values'].tobytes()
-    assert list(names['film']['video_grid_thw'][0]) == [1, 6, 6]
+    assert names['image_feature']['pixel_values'].tobytes() == names['same_feature']['pixel_values'].tobytes()
+    assert list(names['video_feature']['video_grid_thw'][0]) == [1, 6, 6]
