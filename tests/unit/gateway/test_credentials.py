@@ -34,8 +34,8 @@ def test_every_method_of_every_contract_has_an_entry() -> None:
     assert methods_with_rules() <= set(methods)
 
 
-def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
-    """Exactly the methods that the contracts mark as internal have the requirement INTERNAL."""
+def test_exactly_the_listed_methods_are_internal() -> None:
+    """Exactly the listed methods of the contracts have the requirement INTERNAL."""
     internal = {method for method in contract_methods() if requirement_of(method) is Access.INTERNAL}
     assert internal == {
         'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
@@ -52,7 +52,7 @@ def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
 
 
 def test_managing_keys_and_engines_needs_its_own_scope() -> None:
-    """Creating keys needs the scope `admin`, and pausing an engine needs the scope `operator`."""
+    """Creating keys needs the scope `admin`, pausing an engine needs `operator`, and unknown methods have no entry."""
     assert requirement_of('twinkle.api.gateway.v1.KeyService/CreateKey') is Scope.ADMIN
     assert requirement_of('twinkle.api.sampler.v1.SamplerService/Pause') is Scope.OPERATOR
     assert requirement_of('twinkle.api.unknown.v1.Service/Method') is None

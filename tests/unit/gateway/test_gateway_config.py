@@ -65,7 +65,7 @@ def test_model_services_have_unique_names() -> None:
 
 @pytest.mark.parametrize('weight', [MIN_WEIGHT, MAX_WEIGHT])
 def test_default_weight_has_the_bounds_of_a_quota(weight: float) -> None:
-    """The default weight accepts the smallest and the largest weight of a quota, and nothing beyond."""
+    """The default weight accepts the smallest and the largest weight of a quota, and no weight outside them."""
     assert default_quota(QuotasConfig(weight=weight)).weight == weight
     with pytest.raises(ValidationError):
         QuotasConfig(weight=weight * 1.01 if weight == MAX_WEIGHT else weight * 0.99)

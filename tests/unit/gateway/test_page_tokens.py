@@ -33,7 +33,7 @@ def test_page_token_of_another_query_is_refused() -> None:
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5))
 def test_forged_page_token_is_refused(after: Any) -> None:
-    """A token with a correct digest and arbitrary content gives a first page or InvalidPageToken."""
+    """A token with a correct digest and arbitrary content selects the first page or raises InvalidPageToken."""
     digest = json.loads(base64.urlsafe_b64decode(next_token(Cursor(datetime.now(UTC), 'a'), query=QUERY)))[0]
     token = base64.urlsafe_b64encode(json.dumps([digest, after]).encode()).decode()
     try:

@@ -17,18 +17,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def filled(gate: ByteGate, tenant_id: str) -> int:
-    """Return how many times a tenant can take a MiB."""
+async def fill(gate: ByteGate, tenant_id: str) -> int:
+    """Take one MiB at a time until the gate refuses; return the number of MiB."""
     for count in range(1000):
         try:
             await gate.take(tenant_id, MIB)
         except BytesFull:
             return count
-    raise AssertionError('nothing bounds it')
+    raise AssertionError('the gate refused no request')
 
 
 async def test_tenant_over_its_limit_is_refused() -> None:
-    """A request without room is refused and leaves no bytes behind, while other tenants are served."""
+    """A request over the limit is refused and reserves no bytes, while other tenants are served."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     await gate.take('alice', 15 * MIB)
     with pytest.raises(BytesFull):
@@ -39,20 +39,20 @@ async def test_tenant_over_its_limit_is_refused() -> None:
     assert gate.held_bytes == 30 * MIB
 
 
-async def test_room_is_reserved_for_small_requests() -> None:
-    """A tenant whose large bodies use all available bytes can still poll, and so can all others."""
+async def test_memory_is_reserved_for_small_requests() -> None:
+    """A tenant whose large bodies use all available bytes can still send small requests, and so can all others."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     for tenant_id in ('a', 'b', 'c', 'd', 'e'):
-        assert await filled(gate, tenant_id) <= 15
+        assert await fill(gate, tenant_id) <= 15
     for tenant_id in ('a', 'b', 'f'):
         await gate.take(tenant_id, 64 * KIB)
     assert gate.held_bytes <= 60 * MIB + 3 * 64 * KIB
 
 
 async def test_tenants_leave_capacity_for_others() -> None:
-    """Each tenant takes at most as much as it leaves free, so the next one finds room."""
+    """Each tenant takes at most as much as it leaves free, so that the next one can also take bytes."""
     gate = ByteGate(tenant_bytes=64 * MIB, total_bytes=64 * MIB, wait_seconds=0)
-    counts = [await filled(gate, tenant_id) for tenant_id in ('a', 'b', 'c')]
+    counts = [await fill(gate, tenant_id) for tenant_id in ('a', 'b', 'c')]
     assert counts[0] > counts[1] > counts[2] > 4
 
 
@@ -79,7 +79,7 @@ async def test_waiters_are_admitted_in_order() -> None:
 
 
 async def test_cancelled_hold_releases_its_bytes() -> None:
-    """A call that is cancelled while it waits, or as it is admitted, leaves no bytes behind."""
+    """A call that is cancelled while it waits, or when it is admitted, reserves no bytes."""
     gate = ByteGate(tenant_bytes=4 * MIB, total_bytes=16 * MIB, wait_seconds=None)
     first, second = gate.hold('alice'), gate.hold('alice')
     await first.grow(3 * MIB)
@@ -87,17 +87,17 @@ async def test_cancelled_hold_releases_its_bytes() -> None:
     await settle()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    let_in = asyncio.create_task(second.grow(MIB))
+    admitted = asyncio.create_task(second.grow(MIB))
     await settle()
     first.release()
-    let_in.cancel()
-    await asyncio.gather(let_in, return_exceptions=True)
+    admitted.cancel()
+    await asyncio.gather(admitted, return_exceptions=True)
     second.release()
     assert gate.held_bytes == 0
 
 
 async def test_request_over_the_limit_runs_alone() -> None:
-    """A request that exceeds the limit counts as the complete limit and does not wait forever."""
+    """A request that exceeds the limit counts as the whole limit and does not wait forever."""
     gate = ByteGate(tenant_bytes=4 * MIB, total_bytes=16 * MIB, wait_seconds=0)
     hold = gate.hold('alice')
     await hold.grow(100 * MIB)

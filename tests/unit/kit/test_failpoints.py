@@ -1,4 +1,4 @@
-"""Failpoints: a test can kill the process at named points, and nothing else does."""
+"""Failpoints kill the process at a named point, and only if a test has armed them."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ from services.kit.failpoints import (
     Failpoints,
 )
 
-PLACES = (
+ALL_FAILPOINTS = (
     *FAILPOINTS,
     *TRANSFER_FAILPOINTS,
     *FUTURE_FAILPOINTS,
@@ -32,33 +32,33 @@ PLACES = (
 
 PROGRAM = """
 from services.kit.failpoints import reach
-for place in ('operation.begun', 'journal.commit.before', 'journal.commit.before', 'journal.commit.before'):
-    reach(place)
-    print(place, flush=True)
+for name in ('operation.begun', 'journal.commit.before', 'journal.commit.before', 'journal.commit.before'):
+    reach(name)
+    print(name, flush=True)
 """
 
 
 def test_process_is_killed_at_the_armed_count():
-    """The process is killed when a failpoint is reached for the armed time."""
-    ended = subprocess.run(
+    """The process is killed when a failpoint has been reached the configured number of times."""
+    finished = subprocess.run(
         [sys.executable, '-c', PROGRAM],
         env={VARIABLE: 'journal.commit.before=2'},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == -signal.SIGKILL
-    assert ended.stdout.split() == ['operation.begun', 'journal.commit.before']
+    assert finished.returncode == -signal.SIGKILL
+    assert finished.stdout.split() == ['operation.begun', 'journal.commit.before']
 
 
 def test_failpoints_that_are_not_armed_have_no_effect():
     """Reaching a failpoint that is not armed does nothing."""
-    for name in PLACES:
+    for name in ALL_FAILPOINTS:
         Failpoints({}).reach(name)
         Failpoints.from_environment({}).reach(name)
 
 
-@pytest.mark.parametrize('value', ['nowhere=1', 'operation.begun=often', 'snapshot.taken=0'])
+@pytest.mark.parametrize('value', ['unknown=1', 'operation.begun=often', 'snapshot.taken=0'])
 def test_invalid_settings_are_refused(value):
     """Unknown names and invalid counts are errors, so that no test runs without its failpoint."""
     with pytest.raises(ValueError, match=r'.'):
@@ -73,4 +73,4 @@ def test_every_failpoint_is_in_the_code():
         for path in root.rglob('*.py')
         for name in re.findall(r"\breach\('([\w.]+)'\)", path.read_text(encoding='utf-8'))
     }
-    assert found == set(PLACES)
+    assert found == set(ALL_FAILPOINTS)

@@ -26,7 +26,7 @@ def test_invalid_ids_are_refused(value: str) -> None:
 
 @pytest.mark.parametrize('value', ['', '.', '..', '.x', 'a/b', 'a b', 'x' * 129])
 def test_names_with_path_syntax_are_refused(value: str) -> None:
-    """A name cannot contain anything that has a meaning in a path."""
+    """A name cannot contain characters that have a meaning in a path."""
     with pytest.raises(InvalidField):
         name_from_proto(value, 'name')
     with pytest.raises(InvalidField):
@@ -51,12 +51,12 @@ def test_valid_values_are_returned_unchanged() -> None:
 
 @pytest.mark.parametrize('message', [Duration(seconds=-1), Duration(seconds=1 << 62), Duration(seconds=61)])
 def test_durations_out_of_range_are_refused(message: Duration) -> None:
-    """Durations outside the range are refused, also those that Python cannot represent."""
+    """Durations outside the range are refused, including those that Python cannot represent."""
     with pytest.raises(InvalidField):
         duration_from_proto(message, 'timeout', minimum=timedelta(), maximum=timedelta(minutes=1))
 
 
-def test_a_count_below_zero_is_refused() -> None:
-    """The refusal of a negative count names the field."""
+def test_negative_count_is_refused() -> None:
+    """A negative count raises InvalidField."""
     with pytest.raises(InvalidField):
         not_negative(-1, 'offset')

@@ -26,6 +26,6 @@ def test_numbers_without_a_fraction_become_integers() -> None:
     """Numbers without a fraction become integers, because structs contain doubles only."""
     found = dict_from_struct(struct_of({'a': 3.0, 'b': 3.5, 'c': 1e300, 'd': -0.0}))
     assert {name: type(value) for name, value in found.items()} == {'a': int, 'b': float, 'c': float, 'd': int}
-    odd = Struct()
-    odd.fields['x'].number_value = math.inf
-    assert dict_from_struct(odd) == {'x': math.inf}
+    infinite = Struct()
+    infinite.fields['x'].number_value = math.inf
+    assert dict_from_struct(infinite) == {'x': math.inf}

@@ -14,19 +14,19 @@ from services.kit.worker import SingleWorker
 
 
 class ProbeConfig(ServiceConfig):
-    """A service that does not exist."""
+    """Configuration of a service that exists only in these tests."""
 
     service = 'probe'
 
 
-def test_ids_are_unique_and_carry_their_prefix() -> None:
+def test_ids_are_unique_and_begin_with_their_prefix() -> None:
     """Ten thousand ids differ, and each begins with its prefix."""
     ids = {new_id('ad') for _ in range(10_000)}
     assert len(ids) == 10_000
     assert all(item.startswith('ad-') and len(item) == 25 for item in ids)
 
 
-def test_fake_clock_moves_only_when_advanced() -> None:
+def test_fake_clock_advances_both_of_its_times() -> None:
     """The wall-clock and the monotonic time of a fake clock advance together."""
     clock = FakeClock()
     begin = clock.now()
@@ -43,7 +43,7 @@ def test_page_token_restores_the_sort_key() -> None:
     assert parse_page(5000, '', query='list/alice', key_types=(str, str)).size == 1000
 
 
-BAD_TOKENS = [
+INVALID_TOKENS = [
     'x',
     '!!',
     'bnVsbA==',
@@ -53,9 +53,9 @@ BAD_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize('token', BAD_TOKENS)
-def test_page_token_of_another_query_is_refused(token: str) -> None:
-    """Only a token that was created for the same query is accepted."""
+@pytest.mark.parametrize('token', INVALID_TOKENS)
+def test_invalid_page_token_is_refused(token: str) -> None:
+    """Malformed tokens and tokens of other queries are refused."""
     with pytest.raises(InvalidPageToken):
         parse_page(10, token, query='list/alice', key_types=(str, str))
 
@@ -77,23 +77,23 @@ def test_config_sources_override_each_other_in_order(tmp_path: Path, monkeypatch
     assert (config.limits.queue_length, config.limits.message_bytes) == (5, 4096)
 
 
-def test_config_leaves_the_aliases_of_models_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_ignores_the_variable_of_model_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable of the hub's model aliases is not read as a field of the model service."""
 
-    class OfModel(ServiceConfig):
+    class ModelProbeConfig(ServiceConfig):
         service = 'model'
 
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'small=org/name')
     monkeypatch.setenv('TWINKLE_MODEL_DRAIN_SECONDS', '2')
-    assert load_config(OfModel, []).drain_seconds == 2
+    assert load_config(ModelProbeConfig, []).drain_seconds == 2
 
 
 @pytest.mark.parametrize(
     ('argument', 'named'),
     [('lisden=x', 'lisden'), ('limits.queue_length=-1', 'limits.queue_length'), ('limits=3', 'limits')],
 )
-def test_wrong_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid setting ends the start with a message that names it."""
+def test_invalid_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid setting prevents the start with a message that names the setting."""
     with pytest.raises(SystemExit) as caught:
         load_config(ProbeConfig, ['--set', argument])
     assert caught.value.code == 2
@@ -102,18 +102,18 @@ def test_wrong_config_names_the_field(argument: str, named: str, capsys: pytest.
 
 def test_config_does_not_show_its_secret() -> None:
     """The representation of a configuration does not contain the internal token."""
-    assert 'hush' not in repr(ProbeConfig(internal_token='hush'))
+    assert 's3cr3t' not in repr(ProbeConfig(internal_token='s3cr3t'))
 
 
 async def test_worker_keeps_order_and_raises_in_the_caller() -> None:
     """Calls run in order, and an exception is raised where the call is awaited."""
     worker = SingleWorker('test')
-    seen: list[int] = []
+    results: list[int] = []
     try:
         for number in range(5):
-            await worker.run(seen.append, number)
+            await worker.run(results.append, number)
         with pytest.raises(ZeroDivisionError):
             await worker.run(lambda: 1 // 0)
     finally:
         worker.close()
-    assert seen == [0, 1, 2, 3, 4]
+    assert results == [0, 1, 2, 3, 4]

@@ -23,7 +23,7 @@ def test_text_is_found_in_nested_messages() -> None:
 
 
 def test_repeated_messages_are_merged() -> None:
-    """Repeated embedded messages are merged as by the parser: the last text counts."""
+    """Repeated embedded messages are merged as by the parser, so the last text that is set is returned."""
     parts = [_request('ad-1'), _request('ad-2'), _request('')]
     raw = b''.join(part.SerializeToString() for part in parts)
     parsed = training_service_pb2.ExecuteRequest.FromString(raw)
@@ -56,7 +56,7 @@ def test_truncated_message_is_refused(cut: int) -> None:
 
 
 def test_number_of_fields_is_limited() -> None:
-    """A message with a million fields is refused before it is read completely."""
+    """A message with more than `MAX_FIELDS` fields is refused."""
     raw = adapter_service_pb2.GetAdapterRequest(adapter_id='a').SerializeToString() * (MAX_FIELDS + 1)
     with pytest.raises(UnreadableMessageError):
         peek_text(raw, 1)

@@ -1,4 +1,4 @@
-"""Concurrent calls: tenants share the limit of a server, and none can take all of it."""
+"""Tenants share the concurrent calls of a server, and no tenant can use all of them."""
 
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -23,7 +23,7 @@ async def _fill(share: Layer, stack: AsyncExitStack, tenant_id: str, *, is_inter
 
 
 async def test_tenants_share_the_calls() -> None:
-    """The first tenant gets half of the calls, and each later one half of the rest and at least one."""
+    """The first tenant gets half of the calls, and each later one gets half of the rest, but at least one."""
     share = share_calls(16)
     async with AsyncExitStack() as stack:
         assert [await _fill(share, stack, name) for name in ('flood', 'second', 'third', 'fourth')] == [8, 4, 2, 1]

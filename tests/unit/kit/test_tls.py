@@ -1,4 +1,4 @@
-"""Certificate files: validation at the start, renewal, and creation for development."""
+"""Certificate files: validation at startup, renewal, and creation for development."""
 
 import os
 from pathlib import Path
@@ -34,10 +34,10 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_authority(tmp_path_factory.mktemp('expired'), now=long_ago())
 
 
-def _refusal(capsys: pytest.CaptureFixture[str], *settings: str, of: type[ServiceConfig] = DataConfig) -> str:
+def _refusal(capsys: pytest.CaptureFixture[str], *settings: str, config_class: type[ServiceConfig] = DataConfig) -> str:
     """Return the error output of a service that refuses to start."""
     with pytest.raises(SystemExit) as caught:
-        load_config(of, [part for setting in settings for part in ('--set', setting)])
+        load_config(config_class, [part for setting in settings for part in ('--set', setting)])
     assert caught.value.code == 2
     return capsys.readouterr().err
 
@@ -48,7 +48,7 @@ def _settings(folder: Path, service: str = 'data', **other: Path | str) -> list[
 
 
 def test_created_certificates_are_accepted(folder: Path) -> None:
-    """Certificates that `twinkle certs` creates are valid, and name all callers."""
+    """Certificates that `twinkle certs` creates are accepted, and the callers of the service are trusted."""
     config = load_config(DataConfig, [part for item in _settings(folder) for part in ('--set', item)])
     assert config.peers() == {'twinkle://gateway', 'twinkle://model'}
     assert load_material(config.tls).expire_time is not None
@@ -57,23 +57,23 @@ def test_created_certificates_are_accepted(folder: Path) -> None:
 @pytest.mark.parametrize(
     ('change', 'field', 'advice'),
     [
-        ({'certificate': 'nowhere.crt'}, 'tls.certificate', 'twinkle certs'),
-        ({'key': 'nowhere.key'}, 'tls.key', 'twinkle certs'),
-        ({'ca': 'nowhere.crt'}, 'tls.ca', 'twinkle certs'),
+        ({'certificate': 'missing.crt'}, 'tls.certificate', 'twinkle certs'),
+        ({'key': 'missing.key'}, 'tls.key', 'twinkle certs'),
+        ({'ca': 'missing.crt'}, 'tls.ca', 'twinkle certs'),
         ({'key': 'model.key'}, 'tls.key', 'one pair'),
         ({'certificate': 'data.key'}, 'tls.certificate', 'PEM'),
         ({'key': 'data.crt'}, 'tls.key', 'PEM'),
-        ({'key': 'locked.key'}, 'tls.key', 'passphrase'),
+        ({'key': 'encrypted.key'}, 'tls.key', 'passphrase'),
         ({'ca': 'data.key'}, 'tls.ca', 'PEM'),
     ],
 )
-def test_unusable_file_is_refused_at_the_start(
+def test_unusable_file_is_refused_at_startup(
     folder: Path, change: dict[str, str], field: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An unusable file ends the start with a message that names the setting and the fix."""
+    """An unusable file prevents the start with a message that names the setting and the fix."""
     key = load_pem_private_key((folder / 'data.key').read_bytes(), password=None)
-    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b'secret'))
-    (folder / 'locked.key').write_bytes(locked)
+    encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b'secret'))
+    (folder / 'encrypted.key').write_bytes(encrypted)
     error = _refusal(capsys, *_settings(folder, **{name: folder / file for name, file in change.items()}))
     assert f'{field}:' in error
     assert advice in error
@@ -83,8 +83,8 @@ def test_certificates_outside_their_validity_are_refused(
     folder: Path, expired: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Expired and not yet valid certificates are refused, and so is an expired authority."""
-    own = {'certificate': expired / 'data.crt', 'key': expired / 'data.key'}
-    assert 'tls.certificate' in (error := _refusal(capsys, *_settings(folder, **own)))
+    expired_pair = {'certificate': expired / 'data.crt', 'key': expired / 'data.key'}
+    assert 'tls.certificate' in (error := _refusal(capsys, *_settings(folder, **expired_pair)))
     assert 'expired' in error
     assert 'tls.ca' in _refusal(capsys, *_settings(folder, ca=expired / 'ca.crt'))
     with pytest.raises(ValueError, match='clock'):
@@ -92,7 +92,7 @@ def test_certificates_outside_their_validity_are_refused(
 
 
 @pytest.mark.parametrize('missing', ['certificate', 'key'])
-def test_half_a_pair_is_refused(folder: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certificate_and_key_require_each_other(folder: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A certificate without its key is refused, and so is a key without its certificate."""
     settings = [item for item in _settings(folder) if not item.startswith(f'tls.{missing}')]
     assert f'{missing} is missing' in _refusal(capsys, *settings)
@@ -105,7 +105,9 @@ def test_trusted_peers_require_tls_and_an_authority(
 ) -> None:
     """Trusted peers can be configured only together with TLS and an authority that signs their certificates."""
     settings = [item for item in _settings(folder) if item.startswith('tls.ca') == (missing != 'ca')]
-    assert f'tls.{missing}' in _refusal(capsys, *settings, 'tls.trusted_peers=["twinkle://gateway"]', of=service)
+    assert f'tls.{missing}' in _refusal(
+        capsys, *settings, 'tls.trusted_peers=["twinkle://gateway"]', config_class=service
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_gateway_alone_needs_no_authority(folder: Path) -> None:
 
 
 def test_public_certificate_is_shown_to_clients_only(folder: Path) -> None:
-    """Clients and services may see certificates of different authorities."""
+    """The gateway can present different certificates to clients and to services."""
     public = {'certificate': folder / 'data.crt', 'key': folder / 'data.key'}
     config = GatewayConfig.model_validate(
         {'tls': tls_of(folder, 'gateway'), 'public_tls': public, 'internal_listen': '127.0.0.1:0'}
@@ -167,9 +169,9 @@ def test_renewal_that_failed_is_tried_again(tmp_path: Path) -> None:
     renewed = key.read_bytes()
     key.write_bytes(b'x' * len(renewed))
     assert files.current() is first
-    seen = key.stat()
+    previous = key.stat()
     key.write_bytes(renewed)
-    os.utime(key, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    os.utime(key, ns=(previous.st_atime_ns, previous.st_mtime_ns))
     assert files.current() is first
     now = 11.0
     assert files.current().key == renewed != good
@@ -190,7 +192,7 @@ def test_new_users_during_a_renewal_get_the_previous_files(tmp_path: Path) -> No
     """All users in a process share the last valid contents of the files."""
     make_authority(tmp_path, services=('data',))
     first = shared_files(tls_of(tmp_path, 'data')).current()
-    (tmp_path / 'data.key').write_text('half a renewal')
+    (tmp_path / 'data.key').write_text('incomplete')
     assert shared_files(tls_of(tmp_path, 'data', trusted_peers=())).current() is first
     with pytest.raises(ValueError, match=r'tls\.key'):
         shared_files(tls_of(tmp_path, 'data', ca=None))
@@ -228,14 +230,14 @@ def test_missing_host_of_an_existing_certificate_is_reported(tmp_path: Path) -> 
 
 def test_authority_that_cannot_sign_is_reported(tmp_path: Path) -> None:
     """A missing authority key and an expired authority are errors."""
-    make_certificates(tmp_path / 'kept', {'data': ()})
-    (tmp_path / 'kept' / 'ca.key').unlink()
-    assert len(make_certificates(tmp_path / 'kept', {'data': ()})) == 2
+    make_certificates(tmp_path / 'valid', {'data': ()})
+    (tmp_path / 'valid' / 'ca.key').unlink()
+    assert len(make_certificates(tmp_path / 'valid', {'data': ()})) == 2
     with pytest.raises(ValueError, match=r'ca\.key'):
-        make_certificates(tmp_path / 'kept', {'data': (), 'model': ()})
-    make_certificates(tmp_path / 'old', {'data': ()}, now=long_ago())
+        make_certificates(tmp_path / 'valid', {'data': (), 'model': ()})
+    make_certificates(tmp_path / 'expired', {'data': ()}, now=long_ago())
     with pytest.raises(ValueError, match='expired'):
-        make_certificates(tmp_path / 'old', {'data': ()})
+        make_certificates(tmp_path / 'expired', {'data': ()})
 
 
 def test_no_tls_is_the_default() -> None:

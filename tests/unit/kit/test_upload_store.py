@@ -85,7 +85,7 @@ def announced(tmp_path: Path) -> Storage:
 @settings(deadline=None, max_examples=50)
 @given(size=st.integers(1, 60), chunk_bytes=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4))
 def test_an_upload_resumes_after_any_cut(size: int, chunk_bytes: int, cuts: list[int]) -> None:
-    """An upload cut at any bytes, with restarts in between, is read only when complete and equals the sent bytes."""
+    """An upload interrupted at any bytes, with restarts, can be read only when it is complete, and is unchanged."""
     data = bytes(range(size))
 
     async def send(storage: Storage, end: int) -> None:
@@ -236,7 +236,7 @@ async def test_a_binding_header_reserves_its_size(binding: Storage) -> None:
 
 
 async def test_an_announced_size_counts_while_the_stream_is_open(announced: Storage) -> None:
-    """An open upload counts with its announced size, another one with its stored bytes."""
+    """An open upload counts with its announced size, and a closed one with its stored bytes."""
     first = await announced.open(60, upload_id='first')
     with pytest.raises(QuotaExceeded):
         await announced.open(60, upload_id='second')
@@ -261,7 +261,7 @@ async def test_the_number_of_uploads_is_limited(storage: Storage) -> None:
 
 
 async def test_concurrent_uploads_do_not_exceed_a_quota(binding: Storage) -> None:
-    """If two new uploads fit only one at a time, exactly one of them is accepted."""
+    """If the quota allows only one of two concurrent uploads, exactly one is accepted."""
     results = await asyncio.gather(
         *(binding.open(60, upload_id=f'u{number}') for number in range(2)), return_exceptions=True
     )
@@ -282,7 +282,7 @@ async def test_use_extends_the_time_to_live(storage: Storage) -> None:
 
 
 async def test_an_open_upload_does_not_expire(storage: Storage) -> None:
-    """An upload with an open stream is kept, and its time to live begins when the stream ends."""
+    """An upload with an open stream is kept, and its time to live begins when the stream is closed."""
     upload = await storage.open(4)
     storage.clock.advance(365 * 24 * HOUR)
     await storage.store.discard_expired()
@@ -316,10 +316,10 @@ async def test_an_upload_has_one_stream_at_a_time(storage: Storage) -> None:
 
 
 async def test_a_cancelled_close_frees_the_upload(storage: Storage) -> None:
-    """An upload whose stream is cancelled becomes available once its last write has ended, not earlier."""
+    """An upload whose stream is cancelled becomes available once its last write has finished, not earlier."""
     upload = await storage.open(4)
-    may_end = Event()
-    calls = [asyncio.create_task(upload.run(may_end.wait, 30)), asyncio.create_task(upload.close())]
+    may_finish = Event()
+    calls = [asyncio.create_task(upload.run(may_finish.wait, 30)), asyncio.create_task(upload.close())]
     for call in calls:
         await asyncio.sleep(0)
         call.cancel()
@@ -327,12 +327,12 @@ async def test_a_cancelled_close_frees_the_upload(storage: Storage) -> None:
             await call
     with pytest.raises(InUse):
         await storage.open(4)
-    may_end.set()
+    may_finish.set()
     await _until_free(storage)
 
 
 async def test_a_cancelled_open_frees_the_upload(storage: Storage) -> None:
-    """An upload whose opening is cancelled becomes available once the opening has ended."""
+    """An upload whose opening is cancelled becomes available once the opening has finished."""
     opening = asyncio.create_task(storage.open(4))
     await asyncio.sleep(0)
     opening.cancel()
@@ -353,7 +353,7 @@ async def _until_free(storage: Storage) -> None:
 
 
 async def test_a_close_that_cannot_write_frees_the_upload(storage: Storage) -> None:
-    """A disk error while an upload is closed does not keep it in use."""
+    """A disk error while an upload is being closed does not keep it in use."""
     upload = await storage.open(3)
     (folder,) = storage.folders()
     shutil.rmtree(folder)
@@ -364,7 +364,7 @@ async def test_a_close_that_cannot_write_frees_the_upload(storage: Storage) -> N
 
 
 def test_a_chunk_that_is_stored_in_part_leaves_no_bytes(tmp_path: Path) -> None:
-    """A chunk for which the disk has too little room leaves the committed bytes unchanged."""
+    """A chunk that does not fit on the disk leaves the committed bytes unchanged."""
     path = tmp_path / 'bytes'
     path.write_bytes(b'abc')
     program = (

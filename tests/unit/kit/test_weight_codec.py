@@ -27,7 +27,7 @@ def _generated(message_class, chunk):
     return message_class(frame=weights_pb2.WeightFrame(chunk=chunk_to_proto(chunk)))
 
 
-def _facts(message):
+def _values(message):
     chunk = frame_of(message)
     return (chunk.offset, bytes(chunk.data), chunk.checksum)
 
@@ -35,21 +35,21 @@ def _facts(message):
 @pytest.mark.parametrize(('message_class', 'encode', 'decode'), _MESSAGES)
 @given(chunk=chunks)
 def test_bytes_are_those_of_the_generated_code(message_class, encode, decode, chunk) -> None:
-    """The codec and the generated code write equal bytes and read each other's."""
+    """The codec and the generated code write equal bytes, and each reads the output of the other."""
     generated = _generated(message_class, chunk)
     data = encode(chunk)
     assert data == generated.SerializeToString()
     assert message_class.FromString(data) == generated
     decoded = decode(data)
     assert isinstance(decoded, StateChunk)
-    assert _facts(decoded) == (chunk.offset, chunk.data, chunk.checksum)
+    assert _values(decoded) == (chunk.offset, chunk.data, chunk.checksum)
 
 
 @given(
     data=st.binary(max_size=60) | chunks.map(codec.encode_chunk), cut=st.integers(0, 80), extra=st.binary(max_size=6)
 )
 def test_codec_agrees_with_the_generated_code_on_any_bytes(data: bytes, cut: int, extra: bytes) -> None:
-    """Both return equal values, or both fail, for random, truncated and extended messages."""
+    """The codec and the generated code return equal values or both fail for random, truncated and extended messages."""
     for message_class, _, decode in _MESSAGES:
         for candidate in (data, data[:cut], data + extra, data[:cut] + extra + data[cut:]):
             _check_agreement(message_class, decode, candidate)
@@ -65,7 +65,7 @@ def _check_agreement(message_class, decode, data) -> None:
     decoded = decode(data)
     if isinstance(decoded, StateChunk):
         assert expected.frame.WhichOneof('frame') == 'chunk'
-        assert _facts(decoded) == _facts(expected)
+        assert _values(decoded) == _values(expected)
     else:
         assert decoded == expected
 
@@ -77,21 +77,21 @@ def _field(number: int, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     'inner',
     [
-        b'\x18\x05\x12\x02ab\x08\x07',  # another order
-        b'\x08\x01\x08\x07\x12\x02ab\x18\x05',  # a field twice: the last one counts
+        b'\x18\x05\x12\x02ab\x08\x07',  # fields in another order
+        b'\x08\x01\x08\x07\x12\x02ab\x18\x05',  # a repeated field: the last value is used
         b'\x08\x07\x12\x01z\x12\x02ab\x18\x05',
         b'\x08\x07\x12\x02ab\x18\x05\x22\x03new',  # a field of a later contract
-        b'\x08\x87\x00\x12\x02ab\x18\x85\x00',  # numbers longer than they have to be
+        b'\x08\x87\x00\x12\x02ab\x18\x85\x00',  # varints that are longer than necessary
     ],
 )
-def test_unusual_encodings_of_a_chunk_are_read_alike(inner: bytes) -> None:
+def test_unusual_encodings_of_a_chunk_are_read(inner: bytes) -> None:
     """Unusual but valid encodings of a chunk are read as by the generated code."""
     data = _field(1, _field(2, inner))
-    assert _facts(codec.decode_published(data)) == (7, b'ab', 5)
-    assert _facts(wire.PublishRequest.FromString(data)) == (7, b'ab', 5)
+    assert _values(codec.decode_published(data)) == (7, b'ab', 5)
+    assert _values(wire.PublishRequest.FromString(data)) == (7, b'ab', 5)
 
 
-def test_other_frames_are_left_to_the_generated_code() -> None:
+def test_other_frames_are_parsed_by_the_generated_code() -> None:
     """Headers, commits, events and empty messages are parsed by the generated code."""
     header = wire.PublishRequest(frame=weights_pb2.WeightFrame(header=weights_pb2.FrameHeader(adapter_id='a')))
     assert codec.decode_published(codec.encode_published(header)) == header

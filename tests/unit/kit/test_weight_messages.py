@@ -22,8 +22,8 @@ from twinkle.data_format.lora import in_effect
 
 _NAMES = st.text(min_size=1, max_size=6)
 _PATHS = st.lists(st.sampled_from('abq'), min_size=1, max_size=4).map('.'.join)
-_TWO = (b'ab', b'cd')
-_ONE = pack_state({'w': TensorData('uint8', (2,), _TWO[0])}, base_model='m', lora_config=LoraConfig()).manifest
+_DATA = (b'ab', b'cd')
+_MANIFEST = pack_state({'w': TensorData('uint8', (2,), _DATA[0])}, base_model='m', lora_config=LoraConfig()).manifest
 _ALPHAS = st.floats(0.001, 1000)
 
 configs = st.builds(
@@ -51,8 +51,8 @@ def test_lora_config_round_trip(config: LoraConfig) -> None:
 def test_rank_and_alpha_of_each_layer_survive(pattern: dict[str, int], path: str) -> None:
     """Each layer keeps its rank and alpha, although messages do not keep the order of patterns."""
     config = LoraConfig(rank_pattern=pattern, alpha_pattern=pattern)
-    again = lora_config_from_proto(lora_config_to_proto(config), 'x')
-    for found in (again.rank_pattern, again.alpha_pattern):
+    converted = lora_config_from_proto(lora_config_to_proto(config), 'x')
+    for found in (converted.rank_pattern, converted.alpha_pattern):
         assert value_at(found, path, 0) == value_at(pattern, path, 0)
 
 
@@ -64,7 +64,7 @@ def test_longest_pattern_name_takes_precedence() -> None:
     assert [value_at(config.rank_pattern, path, 0) for path in paths] == [2, 5, 7]
 
 
-def test_unset_fields_have_the_librarys_defaults() -> None:
+def test_unset_fields_have_the_defaults_of_the_library() -> None:
     """An empty message is converted to the default configuration."""
     assert lora_config_from_proto(training_config_pb2.LoraConfig(), 'x') == LoraConfig()
 
@@ -106,7 +106,7 @@ def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
 def test_versions_of_a_run_share_their_entries() -> None:
     """The tensor entries of equal manifests are checked once, and all other fields come from each message."""
     config = LoraConfig()
-    states = [pack_state({'w': TensorData('uint8', (2,), data)}, base_model='m', lora_config=config) for data in _TWO]
+    states = [pack_state({'w': TensorData('uint8', (2,), data)}, base_model='m', lora_config=config) for data in _DATA]
     first, second = (manifest_from_proto(manifest_to_proto(state.manifest), 'x') for state in states)
     assert (first, second) == (states[0].manifest, states[1].manifest)
     assert first.tensors is second.tensors
@@ -118,8 +118,8 @@ def test_versions_of_a_run_share_their_entries() -> None:
     [({'digest': 'x'}, 'a.digest'), ({'base_model': ''}, 'a.base_model'), ({'size_bytes': 3}, 'a.size_bytes')],
 )
 def test_manifest_similar_to_a_cached_one_is_checked(change: dict[str, object], field: str) -> None:
-    """A cached manifest does not hide an error in the next one, even if that error came before."""
-    message = manifest_to_proto(_ONE)
+    """A cached manifest does not hide an error in a similar one, even if that one is sent repeatedly."""
+    message = manifest_to_proto(_MANIFEST)
     manifest_from_proto(message, 'a')
     for name, value in change.items():
         setattr(message, name, value)
@@ -130,12 +130,12 @@ def test_manifest_similar_to_a_cached_one_is_checked(change: dict[str, object], 
 
 
 def test_different_entries_are_not_confused() -> None:
-    """Manifests that differ in one number of one entry are different."""
-    message = manifest_to_proto(_ONE)
+    """A manifest that differs from a cached one in a single tensor entry is checked separately."""
+    message = manifest_to_proto(_MANIFEST)
     manifest_from_proto(message, 'a')
     message.tensors[0].offset = 1
     with pytest.raises(InvalidField) as caught:
         manifest_from_proto(message, 'a')
     assert caught.value.field == 'a.tensors[0].offset'
-    renamed = replace(_ONE, tensors=(replace(_ONE.tensors[0], name='v'),))
+    renamed = replace(_MANIFEST, tensors=(replace(_MANIFEST.tensors[0], name='v'),))
     assert manifest_from_proto(manifest_to_proto(renamed), 'a') == renamed

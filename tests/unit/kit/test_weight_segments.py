@@ -19,8 +19,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / 'segments'
 
 
-def left(folder: Path) -> set[str]:
-    """Return the names of all files with bytes of a state."""
+def remaining_files(folder: Path) -> set[str]:
+    """Return the names of all files except those of the host id and the owners."""
     gc.collect()
     return {path.name for path in folder.iterdir() if path.name != 'host' and not path.name.startswith('owner-')}
 
@@ -29,37 +29,37 @@ def test_adopted_segment_outlives_the_name_of_its_creator(folder: Path) -> None:
     """The receiver links the segment under a new name, read-only, as long as any view of the bytes exists."""
     sender, receiver = Segments(folder), Segments(folder)
     assert sender.host_id == receiver.host_id
-    made = sender.create(5)
-    made.data[:] = b'bytes'
-    taken = receiver.adopt(made.ref)
-    made.remove()
-    view = taken.data[1:]
-    path = Path(taken.path)
+    created = sender.create(5)
+    created.data[:] = b'bytes'
+    adopted = receiver.adopt(created.ref)
+    created.remove()
+    view = adopted.data[1:]
+    path = Path(adopted.path)
     assert view.readonly
-    del taken
+    del adopted
     gc.collect()
     assert (bytes(view), path.read_bytes()) == (b'ytes', b'bytes')
     del view
-    assert left(folder) == set()
+    assert remaining_files(folder) == set()
 
 
 def test_segment_is_removed_with_its_last_view(folder: Path) -> None:
     """A segment is removed with its last view, for example after a cancelled publish."""
     segments = Segments(folder)
-    made = segments.create(8)
-    assert len(left(folder)) == 1
-    del made
-    assert left(folder) == set()
+    created = segments.create(8)
+    assert len(remaining_files(folder)) == 1
+    del created
+    assert remaining_files(folder) == set()
 
 
 def test_persistent_segments_outlive_the_process(folder: Path) -> None:
     """A persistent segment can be opened by name after a restart, and other processes do not remove it."""
     first = Segments(folder)
-    loose = first.create(3)
-    loose.data[:] = b'abc'
-    first.adopt(loose.ref, persistent_name='v-1')
-    del first, loose
-    assert left(folder) == {'keep.v-1'}
+    temporary = first.create(3)
+    temporary.data[:] = b'abc'
+    first.adopt(temporary.ref, persistent_name='v-1')
+    del first, temporary
+    assert remaining_files(folder) == {'keep.v-1'}
     second = Segments(folder)
     assert second.persistent_names() == ['v-1']
     assert bytes(second.open_persistent('v-1', 3).data) == b'abc'
@@ -69,17 +69,17 @@ def test_persistent_segments_outlive_the_process(folder: Path) -> None:
         second.create(3, persistent_name='v-1')
     second.remove_persistent('v-1')
     second.remove_persistent('v-1')
-    assert left(folder) == set()
+    assert remaining_files(folder) == set()
 
 
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', '..', '.', '', 'a/b', 'x\0y', 'a' * 300, 'ab\n', 'missing'])
-def test_hostile_names_open_nothing(folder: Path, name: str) -> None:
-    """A path is never accepted as the name of a segment."""
+def test_invalid_names_are_refused(folder: Path, name: str) -> None:
+    """Paths, invalid names and names of missing segments are refused."""
     (folder.parent / 'x').write_bytes(b'secret')
     segments = Segments(folder)
     with pytest.raises(MemoryNotShared):
         segments.adopt(SegmentRef(segments.host_id, name, 6))
-    assert left(folder) == set()
+    assert remaining_files(folder) == set()
 
 
 def test_links_folders_and_wrong_sizes_are_refused(folder: Path) -> None:
@@ -87,25 +87,25 @@ def test_links_folders_and_wrong_sizes_are_refused(folder: Path) -> None:
     secret = folder.parent / 'secret'
     secret.write_bytes(b'secret')
     segments = Segments(folder)
-    made = segments.create(6)
+    created = segments.create(6)
     (folder / 'link').symlink_to(secret)
     (folder / 'folder').mkdir()
     os.mkfifo(folder / 'pipe')
     (folder / 'short').write_bytes(b'abc')
     names = ['link', 'folder', 'pipe', 'short', 'host']
     for ref in [SegmentRef(segments.host_id, name, 6) for name in names] + [
-        replace(made.ref, size_bytes=7),
-        replace(made.ref, size_bytes=0),
-        replace(made.ref, size_bytes=-1),
-        replace(made.ref, host_id='0' * 32),
+        replace(created.ref, size_bytes=7),
+        replace(created.ref, size_bytes=0),
+        replace(created.ref, size_bytes=-1),
+        replace(created.ref, host_id='0' * 32),
     ]:
         with pytest.raises(MemoryNotShared):
             segments.adopt(ref)
-    assert left(folder) == {made.ref.name, 'link', 'folder', 'pipe', 'short'}
+    assert remaining_files(folder) == {created.ref.name, 'link', 'folder', 'pipe', 'short'}
 
 
 def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
-    """A folder that other users can write to is refused, because they could replace segments."""
+    """A folder that other users can write to is refused, and so is a symbolic link to a folder."""
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(PermissionError):
@@ -119,21 +119,21 @@ def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
 def test_segment_without_enough_memory_is_refused(folder: Path) -> None:
     """Memory is allocated with the segment, so a later write cannot fail, and a refusal leaves no file behind."""
     segments = Segments(folder)
-    with pytest.raises(OSError, match=r'.'):  # which one depends on the file system
+    with pytest.raises(OSError, match=r'.'):  # the error depends on the file system
         segments.create(1 << 60)
-    assert left(folder) == set()
+    assert remaining_files(folder) == set()
 
 
 def test_parts_are_concatenated(folder: Path) -> None:
     """Any number of parts, including empty ones, are concatenated in a read-only segment."""
     segments = Segments(folder)
     parts = [bytes([number % 256]) * (number % 5) for number in range(2000)]
-    made = segments.write([*parts, memoryview(b'end')])
-    assert bytes(made.data) == b''.join(parts) + b'end'
-    assert made.data.readonly
-    assert bytes(Segments(folder).adopt(made.ref).data) == bytes(made.data)
-    made.release()
-    assert left(folder) == set()
+    created = segments.write([*parts, memoryview(b'end')])
+    assert bytes(created.data) == b''.join(parts) + b'end'
+    assert created.data.readonly
+    assert bytes(Segments(folder).adopt(created.ref).data) == bytes(created.data)
+    created.release()
+    assert remaining_files(folder) == set()
 
 
 def test_parts_without_enough_memory_leave_no_file(folder: Path) -> None:
@@ -142,15 +142,15 @@ def test_parts_without_enough_memory_leave_no_file(folder: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r'.'):  # which one depends on what ran out
+        with pytest.raises(OSError, match=r'.'):  # the error depends on the exhausted resource
             segments.write([bytes(4000), bytes(4000)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert left(folder) == set()
+    assert remaining_files(folder) == set()
 
 
 def test_unusable_default_folder_is_logged(tmp_path: Path) -> None:
-    """If the default folder cannot be used, bytes are sent, and a warning names the folder and the fix."""
+    """If the default folder is unusable, sharing is disabled, and a warning names the folder and the fix."""
     folder = tmp_path / f'twinkle-{os.geteuid()}'
     folder.mkdir()
     folder.chmod(0o777)

@@ -29,8 +29,8 @@ DELTA = frozenset({Encoding.DELTA})
 SHARED = frozenset({Encoding.DELTA, Encoding.SHARED_MEMORY})
 
 
-class Counted(BytesInMemory):
-    """Records reads of a state, and whether it was closed."""
+class CountedBytes(BytesInMemory):
+    """Bytes of a state that count their reads and record whether they were closed."""
 
     def __init__(self, state: PackedState, *, segment: SegmentRef | None = None) -> None:
         super().__init__(state.manifest, state.data, segment=segment)
@@ -56,7 +56,7 @@ def sender() -> Iterator[Sender]:
     threads.close()
 
 
-def similar(state: PackedState, *, bit: int = 1) -> PackedState:
+def similar_state(state: PackedState, *, bit: int = 1) -> PackedState:
     """Return a nearly equal state with the same tensors."""
     tensors = {name: bytearray(tensor.data) for name, tensor in unpack_state(state.manifest, state.data).items()}
     for data in tensors.values():
@@ -67,25 +67,25 @@ def similar(state: PackedState, *, bit: int = 1) -> PackedState:
     return pack_state(changed, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
 
 
-def different(state: PackedState) -> PackedState:
-    """Return a random state with the same tensors; real states share some bits."""
-    chance = random.Random(9)
+def unrelated_state(state: PackedState) -> PackedState:
+    """Return a random state with the same tensors; unlike real states, it has nothing in common with `state`."""
+    generator = random.Random(9)
     tensors = {
-        name: TensorData(tensor.dtype, tensor.shape, chance.randbytes(len(tensor.data)))
+        name: TensorData(tensor.dtype, tensor.shape, generator.randbytes(len(tensor.data)))
         for name, tensor in unpack_state(state.manifest, state.data).items()
     }
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
 
 
 OLD = make_state(1, size_bytes=3 << 20)
-NEW = similar(OLD)
+NEW = similar_state(OLD)
 
 
-def base_of(state: PackedState, opened: list[Counted] | None = None) -> Base:
+def base_of(state: PackedState, opened: list[CountedBytes] | None = None) -> Base:
     """Return version 1 with the bytes of `state`; opened states are added to `opened`."""
 
-    async def open_base() -> Counted:
-        source = Counted(state)
+    async def open_base() -> CountedBytes:
+        source = CountedBytes(state)
         if opened is not None:
             opened.append(source)
         return source
@@ -110,7 +110,7 @@ async def collected(stream: AsyncIterator[Any]) -> tuple[Header, bytes, Commit]:
 
 async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
     """A delta is sent only to a receiver that accepts deltas and has a base with the same tensors."""
-    header, data, commit = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
+    header, data, commit = await frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     assert (header.encoding, header.base_version, header.encoded_size_bytes) == (Encoding.DELTA, 1, len(data))
     assert len(data) < len(NEW.data) / 2
     target = bytearray(len(NEW.data))
@@ -121,15 +121,15 @@ async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
         {'base': base_of(OLD)},
         {'receiver': ReceiverOptions(DELTA), 'base': base_of(make_state(1, size_bytes=64))},
     ):
-        header, data, _ = await frames(sender, Counted(NEW), **fields)
+        header, data, _ = await frames(sender, CountedBytes(NEW), **fields)
         assert (header.encoding, header.encoded_digest, data) == (Encoding.WHOLE, '', bytes(NEW.data))
 
 
 async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
     """Unrelated states are sent whole."""
-    other = different(OLD)
-    header, data, _ = await frames(sender, Counted(other), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
-    # Compared outside the assertion, which would search for the difference in megabytes.
+    other = unrelated_state(OLD)
+    header, data, _ = await frames(sender, CountedBytes(other), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
+    # Compare outside the assertion, because pytest would search megabytes for the difference.
     is_same = data == bytes(other.data)
     assert (header.encoding, is_same) == (Encoding.WHOLE, True)
 
@@ -137,10 +137,10 @@ async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
 async def test_missing_base_leads_to_a_whole_state(sender: Sender) -> None:
     """A state is sent whole if the sender no longer has the base of the receiver."""
 
-    async def gone() -> None:
+    async def missing_base() -> None:
         return None
 
-    header, _, _ = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=Base(1, gone))
+    header, _, _ = await frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=Base(1, missing_base))
     assert header.encoding is Encoding.WHOLE
 
 
@@ -148,34 +148,34 @@ async def test_same_host_gets_the_segment(sender: Sender) -> None:
     """A receiver on the same host gets the segment, and other receivers get bytes."""
     ref = SegmentRef('here', 'segment', len(NEW.data))
     header, data, _ = await frames(
-        sender, Counted(NEW, segment=ref), receiver=ReceiverOptions(SHARED, 'here'), base=base_of(OLD)
+        sender, CountedBytes(NEW, segment=ref), receiver=ReceiverOptions(SHARED, 'here'), base=base_of(OLD)
     )
     assert (header.encoding, header.segment, data) == (Encoding.SHARED_MEMORY, ref, b'')
     for receiver in (ReceiverOptions(SHARED, 'elsewhere'), ReceiverOptions(DELTA, 'here'), ReceiverOptions(SHARED)):
-        header, _, _ = await frames(sender, Counted(NEW, segment=ref), receiver=receiver)
+        header, _, _ = await frames(sender, CountedBytes(NEW, segment=ref), receiver=receiver)
         assert (header.encoding, header.segment) == (Encoding.WHOLE, None)
 
 
 @pytest.mark.parametrize('cut', [1, 1000, 1 << 20, -1, None])
-async def test_resumes_only_the_same_bytes(sender: Sender, cut: int | None) -> None:
+async def test_transfer_resumes_only_for_the_same_bytes(sender: Sender, cut: int | None) -> None:
     """A transfer resumes at any byte of the same encoded bytes, and any other transfer starts over."""
-    header, whole, _ = await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
+    header, whole, _ = await frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     offset = len(whole) if cut is None else cut % len(whole)
     receiver = ReceiverOptions(DELTA, resume_offset=offset, resume_digest=header.encoded_digest)
-    resumed, tail, _ = await frames(sender, Counted(NEW), receiver=receiver, base=base_of(OLD))
+    resumed, tail, _ = await frames(sender, CountedBytes(NEW), receiver=receiver, base=base_of(OLD))
     assert (resumed.resume_offset, tail) == (offset, whole[offset:])
-    other_base = base_of(similar(OLD, bit=2))
-    anew, data, _ = await frames(sender, Counted(NEW), receiver=receiver, base=other_base)
-    assert anew.resume_offset == 0
-    assert len(data) == anew.encoded_size_bytes
+    other_base = base_of(similar_state(OLD, bit=2))
+    restarted, data, _ = await frames(sender, CountedBytes(NEW), receiver=receiver, base=other_base)
+    assert restarted.resume_offset == 0
+    assert len(data) == restarted.encoded_size_bytes
     plain = ReceiverOptions(resume_offset=offset, resume_digest=header.encoded_digest)
-    anew, data, _ = await frames(sender, Counted(NEW), receiver=plain)
-    assert (anew.resume_offset, data) == (0, bytes(NEW.data))
+    restarted, data, _ = await frames(sender, CountedBytes(NEW), receiver=plain)
+    assert (restarted.resume_offset, data) == (0, bytes(NEW.data))
 
 
 async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
     """An offset beyond the end is refused with the name of its field, and the source is closed."""
-    source = Counted(NEW)
+    source = CountedBytes(NEW)
     with pytest.raises(InvalidField) as caught:
         await frames(sender, source, receiver=ReceiverOptions(resume_offset=len(NEW.data) + 1), offset_field='offset')
     assert caught.value.field == 'offset'
@@ -184,12 +184,12 @@ async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
 
 async def test_subscribers_share_one_encoding(sender: Sender) -> None:
     """Concurrent and later requests for the same delta use one encoding."""
-    opened: list[Counted] = []
-    asking = [
-        frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)) for _ in range(8)
+    opened: list[CountedBytes] = []
+    requests = [
+        frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)) for _ in range(8)
     ]
-    results = await asyncio.gather(*asking)
-    results.append(await frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)))
+    results = await asyncio.gather(*requests)
+    results.append(await frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD, opened)))
     assert len({data for _, data, _ in results}) == 1
     assert sorted(source.reads > 0 for source in opened) == [False] * 8 + [True]
     assert all(source.is_closed for source in opened)
@@ -198,7 +198,7 @@ async def test_subscribers_share_one_encoding(sender: Sender) -> None:
 async def test_cancelled_subscriber_does_not_fail_the_others(sender: Sender) -> None:
     """A waiting subscriber encodes the delta if the first one is cancelled."""
     first, second = (
-        asyncio.ensure_future(frames(sender, Counted(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD)))
+        asyncio.ensure_future(frames(sender, CountedBytes(NEW), receiver=ReceiverOptions(DELTA), base=base_of(OLD)))
         for _ in range(2)
     )
     await asyncio.sleep(0)
@@ -214,7 +214,7 @@ async def test_states_of_whole_models_are_sent(sender: Sender) -> None:
     tensors = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), bytes(2 << 10))}
     changed = {'model.norm.weight': TensorData('bfloat16', (1 << 10,), b'\x01\x00' * (1 << 10))}
     old, new = (pack_state(each, base_model='org/m', lora_config=None) for each in (tensors, changed))
-    header, data, _ = await frames(sender, Counted(new), receiver=ReceiverOptions(DELTA), base=base_of(old))
+    header, data, _ = await frames(sender, CountedBytes(new), receiver=ReceiverOptions(DELTA), base=base_of(old))
     assert (header.encoding, header.manifest.lora_config) == (Encoding.DELTA, None)
     target = bytearray(len(new.data))
     apply_delta(new.manifest, old.data, data, target)

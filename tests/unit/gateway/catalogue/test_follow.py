@@ -1,4 +1,4 @@
-"""Following a feed: snapshots, changes, broken streams and pauses."""
+"""Tests of `FeedFollower`: snapshots, changes, broken streams and pauses."""
 
 from datetime import UTC, datetime
 
@@ -15,11 +15,11 @@ START = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 class Stop(Exception):
-    """Ends the follower of a test."""
+    """Raised by `pause` to stop the follower at the end of a test."""
 
 
 def changed(run_id: str, token: str) -> EntryChanged[Run]:
-    """Return the event of an active run."""
+    """Return the event that reports an active run."""
     run = Run(
         run_id=run_id,
         tenant_id='alice',
@@ -51,7 +51,7 @@ async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
 
 
 async def activity(runs: MemoryRunStore) -> dict[str, bool]:
-    """Return whether each run of alice is active, by its id."""
+    """Return whether each of alice's runs is active, by run id."""
     listed = await runs.list_newest('alice', Page(size=100), RunFilter())
     return {run.run_id: run.is_active for run in listed}
 
@@ -65,7 +65,7 @@ async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
 
 
 async def test_incomplete_snapshot_is_restarted() -> None:
-    """A stream that breaks during its snapshot deactivates no run, and the next one starts from the beginning."""
+    """A stream that breaks during its snapshot deactivates no run, and the next stream starts from the beginning."""
     runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     feed = ScriptedFeed([changed('a', '1'), ServiceUnreachable('model')], [])
@@ -110,7 +110,7 @@ async def test_second_snapshot_within_a_stream_is_recognized() -> None:
 
 @pytest.mark.parametrize('error', [ServiceUnreachable('model'), InvalidField('resume_token', 'is too old')])
 async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception) -> None:
-    """A service that was unreachable or refuses the token is asked for a snapshot."""
+    """The follower requests a snapshot after the service was unreachable or refused the token."""
     runs = MemoryRunStore()
     feed = ScriptedFeed(
         [changed('old', '6'), SnapshotComplete(resume_token='7')], [error], [SnapshotComplete(resume_token='1')]
@@ -121,7 +121,7 @@ async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception)
 
 
 async def test_pauses_are_bounded_and_reset_after_a_success() -> None:
-    """Pauses between failed attempts grow up to a bound, and are short again after a success."""
+    """Pauses between failed attempts grow up to a maximum, and are short again after a success."""
     unreachable = [ServiceUnreachable('model')]
     feed = ScriptedFeed(*[unreachable] * 12, [SnapshotComplete(resume_token='1')])
     pauses = await follow(feed, MemoryRunStore())

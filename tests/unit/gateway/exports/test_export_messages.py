@@ -42,11 +42,11 @@ def test_every_state_converts_to_its_number(state: ExportState) -> None:
     assert b'sealed' not in message.SerializeToString()
 
 
-def test_failure_converts_to_a_reason_of_the_contract() -> None:
+def test_failure_reason_converts_by_name() -> None:
     """The reason of an error is converted by name, and an unknown reason converts to INTERNAL."""
     known = export_to_proto(replace(EXPORT, error=ServiceUnreachable('hub')))
     assert known.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
-    newer = ForwardedError(Code.ABORTED, 'OF_TOMORROW', 'from a newer gateway', {})
+    newer = ForwardedError(Code.ABORTED, 'UNKNOWN_REASON', 'from a newer gateway', {})
     unknown = export_to_proto(replace(EXPORT, error=newer))
     assert unknown.failure.reason == error_reason_pb2.ERROR_REASON_INTERNAL
     assert not export_to_proto(EXPORT).HasField('failure')
@@ -71,7 +71,7 @@ def test_error_for_a_long_field_names_the_field(field: str) -> None:
 
 
 def test_empty_filter_selects_all_exports() -> None:
-    """An empty path converts to None, and any other path has a length limit."""
+    """An unset path converts to None, a set path is unchanged, and a path that is too long is refused."""
     assert export_filter_from_proto(messages.ListExportsRequest()) is None
     request = messages.ListExportsRequest(checkpoint_path=EXPORT.checkpoint_path)
     assert export_filter_from_proto(request) == EXPORT.checkpoint_path
@@ -80,7 +80,7 @@ def test_empty_filter_selects_all_exports() -> None:
 
 
 def test_page_has_a_token_unless_it_is_the_last() -> None:
-    """A page with a next cursor has a token, and the last page has an empty one."""
+    """A page with a next cursor has a page token, and the token of the last page is empty."""
     last = export_listing_to_proto(Listing(items=[EXPORT], next_cursor=None), query=('all',))
     assert (len(last.exports), last.next_page_token) == (1, '')
     first = export_listing_to_proto(Listing(items=[EXPORT], next_cursor=Cursor(BEGIN, 'ex-1')), query=('all',))

@@ -6,7 +6,7 @@ from services.gateway.exports.exports import ExportNotifier
 
 
 async def test_notification_wakes_all_waiters() -> None:
-    """All waiters wake, also if `notify` is called twice before they run."""
+    """All waiters wake, even if `notify` is called twice before they run."""
     notifier = ExportNotifier()
     with notifier.waiter() as first, notifier.waiter() as second:
         assert not first.done()
@@ -25,7 +25,7 @@ async def test_notification_before_the_wait_is_not_missed() -> None:
 
 
 async def test_earlier_notification_does_not_wake_a_waiter() -> None:
-    """A waiter completes only for notifications within its own block."""
+    """A waiter completes only for notifications that are sent within its `with` block."""
     notifier = ExportNotifier()
     with notifier.waiter():
         notifier.notify()

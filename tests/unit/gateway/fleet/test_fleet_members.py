@@ -19,7 +19,7 @@ OPERATOR = Caller(tenant_id='t', scopes=frozenset({'operator'}))
 
 
 def new_membership() -> Membership:
-    """Return a live fleet without replicas."""
+    """Return the membership of a fleet without replicas."""
     return Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
 
 
@@ -33,7 +33,7 @@ def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> Repli
 
 @given(st.lists(st.sampled_from(['ready', 'full', 'draining', 'lost', 'failed', 'other']), min_size=1, max_size=6))
 def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> None:
-    """Draining, lost and foreign replicas are never found; full or failed ones only if none is free."""
+    """Draining and lost replicas, and those of other models, are never found; full or failed ones are a fallback."""
     membership = new_membership()
     for index, kind in enumerate(kinds):
         name = f'{kind}-{index}'
@@ -75,10 +75,10 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     assert first.replica is not None
     assert first.replica.replica_id == 'a'
     assert (synced.replica, synced.left_replica_id) == (None, '')
-    coming = asyncio.ensure_future(anext(events))
+    pending = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
     membership.register(report('b'))
-    event = await coming
+    event = await pending
     assert event.replica is not None
     assert event.replica.replica_id == 'b'
     await events.aclose()
@@ -86,14 +86,14 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     membership.end_lease('a', 0)
     resumed = replicas.watch(OPERATOR, event.resume_token)
     assert (await anext(resumed)).left_replica_id == 'a'
-    coming = asyncio.ensure_future(anext(resumed, None))
+    pending = asyncio.ensure_future(anext(resumed, None))
     await asyncio.sleep(0)
     membership.close()
-    assert await coming is None
+    assert await pending is None
 
 
 def test_load_of_departed_replicas_is_bounded() -> None:
-    """However many replicas join and leave, the tracked loads are bounded by the current replicas."""
+    """Loads are tracked for current replicas only, even after many replicas have joined and left."""
     clock = FakeClock()
     membership = Membership(Fleet(clock=clock, lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     for number in range(50):

@@ -45,7 +45,7 @@ async def test_other_addresses_are_given_to_every_replica() -> None:
 
 
 async def test_addresses_of_this_host_are_recognised() -> None:
-    """Local addresses and names are this host; a foreign address is not."""
+    """Loopback addresses and names belong to this host, and a remote address does not."""
     assert await is_this_host('127.0.0.1')
     assert await is_this_host('localhost')
     assert not await is_this_host('192.0.2.7')

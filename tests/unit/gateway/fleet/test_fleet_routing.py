@@ -22,14 +22,14 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def replica(name: str, *, running: int = 0, max_running: int = 64, state: ReplicaState = ReplicaState.READY) -> Replica:
-    """Return a replica; it is ready unless `state` says otherwise."""
+    """Return a replica in the given state, with the given load."""
     load = ReplicaLoad(running_sequence_count=running, max_sequence_count=max_running)
     report = ReplicaReport(replica_id=name, service='sampler', address=name, base_models=('m',), load=load)
     return Replica(report=report, state=state, heartbeat_time=MOMENT, join_time=MOMENT)
 
 
 class Router:
-    """Routes requests as the gateway does."""
+    """Router that chooses replicas as the gateway does."""
 
     def __init__(self, residents: dict[str, dict[str, list[int]]] | None = None) -> None:
         self.loads, self.memory = LoadTable(), PrefixMemory()
@@ -54,7 +54,7 @@ def key_of(text: str, *, adapter: AdapterRequest | None = None, weight: int = 1)
 @given(st.integers(2, 12), st.integers(0, 1 << 30))
 @settings(max_examples=30, deadline=None)
 def test_open_requests_spread_evenly(count: int, seed: int) -> None:
-    """No replica exceeds 1.25 times its share plus two, with equal and with different prompts."""
+    """No replica has more open requests than 1.25 times the average plus two, although prompts repeat."""
     router, generator = Router(), random.Random(seed)
     members = [replica(f'r{index}', max_running=1000) for index in range(count)]
     open_counts: Counter[str] = Counter()
@@ -67,20 +67,20 @@ def test_open_requests_spread_evenly(count: int, seed: int) -> None:
 
 @given(st.integers(2, 10))
 @settings(max_examples=20, deadline=None)
-def test_only_keys_of_a_joining_or_leaving_replica_move(count: int) -> None:
-    """A new replica takes about its share and no key moves between the others; the same holds when it leaves."""
+def test_only_keys_of_a_joining_or_leaving_replica_are_rerouted(count: int) -> None:
+    """When a replica joins or leaves, only its keys are rerouted, at most 2.5 times its fair share."""
     members = [replica(f'r{index}') for index in range(count + 1)]
     keys = [key_of(f'prompt {index}') for index in range(300)]
     before = [Router().choose(key, members[:-1]) for key in keys]
     after = [Router().choose(key, members) for key in keys]
-    moved = [new for old, new in zip(before, after, strict=True) if old != new]
-    assert set(moved) <= {members[-1].replica_id}
-    assert len(moved) <= 2.5 * len(keys) / (count + 1)
+    rerouted = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(rerouted) <= {members[-1].replica_id}
+    assert len(rerouted) <= 2.5 * len(keys) / (count + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(list(ReplicaState))), min_size=1, max_size=8), st.text())
 @settings(max_examples=200, deadline=None)
-def test_full_and_draining_replicas_get_nothing_while_another_is_free(
+def test_full_and_draining_replicas_are_not_chosen_while_another_is_free(
     members: list[tuple[int, ReplicaState]], text: str
 ) -> None:
     """Neither affinity nor residency selects a full or draining replica while another is free."""
@@ -91,12 +91,12 @@ def test_full_and_draining_replicas_get_nothing_while_another_is_free(
     router = Router(
         {member.replica_id: {'x': [1]} for member in fleet if member.report.load.running_sequence_count > 3}
     )
-    fit = candidates(key_of(text, adapter=adapter), fleet)
-    assert all(member.state is not ReplicaState.DRAINING for member in fit)
-    if not fit:
+    eligible = candidates(key_of(text, adapter=adapter), fleet)
+    assert all(member.state is not ReplicaState.DRAINING for member in eligible)
+    if not eligible:
         return
-    chosen = router.choose(key_of(text, adapter=adapter), fit)
-    running = {member.replica_id: member.report.load.running_sequence_count for member in fit}
+    chosen = router.choose(key_of(text, adapter=adapter), eligible)
+    running = {member.replica_id: member.report.load.running_sequence_count for member in eligible}
     if min(running.values()) < 4:
         assert running[chosen] < 4
 
@@ -126,19 +126,19 @@ def test_turns_of_a_chat_reach_the_same_replica() -> None:
     """A prompt that extends an earlier one goes to the same replica, even after another replica joined."""
     router = Router()
     members = [replica(f'r{index}') for index in range(4)]
-    text = 'a system prompt that all share ' * 20
+    text = 'a shared system prompt ' * 20
     first_choice: dict[int, str] = {}
     for turn in range(5):
         for chat in range(8):
-            key = key_of(text + f'chat {chat} says at length ' * (20 * (turn + 1)))
+            key = key_of(text + f'chat {chat} continues ' * (20 * (turn + 1)))
             chosen = router.choose(key, members)
             first_choice.setdefault(chat, chosen)
             assert chosen == first_choice[chat]
         members = [*members, replica(f'new{turn}')]
 
 
-def test_a_shared_prefix_does_not_overload_one_replica() -> None:
-    """Requests with one shared prefix spread once the preferred replica has its fair share."""
+def test_shared_prefix_does_not_overload_one_replica() -> None:
+    """Requests with one shared prefix spread to other replicas once the preferred replica has its fair share."""
     router = Router()
     members = [replica(f'r{index}') for index in range(2)]
     for _ in range(32):
@@ -149,7 +149,7 @@ def test_a_shared_prefix_does_not_overload_one_replica() -> None:
 
 
 def test_load_combines_the_report_and_later_changes() -> None:
-    """A report includes earlier requests, and requests that are still open always count."""
+    """A report replaces the counts of earlier requests, but the load is never below the open requests."""
     loads = LoadTable()
     member = replica('r', running=3)
     loads.begin('r', 4)
@@ -163,7 +163,7 @@ def test_load_combines_the_report_and_later_changes() -> None:
 
 
 def test_load_of_departed_replicas_is_dropped() -> None:
-    """The load of a departed replica is dropped once its requests have ended."""
+    """The load of a departed replica is dropped once its requests have finished."""
     loads = LoadTable()
     for number in range(100):
         loads.begin(f'r-{number}', 1)
@@ -177,10 +177,10 @@ def test_load_of_departed_replicas_is_dropped() -> None:
 
 @given(st.binary(max_size=2000), st.binary(max_size=600))
 def test_keys_of_a_prefix_are_a_prefix_of_the_keys(data: bytes, more: bytes) -> None:
-    """Full blocks keep their keys when a prompt grows, and another adapter has different keys."""
+    """Full blocks keep their keys when a prompt grows, and the same prompt has different keys for another adapter."""
     keys, longer = block_keys('m', '', data), block_keys('m', '', data + more)
-    whole = len(data) // 256
-    assert keys[:whole] == longer[:whole]
+    full_blocks = len(data) // 256
+    assert keys[:full_blocks] == longer[:full_blocks]
     assert set(keys).isdisjoint(block_keys('m', 'x', data))
 
 

@@ -20,7 +20,7 @@ LEASE = timedelta(seconds=10)
 
 
 def report(replica_id: str, *, address: str = '', **fields) -> ReplicaReport:
-    """Return a valid report; the address defaults to one that only this replica has."""
+    """Return a valid report; its default address is unique to the replica."""
     return ReplicaReport(replica_id=replica_id, service='sampler', address=address or f'host:{replica_id}', **fields)
 
 
@@ -78,7 +78,7 @@ def test_end_of_a_superseded_lease_is_ignored() -> None:
 
 
 def test_drained_replica_stays_draining_until_it_registers_again() -> None:
-    """Reports do not end a drain; a new registration does."""
+    """Reports do not end a drain; a new registration at the same address replaces the drained replica."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     fleet.drain('a')
@@ -97,7 +97,7 @@ def test_lost_replica_cannot_be_drained() -> None:
 
 
 def test_static_replica_is_never_removed_and_yields_to_a_leased_one() -> None:
-    """A silent static replica stays listed, and is not served while a leased replica has its address."""
+    """A silent static replica stays listed, and serves no requests while a leased replica has its address."""
     fleet, clock = new_fleet()
     fleet.register(report('static', address='h:1'), is_static=True)
     clock.advance(timedelta(hours=1))
@@ -109,8 +109,8 @@ def test_static_replica_is_never_removed_and_yields_to_a_leased_one() -> None:
     assert set(states(fleet)) == {'static', 'leased'}
 
 
-def test_failures_pause_a_replica_for_longer_each_time() -> None:
-    """Each failure backs off longer from a replica; a success or a report ends the back-off."""
+def test_each_failure_lengthens_the_back_off_of_a_replica() -> None:
+    """Each failure lengthens the back-off of a replica, and a success ends it."""
     fleet, clock = new_fleet()
     fleet.register(report('a'))
     fleet.note_failure('a')
@@ -125,7 +125,7 @@ def test_failures_pause_a_replica_for_longer_each_time() -> None:
 
 
 def test_learned_versions_last_until_the_next_report() -> None:
-    """A replica's report replaces the versions that were learned from its answers."""
+    """A replica's report replaces the versions that were learned from its responses."""
     fleet, _ = new_fleet()
     fleet.register(report('a', resident_adapters=(ResidentAdapter(adapter_id='x', version=1),)))
     fleet.note_resident('a', 'x', 2)
@@ -187,10 +187,10 @@ def test_relay_tree_reaches_every_sampler_within_the_fan_out(fan_out: int, count
     assert max(readers.count(source) for source in set(readers)) <= fan_out
     by_address = {replica.address: replica.replica_id for replica in fleet.replicas()}
     for replica_id in sources:
-        at, steps = replica_id, 0
-        while sources[at]:
-            at, steps = by_address[sources[at]], steps + 1
-        assert steps <= count
+        current, step_count = replica_id, 0
+        while sources[current]:
+            current, step_count = by_address[sources[current]], step_count + 1
+        assert step_count <= count
 
 
 def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
@@ -207,8 +207,8 @@ def test_dedicated_samplers_serve_their_run_only() -> None:
     """Requests for a run go to its dedicated samplers; all other requests avoid them."""
     fleet, _ = new_fleet()
     fleet.register(report('shared'))
-    fleet.register(report('own', followed_run='full'))
+    fleet.register(report('dedicated', followed_run='full'))
     members = fleet.serving('sampler')
-    assert [item.replica_id for item in serving_run('full', members)] == ['own']
+    assert [item.replica_id for item in serving_run('full', members)] == ['dedicated']
     assert [item.replica_id for item in serving_run('ad-1', members)] == ['shared']
     assert [item.replica_id for item in serving_run('', members)] == ['shared']

@@ -16,28 +16,31 @@ START = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 class Services:
-    """Model services that hold `held` and have `adapters`. Those in `down` refuse, those in `silent` do not answer."""
+    """Fake model services with their base models and adapters.
 
-    def __init__(self, **held: set[str]) -> None:
-        self.held = held
-        self.adapters: dict[str, set[tuple[str, str]]] = {name: set() for name in held}
+    A service in `down` is unreachable, and a service in `silent` never responds.
+    """
+
+    def __init__(self, **served_models: set[str]) -> None:
+        self.served_models = served_models
+        self.adapters: dict[str, set[tuple[str, str]]] = {name: set() for name in served_models}
         self.down: set[str] = set()
         self.silent: set[str] = set()
         self.lookup_count = 0
 
     async def base_models(self, service: str) -> Collection[str] | None:
         """Return the base models of a service, or None while it is down."""
-        await self._stay_silent(service)
-        return None if service in self.down else self.held[service]
+        await self._wait_if_silent(service)
+        return None if service in self.down else self.served_models[service]
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
         self.lookup_count += 1
-        await self._stay_silent(service)
+        await self._wait_if_silent(service)
         if service in self.down:
             raise ServiceUnreachable('model')
         return (tenant_id, adapter_id) in self.adapters[service]
 
-    async def _stay_silent(self, service: str) -> None:
+    async def _wait_if_silent(self, service: str) -> None:
         if service in self.silent:
             await asyncio.Event().wait()
 
@@ -57,7 +60,7 @@ def _run(run_id: str, base_model: str, *, tenant_id: str = 'alice') -> Run:
 
 
 def _routes(services: Services, runs: MemoryRunStore | None = None) -> SeveralModels:
-    return SeveralModels(tuple(services.held), facts=services, runs=runs or MemoryRunStore())
+    return SeveralModels(tuple(services.served_models), facts=services, runs=runs or MemoryRunStore())
 
 
 async def test_base_model_is_routed_to_its_model_service() -> None:
@@ -80,17 +83,17 @@ async def test_unreachable_service_keeps_its_base_model() -> None:
 
 
 async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
-    """The previous base model of the service becomes unknown."""
+    """A service that changes its base model gets calls for the new one, and the previous one is unknown."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
-    services.held['two'] = {'large'}
+    services.served_models['two'] = {'large'}
     assert await routes.holder_of('large') == 'two'
     with pytest.raises(BaseModelNotFound):
         await routes.holder_of('small')
 
 
-async def test_unknown_base_model_is_not_denied_before_all_services_answered() -> None:
+async def test_unknown_base_model_is_not_denied_before_all_services_responded() -> None:
     """The error is ServiceUnreachable, because the service that was never reached may hold the base model."""
     services = Services(one={'tiny'}, two={'small'})
     services.down = {'two'}
@@ -135,7 +138,7 @@ async def test_adapter_is_created_while_another_service_is_unreachable() -> None
 
 
 async def test_silent_service_delays_no_other_service() -> None:
-    """A base model and an adapter of one service are found while another service does not answer."""
+    """A base model and an adapter of one service are found while another service does not respond."""
     services = Services(one={'tiny'}, two={'small'})
     services.adapters['one'].add(('alice', 'new'))
     services.silent = {'two'}
@@ -155,12 +158,12 @@ async def test_new_adapter_is_found_by_querying_the_services() -> None:
 async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(down: set[str]) -> None:
     """An absent adapter and an adapter of another tenant have the same outcome, with all services up or one down."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
-    await runs.save(_run('of-bob', 'tiny', tenant_id='bob'))
-    services.adapters['one'].add(('bob', 'of-bob'))
+    await runs.save(_run('ad-bob', 'tiny', tenant_id='bob'))
+    services.adapters['one'].add(('bob', 'ad-bob'))
     services.down = down
     routes = _routes(services, runs)
     outcomes: list[object] = []
-    for adapter_id in ('of-bob', 'absent'):
+    for adapter_id in ('ad-bob', 'absent'):
         try:
             outcomes.append(await routes.owner_of('alice', adapter_id))
         except ServiceUnreachable as error:
@@ -178,7 +181,7 @@ async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> Non
 
 
 def test_first_configured_service_keeps_the_base_model_on_a_conflict() -> None:
-    """The order of the configuration decides, not the order of the answers, and the conflict is reported once."""
+    """The order of the configuration decides, not the order of the responses, and the conflict is reported once."""
     table = ModelTable(['one', 'two'])
     assert table.update('two', ['tiny', 'small']) == []
     assert table.update('one', ['tiny']) == [Conflict('tiny', 'one', 'two')]

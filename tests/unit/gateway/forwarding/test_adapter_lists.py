@@ -1,4 +1,4 @@
-"""Listing the adapters of several model services as one list, and failures of some of these services."""
+"""Merged lists of the adapters of several model services, also while some services are unreachable."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,25 +15,25 @@ from twinkle.api.model.v1 import adapter_service_pb2 as wire
 
 CONTEXT: Any = None
 """Context of the call. The services of these tests ignore it."""
-HELD = {'one': ['small'], 'two': ['large', 'huge'], 'three': []}
+BASE_MODELS = {'one': ['small'], 'two': ['large', 'huge'], 'three': []}
 
 
 def service_of(*adapter_ids: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    """Return a service that holds the given adapters; without any, the service is unreachable."""
+    """Return a service with the given adapters; a service without adapters is unreachable."""
 
-    async def answer(request: bytes, context: Any) -> bytes:
+    async def respond(request: bytes, context: Any) -> bytes:
         del request, context
         if not adapter_ids:
             raise ServiceUnreachable('model')
         adapters = [adapter_pb2.Adapter(adapter_id=item) for item in adapter_ids]
         return wire.ListAdaptersResponse(adapters=adapters).SerializeToString()
 
-    return answer
+    return respond
 
 
 async def listed(**services: Callable[[bytes, Any], Awaitable[bytes]]) -> list[str]:
     """Return the ids of the adapters of all services."""
-    lists = AdapterLists(services, base_models_of=HELD.__getitem__)
+    lists = AdapterLists(services, base_models_of=BASE_MODELS.__getitem__)
     with acting_for(Caller(tenant_id='alice', scopes=frozenset({'train'}))):
         raw = await lists(b'', CONTEXT)
     return [item.adapter_id for item in wire.ListAdaptersResponse.FromString(raw).adapters]
@@ -50,7 +50,7 @@ async def test_adapters_of_all_services_are_listed_together() -> None:
 )
 async def test_refusal_names_the_base_models_of_unreachable_services(unreachable: list[str], base_models: str) -> None:
     """An incomplete list is refused; a service that was never reached has no known base models."""
-    services = {name: service_of() if name in unreachable else service_of(name) for name in HELD}
+    services = {name: service_of() if name in unreachable else service_of(name) for name in BASE_MODELS}
     with pytest.raises(BaseModelsUnreachable) as refused:
         await listed(**services)
     assert (refused.value.service, refused.value.base_models) == ('model', base_models)

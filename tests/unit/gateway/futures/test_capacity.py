@@ -1,4 +1,4 @@
-"""Bounds on waiting and running futures, in number and in bytes, and quotas of sampling futures."""
+"""Bounds on waiting and running futures, in number and in bytes."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class FirstAddFails(MemoryFutureStore):
-    """Refuses the first future, after the second is stored."""
+    """Store that fails to add the first future once the second one is stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class FirstAddFails(MemoryFutureStore):
         if self._calls == 1:
             await self._second.wait()
             raise ServiceUnreachable('database')
-        kept = await super().add_if_absent(future)
+        stored = await super().add_if_absent(future)
         self._second.set()
-        return kept
+        return stored
 
 
 async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
@@ -50,7 +50,7 @@ async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
 
 
 async def test_bytes_of_waiting_requests_are_bounded() -> None:
-    """A tenant beyond its bytes is refused, other tenants are not, and resumed futures count."""
+    """A tenant over its byte limit is refused, other tenants are not, and resumed futures count toward the limit."""
     sizes = Bounds(per_tenant=10, total=100)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), sizes=sizes)
     async with running_futures(capacity=capacity) as gateway:
@@ -94,41 +94,41 @@ def test_capacity_counts_each_future_once() -> None:
     capacity.enter_accepted(future_at(0))
     capacity.enter_accepted(future_at(0))
     for future in (future_at(1), future_at(2)):
-        assert _is_refused(capacity, future)
+        assert _enter_is_refused(capacity, future)
     capacity.enter(future_at(0, tenant='bob'))
-    assert _is_refused(capacity, future_at(0, tenant='carol'))
+    assert _enter_is_refused(capacity, future_at(0, tenant='carol'))
     capacity.leave(future_at(0))
-    assert _is_refused(capacity, future_at(1))
+    assert _enter_is_refused(capacity, future_at(1))
     capacity.leave(future_at(0))
     capacity.leave(future_at(0))
     capacity.enter(future_at(0, tenant='carol'))
-    assert _is_refused(capacity, future_at(1))
+    assert _enter_is_refused(capacity, future_at(1))
 
 
 def test_capacity_bounds_bytes_per_tenant_and_in_total() -> None:
-    """The bytes of a future count once, and are free again when it leaves."""
+    """The bytes of a future count once, and are released when it leaves."""
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), sizes=Bounds(per_tenant=10, total=15))
     capacity.enter(future_at(0), 8)
     capacity.enter(future_at(0), 8)
     assert capacity.size_bytes(future_at(0)) == 8
-    assert _is_refused(capacity, future_at(1), 3)
+    assert _enter_is_refused(capacity, future_at(1), 3)
     capacity.enter(future_at(1), 2)
-    assert _is_refused(capacity, future_at(0, tenant='bob'), 6)
+    assert _enter_is_refused(capacity, future_at(0, tenant='bob'), 6)
     capacity.enter(future_at(0, tenant='bob'), 5)
     capacity.leave(future_at(0))
-    assert _is_refused(capacity, future_at(2), 1)
+    assert _enter_is_refused(capacity, future_at(2), 1)
     capacity.leave(future_at(0))
     capacity.enter(future_at(2), 8)
     assert capacity.size_bytes(future_at(0)) == 0
 
 
 def future_at(position: int, *, tenant: str = 'alice') -> Future:
-    """Return a future of a lane."""
+    """Return a future at the given position of a lane."""
     request = FutureRequest(kind='x', key=f'k{position}', payload=b'', session_id='', lane='ad-1', position=position)
     return Future.accepted(request, tenant_id=tenant, moment=datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def _is_refused(capacity: FutureCapacity, future: Future, size_bytes: int = 0) -> bool:
+def _enter_is_refused(capacity: FutureCapacity, future: Future, size_bytes: int = 0) -> bool:
     try:
         capacity.enter(future, size_bytes)
     except QueueFull:

@@ -1,4 +1,4 @@
-"""Executors run each future exactly once through failures, and expiry deletes results and records."""
+"""Executors run each future exactly once despite failures, and expiry deletes results and records."""
 
 import asyncio
 from dataclasses import replace
@@ -30,18 +30,18 @@ OUTAGE = [ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1), Servic
 
 
 async def accepted(store: MemoryFutureStore, key: str) -> Future:
-    """Return a future after storing it."""
+    """Store an accepted future and return it."""
     request = FutureRequest(kind='execute', key=key, payload=key.encode(), session_id='', lane='ad-1')
     return await store.add_if_absent(
         Future.accepted(request, tenant_id='alice', moment=datetime(2026, 1, 1, tzinfo=UTC))
     )
 
 
-@pytest.mark.parametrize('where', ['failures', 'late_failures'])
-async def test_operation_is_applied_once_through_an_outage(where: str) -> None:
-    """An operation runs once though the service fails repeatedly, before it runs or before it responds."""
+@pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
+async def test_operation_is_applied_once_despite_an_outage(failure_list: str) -> None:
+    """An operation runs once although the service fails repeatedly before running it or before responding."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
-    setattr(trainer, where, list(OUTAGE))
+    setattr(trainer, failure_list, list(OUTAGE))
     execute = ExecuteOperation(trainer, store, RETRY)
     future = await accepted(store, 'one')
     assert await execute(future, b'one') == b'ran one'
@@ -49,8 +49,8 @@ async def test_operation_is_applied_once_through_an_outage(where: str) -> None:
     assert (await store.get('alice', future.future_id)) == replace(future, number=1)
 
 
-async def test_operation_that_ran_before_a_kill_is_answered_from_the_record() -> None:
-    """A resumed operation is sent again under its stored number and answered from the record."""
+async def test_operation_that_ran_before_a_crash_returns_its_recorded_result() -> None:
+    """A resumed operation is sent again under its stored number, and the service returns the recorded result."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
@@ -60,7 +60,7 @@ async def test_operation_that_ran_before_a_kill_is_answered_from_the_record() ->
 
 
 async def test_number_of_another_operation_is_replaced() -> None:
-    """An operation gets another number if another caller used its number or the service was set back."""
+    """An operation gets another number if another caller used its number or the service lost its latest operations."""
     trainer, store = RecordTrainer(applied=[b'native'], returned_numbers=[0, 7, 1]), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
@@ -68,12 +68,12 @@ async def test_number_of_another_operation_is_replaced() -> None:
     assert store.futures[future.future_id].number == 2
 
 
-async def test_refused_operation_leaves_its_number_to_the_next() -> None:
+async def test_number_of_a_refused_operation_is_reused() -> None:
     """The operation after a refused one takes its number, so that no number is skipped."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
-    # The state after a kill at this point.
+    # This is the stored state after a crash between numbering and sending.
     number = await store.number(first, 1, instead_of=None)
     trainer.failures = [InvalidField('operation', 'is wrong')]
     with pytest.raises(InvalidField):
@@ -83,15 +83,15 @@ async def test_refused_operation_leaves_its_number_to_the_next() -> None:
 
 
 class SlowStore(MemoryFutureStore):
-    """Stores numbers only once its gate is open."""
+    """Store that waits for its gate before it stores a number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+        self.number_requested, self.gate = asyncio.Event(), asyncio.Event()
 
     async def number(self, future: Future, number: int, *, instead_of: int | None) -> int:
         """Store the number once the gate is open."""
-        self.asked.set()
+        self.number_requested.set()
         await self.gate.wait()
         return await super().number(future, number, instead_of=instead_of)
 
@@ -102,7 +102,7 @@ async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
     running = asyncio.create_task(execute(first, b'one'))
-    await store.asked.wait()
+    await store.number_requested.wait()
     assert not await execute.stop(first)
     store.gate.set()
     with pytest.raises(Cancelled):
@@ -111,7 +111,7 @@ async def test_operation_cancelled_while_it_is_numbered_is_not_sent() -> None:
     assert (trainer.applied, trainer.cancelled) == ([b'two'], [])
 
 
-@pytest.mark.parametrize('is_numbered', [False, True], ids=['before its number', 'after it'])
+@pytest.mark.parametrize('is_numbered', [False, True], ids=['before numbering', 'after numbering'])
 async def test_operation_of_another_gateway_is_neither_numbered_nor_settled(is_numbered: bool) -> None:  # noqa: FBT001
     """A gateway that lost its lease cannot change a future that another gateway owns."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
@@ -124,7 +124,7 @@ async def test_operation_of_another_gateway_is_neither_numbered_nor_settled(is_n
     assert (await store.settle(future.done(moment=future.create_time)), trainer.applied) == (taken, [])
 
 
-async def test_adapter_is_created_once_through_an_outage() -> None:
+async def test_adapter_is_created_once_despite_an_outage() -> None:
     """Repeated creations have the same request id, so that only one adapter is created."""
     trainer, store = RecordTrainer(late_failures=list[DomainError](OUTAGE)), MemoryFutureStore()
     future = await accepted(store, 'one')
@@ -172,7 +172,7 @@ async def test_results_expire_and_stray_files_are_deleted() -> None:
 
 
 def test_busy_and_unavailable_services_are_retried() -> None:
-    """Errors of an unavailable or busy service are transient; errors of an invalid request are not."""
+    """Errors of an unavailable or busy service are transient; FutureNotFound is not."""
     failures = (ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1))
     assert all(error.disposition.is_transient for error in failures)
     assert not FutureNotFound('x').disposition.is_transient

@@ -1,4 +1,4 @@
-"""The verbs of futures, over fakes."""
+"""Operations on futures, over stores in memory."""
 
 import asyncio
 from datetime import timedelta
@@ -38,8 +38,8 @@ async def test_future_is_accepted_run_and_returned() -> None:
         assert (await gateway.futures.wait(future.future_id, seconds=0)).note == '{"verb": "x"}'
 
 
-async def test_repeat_is_the_same_future_and_other_content_is_refused() -> None:
-    """A repeated request runs once, before or after it is finished, and other content is refused."""
+async def test_repeat_returns_the_same_future_and_other_content_is_refused() -> None:
+    """A request that is repeated before or after it finishes runs once; other content for its key is refused."""
     async with running_futures() as gateway:
         gateway.recorder.gate.clear()
         first = await gateway.submit('one')
@@ -55,7 +55,7 @@ async def test_repeat_is_the_same_future_and_other_content_is_refused() -> None:
 
 
 async def test_concurrent_repeats_run_once() -> None:
-    """Concurrent equal requests are one future that runs once."""
+    """Concurrent equal requests share one future, which runs once."""
     async with running_futures() as gateway:
         futures = await asyncio.gather(*(gateway.submit('one', lane='ad-1') for _ in range(20)))
         assert {await gateway.outcome(future) for future in futures} == {b'eno'}
@@ -63,7 +63,7 @@ async def test_concurrent_repeats_run_once() -> None:
 
 
 async def test_future_of_another_tenant_is_not_found() -> None:
-    """Another tenant can neither wait for a future nor cancel it, and its equal key is another future."""
+    """Another tenant can neither wait for a future nor cancel it, and the same key names a different future."""
     async with running_futures() as gateway:
         future = await gateway.submit('one')
         gateway.acting_as('bob')
@@ -74,16 +74,16 @@ async def test_future_of_another_tenant_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ('raised', 'kept'),
+    ('raised', 'stored'),
     [(InvalidField('a', 'b'), InvalidField), (ValueError('a defect'), Internal)],
-    ids=['a fact', 'a defect'],
+    ids=['domain error', 'defect'],
 )
-async def test_failure_is_final(raised: BaseException, kept: type) -> None:
-    """A future whose executor raises any error has failed, and the futures behind it run."""
+async def test_failure_is_final(raised: BaseException, stored: type) -> None:
+    """A future whose executor raises any error fails, and the futures behind it still run."""
     async with running_futures(Recorder(failures={'one': raised})) as gateway:
         first = await gateway.submit('one', lane='ad-1', position=0)
         second = await gateway.submit('two', lane='ad-1', position=1)
-        assert isinstance(await gateway.outcome(first), kept)
+        assert isinstance(await gateway.outcome(first), stored)
         assert await gateway.outcome(second) == b'owt'
 
 
@@ -103,7 +103,7 @@ async def test_lane_runs_in_order_of_positions() -> None:
 
 
 async def test_missing_position_fails_the_futures_behind_it() -> None:
-    """Futures right behind a gap fail and name it, the lane continues, and a late future is passed."""
+    """Futures right behind a gap fail with the missing position, and a future that arrives for it later is refused."""
     async with running_futures(patience=SHORT) as gateway:
         assert await gateway.outcome(await gateway.submit('k0', lane='ad-1', position=0)) == b'0k'
         behind = [await gateway.submit(f'k{n}', lane='ad-1', position=n) for n in (2, 3)]
@@ -116,8 +116,8 @@ async def test_missing_position_fails_the_futures_behind_it() -> None:
         assert gateway.recorder.started == ['k0', 'k4']
 
 
-async def test_position_that_another_gateway_finished_is_not_missed() -> None:
-    """The lane is read again before a gap is given up, so that a position finished elsewhere is no gap."""
+async def test_position_that_another_gateway_finished_is_not_missing() -> None:
+    """The lane is read again before futures fail, so a position that another gateway finished is not missing."""
     async with running_futures(patience=SHORT) as gateway:
         behind = await gateway.submit('k1', lane='ad-1', position=1)
         request = FutureRequest(kind='record', key='k0', payload=b'k0', session_id='', lane='ad-1')
@@ -127,7 +127,7 @@ async def test_position_that_another_gateway_finished_is_not_missed() -> None:
         assert await gateway.outcome(behind) == b'1k'
 
 
-async def test_position_is_not_missed_while_another_one_runs() -> None:
+async def test_position_is_not_missing_while_another_one_runs() -> None:
     """The wait for a missing position starts when the lane is idle, not during a long operation."""
     async with running_futures(patience=SHORT) as gateway:
         gateway.recorder.gate.clear()
@@ -140,7 +140,7 @@ async def test_position_is_not_missed_while_another_one_runs() -> None:
 
 
 async def test_waiting_futures_are_resumed_in_order() -> None:
-    """Another process over the same stores runs the rest of the futures, once each and lanes in order."""
+    """Another process over the same stores runs the unfinished futures, each once, and those of a lane in order."""
     stuck = Recorder()
     stuck.gate.clear()
     async with running_futures(stuck) as gateway:
@@ -166,7 +166,7 @@ async def test_request_is_deleted_once_it_is_finished() -> None:
 
 
 async def test_unordered_futures_share_slots_between_tenants() -> None:
-    """A tenant with a thousand futures delays another tenant by one slot, and keeps to its slots."""
+    """A tenant with a thousand futures does not starve another tenant, and uses at most its slots."""
     bounds = Bounds(per_tenant=3, total=5)
     async with running_futures(unordered=bounds) as gateway:
         gateway.recorder.gate.clear()
@@ -185,7 +185,7 @@ async def test_unordered_futures_share_slots_between_tenants() -> None:
 
 
 async def test_request_beyond_the_capacity_is_refused() -> None:
-    """A tenant beyond its capacity is refused, others are not, and a finished future frees capacity."""
+    """A request over the capacity of its tenant or of the gateway is refused; a finished future frees capacity."""
     async with running_futures(capacity=Bounds(per_tenant=2, total=3)) as gateway:
         gateway.recorder.gate.clear()
         first = [await gateway.submit('a0'), await gateway.submit('a1')]
@@ -202,8 +202,8 @@ async def test_request_beyond_the_capacity_is_refused() -> None:
         assert await gateway.outcome(await gateway.submit('a2')) == b'2a'
 
 
-async def test_cancelled_futures_end_where_possible() -> None:
-    """Waiting and interruptible futures end as cancelled, one of a lane is skipped, and a finished one stays."""
+async def test_futures_are_cancelled_unless_they_are_finished() -> None:
+    """A waiting or interruptible future is cancelled, a lane skips it, and a finished one keeps its result."""
     async with running_futures(unordered=Bounds(per_tenant=1, total=1)) as gateway:
         gateway.recorder.gate.clear()
         running, waiting = await gateway.submit('one'), await gateway.submit('two')
@@ -221,7 +221,7 @@ async def test_cancelled_futures_end_where_possible() -> None:
 
 
 async def test_uninterruptible_executor_completes() -> None:
-    """A future of an uninterruptible executor ends with its result after a cancellation."""
+    """A future of an uninterruptible executor finishes with its result despite a cancellation."""
     async with running_futures(Recorder(is_interruptible=False)) as gateway:
         gateway.recorder.gate.clear()
         future = await gateway.submit('one')
@@ -231,7 +231,7 @@ async def test_uninterruptible_executor_completes() -> None:
         assert await gateway.outcome(future) == b'eno'
 
 
-async def test_closed_gateway_returns_from_waits_and_accepts_nothing() -> None:
+async def test_closed_gateway_ends_waits_and_refuses_requests() -> None:
     """Closing returns the unfinished future to its waiter, refuses requests, and leaves the future waiting."""
     async with running_futures() as gateway:
         gateway.recorder.gate.clear()
@@ -246,17 +246,17 @@ async def test_closed_gateway_returns_from_waits_and_accepts_nothing() -> None:
 
 
 class UnreadableLanes(MemoryFutureStore):
-    """A store that does not answer for lanes while it is away."""
+    """Store that cannot read lanes while `is_unavailable` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_away = True
-        self.was_asked = asyncio.Event()
+        self.is_unavailable = True
+        self.was_read = asyncio.Event()
 
     async def next_position(self, tenant_id: str, lane: str) -> int:
-        """Fail while the store is away."""
-        if self.is_away:
-            self.was_asked.set()
+        """Fail while the store is unavailable."""
+        if self.is_unavailable:
+            self.was_read.set()
             raise ServiceUnreachable('database')
         return await super().next_position(tenant_id, lane)
 
@@ -265,13 +265,13 @@ async def test_stop_does_not_wait_for_the_database() -> None:
     """Closing refuses a request whose lane cannot be read, and the next process runs its future."""
     store, payloads = UnreadableLanes(), MemoryPayloadStore()
     async with running_futures(stores=(store, payloads)) as gateway:
-        asking = asyncio.create_task(gateway.submit('one', lane='ad-1'))
-        await store.was_asked.wait()
+        submitting = asyncio.create_task(gateway.submit('one', lane='ad-1'))
+        await store.was_read.wait()
         async with asyncio.timeout(20):
             await gateway.futures.close()
         with pytest.raises(Draining):
-            await asking
-    store.is_away = False
-    [kept] = store.futures.values()
+            await submitting
+    store.is_unavailable = False
+    [stored] = store.futures.values()
     async with running_futures(stores=(store, payloads)) as after:
-        assert await after.outcome(kept) == b'eno'
+        assert await after.outcome(stored) == b'eno'

@@ -13,25 +13,25 @@ PATIENCE = 10.0
 
 
 def future_at(position: int, *, key: str = '', tenant: str = 'alice') -> Future:
-    """Return a future of the lane."""
+    """Return a future at the given position of the lane."""
     request = FutureRequest(
         kind='x', key=key or f'k{position}', payload=b'', session_id='', lane='ad-1', position=position
     )
     return Future.accepted(request, tenant_id=tenant, moment=START)
 
 
-@given(arrivals=st.lists(st.integers(0, 12), max_size=30), ends=st.lists(st.booleans(), max_size=60))
-def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], ends: list[bool]) -> None:
-    """A lane runs each position once and in order, for any order of arrivals, repeats and ends."""
+@given(arrivals=st.lists(st.integers(0, 12), max_size=30), completions=st.lists(st.booleans(), max_size=60))
+def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], completions: list[bool]) -> None:
+    """A lane runs each position once and in order, for any order of arrivals, repetitions and completions."""
     lane, ran = Lane(now=0.0), list[int]()
-    end_decisions = iter(ends)
+    is_completed = iter(completions)
     for position in arrivals:
         admission = lane.add(future_at(position), now=0.0)
         assert (admission is Admission.PASSED) == (position < len(ran) - lane.is_running)
         while (started := lane.start()) is not None:
             ran.append(started.position)
             assert lane.start() is None
-            if next(end_decisions, True):
+            if next(is_completed, True):
                 lane.end(now=0.0)
     assert ran == list(range(len(ran)))
     if not lane.is_running:
@@ -39,8 +39,8 @@ def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], ends: li
 
 
 @given(present=st.sets(st.integers(0, 14)), start=st.integers(0, 3))
-def test_every_future_ends_despite_missing_positions(present: set[int], start: int) -> None:
-    """Futures directly after a gap fail together when the lane gives up, all others run, and each ends once."""
+def test_every_future_finishes_despite_missing_positions(present: set[int], start: int) -> None:
+    """Futures before the first gap run, those after a gap fail when the lane gives up, and each finishes once."""
     lane, now = Lane(start, now=0.0), 0.0
     ran, failed = list[int](), list[int]()
     for position in sorted(present, reverse=True):
@@ -50,10 +50,10 @@ def test_every_future_ends_despite_missing_positions(present: set[int], start: i
         if (started := lane.start()) is not None:
             ran.append(started.position)
         else:
-            end = lane.gap_deadline(PATIENCE)
-            assert end is not None
-            assert end >= now
-            missing, now = lane.next_position, end
+            deadline = lane.gap_deadline(PATIENCE)
+            assert deadline is not None
+            assert deadline >= now
+            missing, now = lane.next_position, deadline
             given_up = [future.position for future in lane.give_up()]
             assert missing not in present
             assert given_up == list(range(given_up[0], given_up[-1] + 1))
@@ -68,7 +68,7 @@ def test_every_future_ends_despite_missing_positions(present: set[int], start: i
 
 
 def test_lane_takes_one_future_at_each_position() -> None:
-    """The first future at a position keeps it: adding it again returns KNOWN, and adding another one returns PASSED."""
+    """Adding the same future again returns KNOWN, and adding another future at its position returns PASSED."""
     lane = Lane(now=0.0)
     assert lane.add(future_at(0), now=0.0) is Admission.QUEUED
     assert lane.add(future_at(0), now=0.0) is Admission.KNOWN

@@ -1,4 +1,4 @@
-"""The queue of futures that may start: fair shares of tenants, separate slots of base models, held tenants."""
+"""The queue of futures that are ready to start: fair shares of tenants, slots per base model, and held tenants."""
 
 import asyncio
 from collections import Counter, deque
@@ -27,28 +27,28 @@ def future_of(tenant_id: str, number: int, *, base_model: str = '') -> Future:
 def served(
     weights: Mapping[str, float], *, total: int, starts: int, lengths: Mapping[str, int] | None = None
 ) -> Counter[str]:
-    """Return how often each tenant's futures started while all tenants had more waiting.
+    """Return how often each tenant's futures started while all tenants had more futures waiting.
 
     Args:
         weights: Weights of the tenants.
         total: Number of slots.
-        starts: Number of futures to start in all.
-        lengths: Steps that a tenant's future runs; by default all run one step.
+        starts: Total number of futures to start.
+        lengths: Duration of each tenant's futures, in steps; the default is one step.
     """
     queue = FutureQueue(Bounds(per_tenant=total, total=total), weight_of=weights.__getitem__)
     for number in range(starts):
         for tenant in weights:
             queue.add(future_of(tenant, number))
-    counts, running, left = Counter[str](), deque[tuple[int, Future]](), starts
+    counts, running, remaining = Counter[str](), deque[tuple[int, Future]](), starts
     for step in range(starts * 100):
         for end, future in [item for item in running if item[0] <= step]:
             running.remove((end, future))
             queue.release(future)
-        while left and (future := queue.take()) is not None:
-            left -= 1
+        while remaining and (future := queue.take()) is not None:
+            remaining -= 1
             counts[future.tenant_id] += 1
             running.append((step + (lengths or {}).get(future.tenant_id, 1), future))
-        if not left:
+        if not remaining:
             return counts
     raise AssertionError('a tenant never got a slot')
 
@@ -56,15 +56,15 @@ def served(
 @pytest.mark.parametrize('total', [1, 2, 3, 4, 16, 64])
 @pytest.mark.parametrize('lengths', [None, {'light': 1, 'heavy': 7}, {'light': 7, 'heavy': 1}])
 def test_tenant_of_weight_three_starts_three_times_as_often(total: int, lengths: Mapping[str, int] | None) -> None:
-    """Starts follow the weights within a tenth, for any number of slots and any duration of the futures."""
+    """Starts follow the weights with a tolerance of a tenth, for any number of slots and any duration of futures."""
     counts = served({'light': 1.0, 'heavy': 3.0}, total=total, starts=800, lengths=lengths)
     assert 2.7 <= counts['heavy'] / counts['light'] <= 3.3, counts
 
 
 @settings(deadline=None, max_examples=40)
 @given(weights=st.lists(st.integers(1, 10), min_size=2, max_size=6), total=st.integers(1, 9))
-def test_every_tenant_gets_its_share_to_within_two_starts(weights: list[int], total: int) -> None:
-    """A tenant is never further behind its weighted share, for any weights."""
+def test_every_tenant_gets_about_its_weighted_share(weights: list[int], total: int) -> None:
+    """A tenant's starts differ from its weighted share by at most two plus its weight relative to the smallest one."""
     named = {f't{index}': float(weight) for index, weight in enumerate(weights)}
     starts = 12 * sum(weights)
     counts = served(named, total=total, starts=starts)
@@ -83,18 +83,18 @@ def test_idle_tenant_accumulates_no_share() -> None:
         assert future is not None, number
         queue.release(future)
     for number in range(100):
-        queue.add(future_of('back', number))
+        queue.add(future_of('returning', number))
     order: list[str] = []
     for _ in range(20):
         future = queue.take()
         assert future is not None
         order.append(future.tenant_id)
         queue.release(future)
-    assert Counter(order) == {'busy': 10, 'back': 10}
+    assert Counter(order) == {'busy': 10, 'returning': 10}
 
 
 def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
-    """A tenant that submits its next request when the last one is done gets no more than its share."""
+    """A tenant that submits its next request when its last one is done gets no more than its share."""
     weights = {'single': 1.0, 'heavy': 3.0}
     queue = FutureQueue(Bounds(per_tenant=1, total=1), weight_of=weights.__getitem__)
     for number in range(1000):
@@ -115,12 +115,14 @@ def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
     arrivals=st.lists(st.sampled_from(['alice', 'bob', 'carol']), max_size=40),
     per_tenant=st.integers(1, 4),
     total=st.integers(1, 6),
-    moves=st.lists(st.integers(0, 5), max_size=80),
+    releases=st.lists(st.integers(0, 5), max_size=80),
 )
-def test_slots_are_bounded_and_all_in_use(arrivals: list[str], per_tenant: int, total: int, moves: list[int]) -> None:
-    """Tenants keep to their slots, no slot stays free while a tenant may use it, and each tenant's order is kept."""
+def test_slots_are_bounded_and_all_futures_start(
+    arrivals: list[str], per_tenant: int, total: int, releases: list[int]
+) -> None:
+    """Each tenant uses at most its slots, all futures start, and those of a tenant start in order of arrival."""
     queue = FutureQueue(Bounds(per_tenant=per_tenant, total=total))
-    running, started, order = list[Future](), list[int](), iter(moves)
+    running, started, order = list[Future](), list[int](), iter(releases)
     futures = [future_of(owner, index) for index, owner in enumerate(arrivals)]
     for future in futures:
         queue.add(future)
@@ -169,11 +171,11 @@ def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
     arrivals=st.lists(
         st.tuples(st.sampled_from(['tiny', 'small', '']), st.sampled_from(['alice', 'bob'])), max_size=30
     ),
-    moves=st.lists(st.integers(0, 5), max_size=60),
+    releases=st.lists(st.integers(0, 5), max_size=60),
 )
-def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], moves: list[int]) -> None:
-    """Each base model keeps to its slots, all futures start, and unused queues are dropped."""
-    queue, running, order = FutureQueue(Bounds(per_tenant=2, total=3)), list[Future](), iter(moves)
+def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], releases: list[int]) -> None:
+    """Each base model uses at most its slots, all futures start, and unused queues are dropped."""
+    queue, running, order = FutureQueue(Bounds(per_tenant=2, total=3)), list[Future](), iter(releases)
     for index, (base_model, tenant) in enumerate(arrivals):
         queue.add(future_of(tenant, index, base_model=base_model))
     started = 0
@@ -181,9 +183,9 @@ def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], moves:
         while (future := queue.take()) is not None:
             running.append(future)
             started += 1
-            alike = [item for item in running if item.base_model == future.base_model]
-            assert len(alike) <= 3
-            assert sum(item.tenant_id == future.tenant_id for item in alike) <= 2
+            same_model = [item for item in running if item.base_model == future.base_model]
+            assert len(same_model) <= 3
+            assert sum(item.tenant_id == future.tenant_id for item in same_model) <= 2
         queue.release(running.pop(next(order, 0) % len(running)))
     for future in running:
         queue.release(future)
@@ -191,7 +193,7 @@ def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], moves:
 
 
 def test_future_does_not_wait_for_another_base_model() -> None:
-    """A future starts at once though all slots of another base model are in use."""
+    """A future starts at once although all slots of another base model are in use."""
     queue = FutureQueue(Bounds(per_tenant=2, total=2))
     for index in range(10):
         queue.add(future_of('alice', index, base_model='tiny'))
@@ -231,55 +233,55 @@ def test_number_of_queues_is_bounded() -> None:
 
 
 @dataclass
-class _HalfUnavailable(Recorder):
-    """An executor that never finishes a future of the base model 'away'."""
+class _StalledModel(Recorder):
+    """An executor that never finishes a future of the base model 'stalled'."""
 
-    never: asyncio.Event = field(default_factory=asyncio.Event)
+    blocked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
-        if future.base_model == 'away':
+        if future.base_model == 'stalled':
             self.started.append(future.key)
-            await self.never.wait()
+            await self.blocked.wait()
         return await super().__call__(future, payload)
 
 
-async def test_unavailable_base_model_starves_no_other() -> None:
-    """Another base model's futures run though all slots of one are in use forever, in lanes and outside."""
+async def test_stalled_base_model_does_not_starve_another_one() -> None:
+    """Futures run although those of another base model use all its slots forever, in lanes and outside lanes."""
     for has_lanes in (True, False):
-        async with running_futures(_HalfUnavailable()) as gateway:
+        async with running_futures(_StalledModel()) as gateway:
             for index in range(3 * BOUNDS.per_tenant):
-                await gateway.submit(f'away-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='away')
+                await gateway.submit(f'stalled-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='stalled')
             for index in range(3):
-                lane = 'ad-here' if has_lanes else ''
-                future = await gateway.submit(f'{index}', lane=lane, position=index, base_model='here')
+                lane = 'ad-working' if has_lanes else ''
+                future = await gateway.submit(f'{index}', lane=lane, position=index, base_model='working')
                 assert await gateway.outcome(future) == f'{index}'.encode()
 
 
 def test_base_model_is_not_part_of_the_fingerprint() -> None:
-    """A repeated request finds its future whether or not the base model was known the first time."""
+    """A repeated request matches its future whether or not the base model was known the first time."""
     future = future_of('alice', 1)
     replace(future, base_model='tiny').check_repeat(future.fingerprint)
 
 
-async def test_tenants_that_owe_tokens_use_no_slots_and_continue_later() -> None:
-    """Another tenant's futures run though held tenants have more lanes than slots; theirs run once they are free."""
+async def test_held_tenants_use_no_slots_and_continue_later() -> None:
+    """Futures of other tenants run while held tenants have more lanes than slots; held futures run once released."""
     held = {'alice', 'carol'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
-        owing = list[Future]()
+        held_futures = list[Future]()
         for tenant in sorted(held):
             gateway.acting_as(tenant)
-            owing += [await gateway.submit(f'{tenant}{n}', lane=f'ad-{n}') for n in range(BOUNDS.total)]
+            held_futures += [await gateway.submit(f'{tenant}{n}', lane=f'ad-{n}') for n in range(BOUNDS.total)]
         gateway.acting_as('bob')
         for position in range(3):
             assert await gateway.outcome(await gateway.submit(f'b{position}', lane='ad-b', position=position))
         assert gateway.recorder.started == ['b0', 'b1', 'b2']
         held.clear()
-        for future in owing:
+        for future in held_futures:
             gateway.acting_as(future.tenant_id)
             assert await gateway.outcome(future) == future.key.encode()[::-1]
 
 
-async def test_held_futures_are_left_to_the_next_process() -> None:
+async def test_held_futures_run_in_the_next_process() -> None:
     """A closed gateway starts no held future, and the next process runs it."""
     held = {'alice'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
@@ -293,24 +295,24 @@ async def test_held_futures_are_left_to_the_next_process() -> None:
 
 
 @dataclass
-class _VersionMaker(Recorder):
+class _VersionPublisher(Recorder):
     """An executor whose samples wait until a training step publishes their version."""
 
-    made: asyncio.Event = field(default_factory=asyncio.Event)
+    published: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
         if future.lane:
-            self.made.set()
+            self.published.set()
             return await super().__call__(future, payload)
         self.started.append(future.key)
         self.arrived.set()
-        await self.made.wait()
+        await self.published.wait()
         return payload
 
 
 async def test_samples_that_wait_for_a_version_leave_memory_for_its_training_step() -> None:
-    """A training step runs though waiting samples use all the memory that samples of the tenant may use."""
-    async with running_futures(_VersionMaker(), running_bytes=4 * MIB) as gateway:
+    """A training step runs although waiting samples use all the memory that samples of the tenant may use."""
+    async with running_futures(_VersionPublisher(), running_bytes=4 * MIB) as gateway:
         samples = [await gateway.submit(f's{n}', payload=bytes(MIB)) for n in range(5)]
         await gateway.recorder.has_started(3)
         step = await gateway.submit('step', payload=bytes(MIB), lane='ad-1')

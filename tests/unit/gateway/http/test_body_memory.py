@@ -1,4 +1,4 @@
-"""Memory of HTTP bodies: reserved before they are read, refused when exhausted, and released."""
+"""Memory of HTTP bodies is reserved before they are read, refused when exhausted, and released afterwards."""
 
 import asyncio
 import gc
@@ -39,16 +39,16 @@ async def api(gates: MemoryGates) -> AsyncIterator[TinkerApi]:
 
 
 async def never_served(call: HttpCall) -> Any:
-    """Fail, because no test serves the route."""
+    """Fail, because no test calls the route."""
     raise AssertionError(call)
 
 
-def call_of(pieces: AsyncIterator[bytes], *, length: int | None = None, memory: CallMemory | None = None) -> HttpCall:
+def call_of(parts: AsyncIterator[bytes], *, length: int | None = None, memory: CallMemory | None = None) -> HttpCall:
     """Return a call whose body arrives in chunks."""
 
     async def receive() -> dict[str, Any]:
         try:
-            return {'type': 'http.request', 'body': await anext(pieces), 'more_body': True}
+            return {'type': 'http.request', 'body': await anext(parts), 'more_body': True}
         except StopAsyncIteration:
             return {'type': 'http.request', 'body': b'', 'more_body': False}
 
@@ -67,8 +67,8 @@ async def endless(size: int) -> AsyncIterator[bytes]:
         yield bytes(size)
 
 
-async def some(count: int, size: int) -> AsyncIterator[bytes]:
-    """Yield a few chunks."""
+async def chunks(count: int, size: int) -> AsyncIterator[bytes]:
+    """Yield `count` chunks of `size` bytes."""
     for _ in range(count):
         yield bytes(size)
 
@@ -79,11 +79,11 @@ async def test_body_without_free_memory_is_refused_with_a_retry_time(api: Tinker
     await gates.bodies.take('alice', MIB)
     for headers in ({}, {'transfer-encoding': 'chunked'}):
         content: Any = b'[' + b' ' * 255 * KIB
-        chunked = some(4, 60 * KIB) if headers else content
-        answer = await api.post('create_session', content=chunked, headers=headers)
-        assert (answer.status_code, answer.json()['reason']) == (429, 'QUEUE_FULL')
-        assert int(answer.headers['retry-after']) >= 1
-        assert answer.headers['x-should-retry'] == 'true'
+        chunked = chunks(4, 60 * KIB) if headers else content
+        response = await api.post('create_session', content=chunked, headers=headers)
+        assert (response.status_code, response.json()['reason']) == (429, 'QUEUE_FULL')
+        assert int(response.headers['retry-after']) >= 1
+        assert response.headers['x-should-retry'] == 'true'
     assert (await api.post('get_info', {'model_id': model_id})).status_code == 200
     assert (await api.post('create_session', content=content, key='tml-bob')).status_code == 400
     gates.bodies.give_back('alice', MIB)
@@ -91,7 +91,7 @@ async def test_body_without_free_memory_is_refused_with_a_retry_time(api: Tinker
     assert gates.bodies.held_bytes == gates.work.held_bytes == 0
 
 
-async def test_every_ending_releases_memory(api: TinkerApi, gates: MemoryGates) -> None:
+async def test_every_outcome_releases_memory(api: TinkerApi, gates: MemoryGates) -> None:
     """Responses, refusals, truncated bodies and decompression bombs all release their memory."""
     model_id = await api.model()
     bomb = zstandard.compress(bytes(32 * MIB))
@@ -106,7 +106,7 @@ async def test_every_ending_releases_memory(api: TinkerApi, gates: MemoryGates) 
 
 
 async def test_body_of_many_containers_reserves_more_than_its_bytes(api: TinkerApi, gates: MemoryGates) -> None:
-    """A body with many containers reserves more memory than its bytes, and is refused if it is not free."""
+    """A body with many containers reserves more memory than its bytes, and is refused if that memory is not free."""
     body = json.dumps({'request_id': 'x', 'more': [[]] * 10_000}).encode()
     assert json_work_bytes(body) > 15 * len(body)
     other = gates.work.hold('alice')
@@ -138,7 +138,7 @@ def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
 def test_parsed_body_takes_no_more_memory_than_it_reserves(
     make: Callable[[dict[str, Any]], object], body: str, item: str
 ) -> None:
-    """The models of a body with as many small objects as possible fit into the memory that the call reserves."""
+    """Parsing a body with as many small objects as possible uses no more memory than the call reserves."""
     data = body.replace('ITEMS', _list_of(item)).encode()
     make(parse_object(data))
     gc.collect()
@@ -151,22 +151,22 @@ def test_parsed_body_takes_no_more_memory_than_it_reserves(
     assert peak_bytes <= json_work_bytes(data)
 
 
-async def test_announced_body_reserves_memory_before_it_is_read() -> None:
-    """An announced body reserves its memory before any byte has arrived."""
+async def test_body_with_a_content_length_reserves_memory_before_it_is_read() -> None:
+    """A body with a content length reserves its memory before any byte arrives."""
     gates = MemoryGates(
         bodies=ByteGate(tenant_bytes=2 * MIB, total_bytes=8 * MIB, wait_seconds=0),
         work=ByteGate(tenant_bytes=MIB, total_bytes=MIB, wait_seconds=0),
     )
     first, second = CallMemory(gates, 'alice'), CallMemory(gates, 'alice')
-    begun = asyncio.create_task(read_bytes(call_of(endless(0), length=MIB, memory=first), limit_bytes=MIB))
+    reading = asyncio.create_task(read_bytes(call_of(endless(0), length=MIB, memory=first), limit_bytes=MIB))
     await asyncio.sleep(0)
     assert gates.bodies.held_bytes == MIB
     with pytest.raises(BytesFull):
-        await read_bytes(call_of(some(16, 64 * KIB), length=MIB, memory=second), limit_bytes=MIB)
-    begun.cancel()
-    await asyncio.gather(begun, return_exceptions=True)
+        await read_bytes(call_of(chunks(16, 64 * KIB), length=MIB, memory=second), limit_bytes=MIB)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
     first.release()
-    assert len(await read_bytes(call_of(some(16, 64 * KIB), length=MIB, memory=second), limit_bytes=MIB)) == MIB
+    assert len(await read_bytes(call_of(chunks(16, 64 * KIB), length=MIB, memory=second), limit_bytes=MIB)) == MIB
 
 
 async def test_endless_or_slow_body_is_refused() -> None:
@@ -176,17 +176,17 @@ async def test_endless_or_slow_body_is_refused() -> None:
     pace = Pace(grace_seconds=0.05, slowest_bytes=1 << 20)
     with pytest.raises(DeadlinePassed):
         await read_bytes(call_of(endless(1)), limit_bytes=16 * MIB, pace=pace)
-    assert len(await read_bytes(call_of(some(64, MIB // 64)), limit_bytes=MIB, pace=pace)) == MIB
+    assert len(await read_bytes(call_of(chunks(64, MIB // 64)), limit_bytes=MIB, pace=pace)) == MIB
 
 
 async def test_disconnect_within_the_body_raises() -> None:
-    """A connection that ends within the body raises ClientGone."""
+    """A client that disconnects within the body raises ClientGone."""
 
-    async def gone() -> dict[str, Any]:
+    async def disconnected() -> dict[str, Any]:
         return {'type': 'http.disconnect'}
 
-    call = call_of(some(0, 0))
-    call.receive = gone
+    call = call_of(chunks(0, 0))
+    call.receive = disconnected
     with pytest.raises(ClientGone):
         await read_bytes(call, limit_bytes=KIB)
 
@@ -199,10 +199,10 @@ async def test_long_responses_are_written_in_chunks(size: int) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    call = call_of(some(0, 0))
+    call = call_of(chunks(0, 0))
     call.send = send
     await JsonResponse({'x': 'y' * size}).write(call)
-    pieces = [message['body'] for message in sent[1:]]
-    assert b''.join(pieces) == json.dumps({'x': 'y' * size}, separators=(',', ':')).encode()
-    assert max(map(len, pieces)) <= 1 << 18
-    assert [message['more_body'] for message in sent[1:]] == [True] * (len(pieces) - 1) + [False]
+    parts = [message['body'] for message in sent[1:]]
+    assert b''.join(parts) == json.dumps({'x': 'y' * size}, separators=(',', ':')).encode()
+    assert max(map(len, parts)) <= 1 << 18
+    assert [message['more_body'] for message in sent[1:]] == [True] * (len(parts) - 1) + [False]

@@ -1,4 +1,4 @@
-"""Bounded connections: a limited number, and none that a client only keeps open."""
+"""Connections are limited in number, and connections that their clients leave idle are closed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ LARGE = 1 << 26
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Respond with as many bytes as the path requests."""
+    """Send a large response for `/large`, and two bytes for any other path."""
     del receive
     size = LARGE if scope['path'] == '/large' else 2
     head = [(b'content-length', str(size).encode())]
@@ -27,7 +27,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Server:
-    """Server with its port and connections."""
+    """A running server with its port and the state of its connections."""
 
     def __init__(self, port: int, state: ServerState) -> None:
         self.port = port
@@ -58,7 +58,7 @@ async def serving(**bounds: Any) -> AsyncIterator[Server]:
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Wait for the end of a connection; return whether it ended without any data."""
+    """Read until the connection closes; return whether no data arrived."""
     try:
         return not await reader.read()
     except ConnectionError:
@@ -66,7 +66,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_connection_over_the_limit_is_closed() -> None:
-    """A connection over the limit is closed; after another one ends, a new connection is served."""
+    """A connection over the limit is closed; after another one closes, a new connection is served."""
     async with serving(limit=2, head_seconds=60) as server:
         (first, to_first), (_, second) = await server.connect(), await server.connect()
         third, to_third = await server.connect()
@@ -88,15 +88,15 @@ async def test_connection_without_a_complete_head_is_closed() -> None:
     async with serving(head_seconds=0.05) as server:
         silent, to_silent = await server.connect()
         assert await is_closed(silent)
-        dripping, to_dripping = await server.connect()
-        to_dripping.write(GET[:10])
-        assert await is_closed(dripping)
+        partial, to_partial = await server.connect()
+        to_partial.write(GET[:10])
+        assert await is_closed(partial)
         later, to_later = await server.connect()
         to_later.write(GET)
         await later.readuntil(b'ok')
         to_later.write(GET[:10])
         assert await is_closed(later)
-        for writer in (to_silent, to_dripping, to_later):
+        for writer in (to_silent, to_partial, to_later):
             writer.close()
 
 
@@ -108,8 +108,8 @@ async def test_connection_of_a_client_that_does_not_read_is_closed() -> None:
         await reader.readline()
         await until(lambda: not server.state.connections)
         writer.close()
-        eager, to_eager = await server.connect()
-        to_eager.write(GET.replace(b'/ ', b'/large '))
-        await eager.readuntil(b'\r\n\r\n')
-        assert len(await eager.readexactly(LARGE)) == LARGE
-        to_eager.close()
+        fast, to_fast = await server.connect()
+        to_fast.write(GET.replace(b'/ ', b'/large '))
+        await fast.readuntil(b'\r\n\r\n')
+        assert len(await fast.readexactly(LARGE)) == LARGE
+        to_fast.close()

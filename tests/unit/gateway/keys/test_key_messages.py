@@ -33,7 +33,7 @@ def test_bad_tenant_id_is_refused(tenant_id: str) -> None:
     ],
 )
 def test_bad_key_request_names_the_field(change: dict[str, Any], field: str) -> None:
-    """The error for a bad request for a key names the path of the bad field."""
+    """The error for an invalid key request names the path of the invalid field."""
     good: dict[str, Any] = {'tenant_id': 'alice', 'scopes': [key_service_pb2.SCOPE_TRAIN]}
     with pytest.raises(InvalidField) as caught:
         key_request_from_proto(key_service_pb2.CreateKeyRequest(**{**good, **change}))

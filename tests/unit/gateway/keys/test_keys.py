@@ -39,7 +39,7 @@ class Harness:
 
 
 async def test_new_key_is_valid_and_its_secret_is_not_shown_again() -> None:
-    """A new secret leads to its key, and neither the list of keys nor `repr` contains it."""
+    """A new secret is valid for its key, and neither the list of keys nor `repr` contains it."""
     harness = Harness()
     issued = await harness.issue()
     assert await harness.verifier.verify(issued.secret) == issued.key
@@ -54,12 +54,12 @@ async def test_unknown_expired_and_revoked_keys_raise_the_same_error() -> None:
     expired, revoked = await harness.issue(ttl=timedelta(minutes=1)), await harness.issue()
     await harness.keys.revoke(revoked.key.key_id)
     harness.clock.advance(timedelta(minutes=1))
-    seen = []
+    errors = []
     for secret in (expired.secret, revoked.secret, 'tml-unknown'):
         with pytest.raises(CredentialsInvalid) as caught:
             await harness.verifier.verify(secret)
-        seen.append((str(caught.value), caught.value.metadata()))
-    assert seen[0] == seen[1] == seen[2]
+        errors.append((str(caught.value), caught.value.metadata()))
+    assert errors[0] == errors[1] == errors[2]
 
 
 async def test_cached_key_expires_on_time() -> None:
@@ -95,7 +95,7 @@ async def test_revocation_takes_effect_immediately() -> None:
 
 
 async def test_unknown_secrets_do_not_evict_a_valid_key() -> None:
-    """A valid key stays cached after many unknown secrets, whose own cache is bounded."""
+    """A valid key stays cached after many unknown secrets, which have a separate bounded cache."""
     harness = Harness()
     issued = await harness.issue()
     await harness.verifier.verify(issued.secret)
@@ -111,12 +111,12 @@ async def test_unknown_secrets_do_not_evict_a_valid_key() -> None:
 
 
 async def test_unknown_tenants_and_keys_are_not_found() -> None:
-    """Creating and listing keys needs an existing tenant, and revoking needs an existing key."""
+    """Creating and listing keys require an existing tenant, and revoking requires an existing key."""
     harness = Harness()
     with pytest.raises(TenantNotFound):
-        await harness.keys.create(replace(REQUEST, tenant_id='nobody'))
+        await harness.keys.create(replace(REQUEST, tenant_id='unknown'))
     with pytest.raises(TenantNotFound):
-        await harness.keys.list('nobody', Page(size=5))
+        await harness.keys.list('unknown', Page(size=5))
     with pytest.raises(KeyNotFound):
         await harness.keys.revoke('key-9')
 
@@ -137,7 +137,7 @@ async def test_rotated_key_stays_valid_during_the_overlap() -> None:
     assert await harness.verifier.verify(rotated.new.secret) == new
 
 
-async def test_key_rotated_without_overlap_ends_immediately() -> None:
+async def test_key_rotated_without_overlap_expires_immediately() -> None:
     """A cached key is refused right after a rotation without overlap, and cannot be rotated again."""
     harness = Harness()
     old = await harness.issue()
@@ -166,13 +166,13 @@ async def test_key_needs_a_project_of_its_own_tenant() -> None:
     harness = Harness()
     await harness.tenants.create('alice', display_name='')
     await harness.tenants.create('bob', display_name='')
-    await harness.projects.create('bob', 'of-bob', display_name='')
+    await harness.projects.create('bob', 'project-bob', display_name='')
     with pytest.raises(ProjectNotFound):
-        await harness.keys.create(replace(REQUEST, project_id='of-bob'))
+        await harness.keys.create(replace(REQUEST, project_id='project-bob'))
     with pytest.raises(TenantNotFound):
-        await harness.projects.create('nobody', 'p', display_name='')
-    issued = await harness.keys.create(replace(REQUEST, project_id='of-bob', tenant_id='bob'))
-    assert (await harness.verifier.verify(issued.secret)).project_id == 'of-bob'
+        await harness.projects.create('unknown', 'p', display_name='')
+    issued = await harness.keys.create(replace(REQUEST, project_id='project-bob', tenant_id='bob'))
+    assert (await harness.verifier.verify(issued.secret)).project_id == 'project-bob'
 
 
 async def test_bootstrap_key_is_installed_once() -> None:

@@ -1,4 +1,4 @@
-"""Sampler events as OpenAI responses: texts, usage and log-probabilities, in bounded memory."""
+"""Conversion of sampler events to OpenAI responses: texts, usage and log-probabilities, in bounded memory."""
 
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -21,7 +21,7 @@ CALLER = Caller(tenant_id='alice')
 
 
 class LetterTokens:
-    """Samplers whose tokens are letters."""
+    """Fake samplers whose tokens are letters."""
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
         del caller
@@ -53,7 +53,7 @@ def floats(values: Iterable[float]) -> tensor_pb2.Tensor:
 
 
 def prompt_of(token_ids: Iterable[int], **fields: Any) -> wire.SampleResponse:
-    """Return the event of a prompt."""
+    """Return the event that reports a prompt."""
     return wire.SampleResponse(prompt=sampling_pb2.PromptInfo(token_ids=ints(token_ids), **fields))
 
 
@@ -75,8 +75,8 @@ async def response_to(request: GenerationRequest, events: list[tuple[int, wire.S
     reader = reader_for(request)
 
     async def pieces() -> AsyncGenerator[ChoiceDelta, None]:
-        for placed in events:
-            for piece in await reader.read(placed):
+        for event in events:
+            for piece in await reader.read(event):
                 yield piece
 
     writer = AnswerWriter(
@@ -100,20 +100,20 @@ async def test_usage_counts_each_prompt_once_and_every_token() -> None:
         (1, end_of(1, length)),
         (0, end_of(0, stop, text='!')),
     ]
-    answer = await response_to(request_for(prompt=['abc', 'd'], n=2), events)
-    assert answer['usage'] == {
+    response = await response_to(request_for(prompt=['abc', 'd'], n=2), events)
+    assert response['usage'] == {
         'prompt_tokens': 4,
         'completion_tokens': 5,
         'total_tokens': 9,
         'prompt_tokens_details': {'cached_tokens': 2},
     }
-    assert [choice['text'] for choice in answer['choices']] == ['fg!', '', 'i', 'j']
-    assert [choice['finish_reason'] for choice in answer['choices']] == ['stop', 'stop', 'length', 'length']
-    assert [choice['index'] for choice in answer['choices']] == [0, 1, 2, 3]
+    assert [choice['text'] for choice in response['choices']] == ['fg!', '', 'i', 'j']
+    assert [choice['finish_reason'] for choice in response['choices']] == ['stop', 'stop', 'length', 'length']
+    assert [choice['index'] for choice in response['choices']] == [0, 1, 2, 3]
 
 
-async def test_sequence_that_was_aborted_is_an_error() -> None:
-    """An aborted sequence ends the call as cancelled."""
+async def test_aborted_sequence_fails_the_call() -> None:
+    """An aborted sequence fails the call with Cancelled."""
     events = [(0, prompt_of([1])), (0, end_of(0, sampling_pb2.STOP_REASON_ABORT))]
     with pytest.raises(Cancelled):
         await response_to(request_for(), events)
@@ -135,8 +135,8 @@ async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
 
 async def test_complete_response_has_bounded_logprobs() -> None:
     """A response with too many log-probabilities is refused while it is read, without reading further."""
-    name = TokenText(b'a', is_special=False)
-    scored = [ScoredToken(name, -1.0, [(name, -1.0)] * 19, 0)] * 100
+    token = TokenText(b'a', is_special=False)
+    scored = [ScoredToken(token, -1.0, [(token, -1.0)] * 19, 0)] * 100
     request = request_for(logprobs=19)
     read = 0
 

@@ -11,7 +11,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 class SilentSamplers:
-    """Samplers that never respond."""
+    """Fake samplers that never respond."""
 
     def __init__(self) -> None:
         self.called = asyncio.Event()
@@ -36,8 +36,8 @@ async def test_cancelled_reader_leaves_no_task() -> None:
 
     async def read() -> None:
         requests = [wire.SampleRequest(), wire.SampleRequest()]
-        async with aclosing(sample_all(samplers, Caller(tenant_id='alice'), requests)) as answers:
-            async for _ in answers:
+        async with aclosing(sample_all(samplers, Caller(tenant_id='alice'), requests)) as responses:
+            async for _ in responses:
                 raise AssertionError('no response was expected')
 
     reading = asyncio.create_task(read())

@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API: each is read unambiguously, or refused with the name of the parameter."""
+"""Request bodies of the OpenAI API: each is parsed unambiguously or refused with the name of the parameter."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from services.gateway.openai.routes import OpenAiErrors
 from services.kit.errors import InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}
-STRANGE: list[Any] = [
+VALUES: list[Any] = [
     None, True, False, 0, -1, 1.5, 10**400, -(10**400), 2**63, '', 'a', '\0', '\U0001f642', [], [[]], {}, {'a': {}},
     [None], [True], [-1], [2**31], [''], [{}], {'type': None}, {'': ''},
 ]  # fmt: skip
@@ -44,7 +44,7 @@ def refusal_of(read: Callable[[], Any]) -> dict[str, Any] | None:
 
 def test_every_parameter_accepts_or_refuses_every_value() -> None:
     """Every value of every parameter gives a valid request, or an error that names the parameter."""
-    for name, value in itertools.product((*COMPLETION_PARAMS, *CHAT_PARAMS), STRANGE):
+    for name, value in itertools.product((*COMPLETION_PARAMS, *CHAT_PARAMS), VALUES):
         completion, chat = {'model': 'm', 'prompt': 'a', name: value}, {'model': 'm', 'messages': [HELLO], name: value}
         for read, body in ((completion_request, completion), (chat_request, chat)):
             refusal = refusal_of(lambda read=read, body=body: read(body).params.SerializeToString())
@@ -58,7 +58,7 @@ def test_messages_of_any_shape_are_accepted_or_refused() -> None:
     names = ('role', 'content', 'tool_calls', 'tool_call_id', 'reasoning_content', 'name', 'refusal')
     roles = ('user', 'assistant', 'tool', 'system')
     for _ in range(3000):
-        message: Any = {name: generator.choice(STRANGE) for name in generator.sample(names, 3)}
+        message: Any = {name: generator.choice(VALUES) for name in generator.sample(names, 3)}
         if generator.random() < 0.8:
             message['role'] = generator.choice(roles)
         body = {'model': 'm', 'messages': [message]}
@@ -67,7 +67,7 @@ def test_messages_of_any_shape_are_accepted_or_refused() -> None:
 
 
 @pytest.mark.parametrize('depth', [25, 400, 900])
-def test_arguments_that_are_nested_too_deep_are_refused(depth: int) -> None:
+def test_arguments_that_are_nested_too_deeply_are_refused(depth: int) -> None:
     """Arguments of a tool call nested deeper than protobuf parsers accept are refused."""
     arguments = '{"a":' * depth + '1' + '}' * depth
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
@@ -86,7 +86,7 @@ def test_arguments_of_the_maximum_depth_are_accepted() -> None:
 
 
 def test_schema_that_is_too_long_is_refused() -> None:
-    """A schema is limited in size, as each prompt is sampled with a copy of it."""
+    """A schema is limited in size, because each prompt is sampled with a copy of it."""
     schema = {'type': 'object', 'description': 'x' * 70_000}
     form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': schema}}
     with pytest.raises(InvalidField) as caught:
@@ -102,8 +102,8 @@ def test_name_with_an_unpaired_surrogate_is_encodable() -> None:
 
 
 @pytest.mark.parametrize('text', ['a\nb\r\nc', 'a\u2028b\u2029c\u0085d', '\x0b\x0c\x1c\x1d\x1e', '\U0001f642ä\0'])
-def test_event_is_one_line_to_every_reader(text: str) -> None:
-    """A server-sent event is one line even for readers that split at Unicode's line ends, and the text is unchanged."""
+def test_event_is_one_line_for_every_reader(text: str) -> None:
+    """A server-sent event is one line even if a reader splits at Unicode line separators, and its text is unchanged."""
     event = event_bytes({'text': text}).decode()
     assert event.endswith('\n\n')
     (line, empty) = event.splitlines()

@@ -1,4 +1,4 @@
-"""Limits of tenants: which quota applies, which calls wait, and which are refused."""
+"""Limits of tenants: the quota that applies, calls that wait, and calls that are refused."""
 
 import asyncio
 from collections.abc import Collection
@@ -35,7 +35,7 @@ class Harness:
         self.rates = TokenRates(self.table, clock=self.clock, pause=self.pause)
         self.gate = SamplingGate(self.table, self.rates, patience=timedelta(seconds=5))
         self.usage = MemoryUsageStore()
-        self.census = Census()
+        self.census = FakeCensus()
         self.training = TrainingLimits(self.table, self.rates, self.usage, self.census)
         self.waited = 0.0
 
@@ -46,22 +46,22 @@ class Harness:
         await asyncio.sleep(0)
 
 
-class Census:
-    """The adapters of all tenants, and the number of times they were listed."""
+class FakeCensus:
+    """Fake adapter census with the same adapters for all tenants; it counts its calls."""
 
     def __init__(self) -> None:
         self.existing: set[str] = set()
-        self.count = 0
+        self.call_count = 0
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
         del tenant_id
-        self.count += 1
+        self.call_count += 1
         await asyncio.sleep(0)
         return set(self.existing)
 
 
 def saving(name: str, *, limit: int | None = None) -> bytes:
-    """Return a serialized operation that saves, with the limit that marks it as refused."""
+    """Return a serialized save operation, with the limit that marks it as refused."""
     operation = operation_pb2.Operation(save=operation_pb2.Save(name=name, stored_bytes_limit=limit))
     return training_service_pb2.ExecuteRequest(operation=operation).SerializeToString()
 
@@ -91,7 +91,7 @@ async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
     burst=st.integers(1, 1000),
 )
 def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
-    """A tenant that takes tokens only while it owes none uses at most the burst, the refill and its last request."""
+    """A tenant that sends requests only without a debt uses at most the burst, the refill and its largest request."""
     bucket, now, used, largest = TokenBucket(rate=rate, burst=burst, now=0.0), 0.0, 0, 0
     for pause, count in charges:
         now += pause
@@ -137,12 +137,12 @@ async def test_raised_quota_takes_effect_at_once() -> None:
 
 
 async def test_concurrent_sampling_requests_are_limited() -> None:
-    """A request beyond the quota is refused with a retry time, for each tenant separately, until another one ends."""
+    """A request over its tenant's quota is refused with a retry time until another one of the tenant finishes."""
     harness = Harness(concurrent_samples=2)
     async with harness.gate.admitted('alice', deadline=None), harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
             async with harness.gate.admitted('alice', deadline=None):
-                raise AssertionError('it was admitted')
+                raise AssertionError('the request was admitted')
         assert (refused.value.quota, refused.value.limit) == ('concurrent_samples', 2)
         assert refused.value.retry_after is not None
         async with harness.gate.admitted('bob', deadline=None):
@@ -159,7 +159,7 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
 
 
 async def test_sampling_futures_count_together_with_direct_calls() -> None:
-    """A future in flight is never refused again, and one from before a restart enters even beyond the quota."""
+    """A future in flight is never refused again, and one from before a restart is admitted even beyond the quota."""
     harness = Harness(concurrent_samples=2)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     capacity.enter(future_of(0))
@@ -187,8 +187,8 @@ async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
     assert harness.gate.count('alice') == 1
 
 
-async def test_sampling_futures_of_an_owing_tenant_are_refused() -> None:
-    """A sampling future of a tenant that owes tokens is refused with the retry time, and other futures are not."""
+async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
+    """A sampling future of a tenant with a token debt is refused with the retry time, and other futures are not."""
     harness = Harness(tokens_per_second=10)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     harness.rates.charge('alice', 150)
@@ -220,10 +220,10 @@ async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
 
 
 async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
-    """A tenant without an adapter quota causes no listing of its adapters."""
+    """The adapters of a tenant without an adapter quota are not listed."""
     harness = Harness()
     async with harness.training.creating('alice') as limit:
-        assert (limit, harness.census.count) == (None, 0)
+        assert (limit, harness.census.call_count) == (None, 0)
 
 
 async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
@@ -252,7 +252,7 @@ def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> No
 
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
-    """An operation of a tenant that owes tokens waits, and saves at the storage limit are marked with that limit."""
+    """An operation of a tenant with a token debt waits, and saves at the storage limit are marked with that limit."""
     harness, trainer = Harness(tokens_per_second=10, stored_bytes=100), RecordTrainer()
     limited = LimitedTrainer(trainer, harness.training)
     step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
@@ -296,5 +296,5 @@ async def test_requests_in_flight_are_counted_until_they_leave() -> None:
 def test_limit_of_zero_overrides_the_default() -> None:
     """A limit of zero is a limit and does not fall back to the default."""
     default = Quota(max_adapters=3, concurrent_samples=4)
-    own = Quota(max_adapters=0, concurrent_samples=0)
-    assert replace(own.over(default), weight=None) == Quota(max_adapters=0, concurrent_samples=0)
+    zero = Quota(max_adapters=0, concurrent_samples=0)
+    assert replace(zero.over(default), weight=None) == Quota(max_adapters=0, concurrent_samples=0)

@@ -1,4 +1,4 @@
-"""The usage meter writes each measurement to the store once, also after failures."""
+"""The usage meter writes each measurement to the store once, even after failures."""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +18,7 @@ from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable
 
-ANSWER = PromptResult(0, b'', prompt_token_count=7, sampled_token_count=5)
+RESULT = PromptResult(0, b'', prompt_token_count=7, sampled_token_count=5)
 WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)
 
 
@@ -60,7 +60,7 @@ async def test_counts_are_written_in_one_batch() -> None:
 
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: str) -> None:
-    """The store may fail before or after it writes, and counts that arrive during the outage are written later."""
+    """Counts, including those from the outage, are written once if the store fails before or after a write."""
     harness = Harness()
     setattr(harness.store, failure_list, [ServiceUnreachable('database')] * 2)
     harness.meter.count('alice', 'run-1', WORK)
@@ -112,16 +112,16 @@ async def test_sample_is_counted_once_when_it_is_settled() -> None:
     """Repeated attempts count once, and samples that failed or were settled by another gateway do not count."""
     harness, moment = Harness(), FakeClock().now()
     request = batch_for(AdapterRequest(adapter_id='run-1'))
-    done, failed, others = future_of('done'), future_of('failed'), future_of('others')
-    for future in (done, done, failed, others):
-        harness.tally.note(future, request, ANSWER)
+    done, failed, taken = future_of('done'), future_of('failed'), future_of('taken')
+    for future in (done, done, failed, taken):
+        harness.tally.note(future, request, RESULT)
     settled = done.done(moment=moment)
     # The reply to the first attempt to store the result was lost: the stored result has that attempt's time.
     harness.tally.settled(done.done(moment=moment + timedelta(seconds=1)), settled)
     harness.tally.settled(settled, settled)
     lost = failed.failed(Cancelled(), moment=moment)
     harness.tally.settled(lost, lost)
-    harness.tally.settled(others.done(moment=moment), replace(others.done(moment=moment), owner='another'))
+    harness.tally.settled(taken.done(moment=moment), replace(taken.done(moment=moment), owner='another'))
     unknown = future_of('unknown').done(moment=moment)
     harness.tally.settled(unknown, unknown)
     await harness.meter.flush()

@@ -17,7 +17,7 @@ KEY = RouteKey(base_model='m', blocks=(1,))
 
 @pytest.mark.parametrize('is_started', [True, False])
 async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: bool) -> None:  # noqa: FBT001
-    """A request that waits for a replica fails with Draining; one for which there is a replica continues."""
+    """A request that waits for a replica fails with Draining; a request with an available replica does not."""
     membership = Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     membership.register(ReplicaReport(replica_id='a', service='sampler', address='h:a', base_models=('m',)))
     dispatch = Dispatch(membership, replica_wait=timedelta(minutes=1), begin_wait=timedelta(minutes=1))

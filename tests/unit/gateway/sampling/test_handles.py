@@ -33,16 +33,16 @@ async def not_published(future_id: str) -> None:
 
 @dataclass
 class Weights:
-    """Weights whose versions are the results, and a record of the unpinned versions."""
+    """Fake weights: a result contains its version, and unpinned versions are recorded."""
 
     unpinned: list[int] = field(default_factory=list[int])
 
     def version_of(self, result: bytes) -> int:
-        """Return the number."""
+        """Return the version in a result."""
         return int(result)
 
     async def unpin(self, adapter_id: str, version: int) -> None:
-        """Record the version; the first attempt at each third one fails."""
+        """Record the version; the first attempt fails if 3 divides the version."""
         if version % 3 == 0 and version not in self.unpinned:
             self.unpinned.append(version)
             raise ServiceUnreachable('checkpoint')
@@ -51,7 +51,7 @@ class Weights:
 
 
 async def handles_of(*items: SamplingHandle, weights: Any = None) -> SamplingHandles:
-    """Return the verbs over a store that contains `items`."""
+    """Return the operations over a store that contains `items`."""
     store = MemoryHandleStore()
     for item in items:
         await store.add_if_absent(item)
@@ -67,7 +67,7 @@ async def test_unpublished_version_is_an_error_that_the_client_may_retry() -> No
 
 @pytest.mark.parametrize('is_inflight', [False, True])
 async def test_old_snapshots_are_unpinned(*, is_inflight: bool) -> None:
-    """All but the newest 32 snapshots are unpinned, also after a failed attempt; in-flight handles pin nothing."""
+    """All but the newest 32 snapshots are unpinned, even after a failed attempt; in-flight handles pin nothing."""
     weights = Weights()
     items = [
         replace(HANDLE, handle_id=f's:sample:{index}', future_id=f'fu-{index}', is_inflight=is_inflight)
@@ -80,23 +80,23 @@ async def test_old_snapshots_are_unpinned(*, is_inflight: bool) -> None:
     assert all(weights.unpinned.count(version) > 1 for version in weights.unpinned if version % 3 == 0)
 
 
-async def test_versions_of_an_ended_session_are_unpinned() -> None:
-    """A session unpins the versions of its handles alone, retries failures, and ignores versions that are deleted."""
+async def test_versions_of_a_finished_session_are_unpinned() -> None:
+    """Only versions of the session are unpinned; failures can be retried, and deleted versions are ignored."""
     weights = Weights()
     items = [
         replace(HANDLE, handle_id=f's:sample:{index}', version=index + 1, future_id=f'fu-{index}') for index in range(4)
     ]
-    foreign = replace(HANDLE, handle_id='other:sample:0', session_id='other', version=50)
+    other_session = replace(HANDLE, handle_id='other:sample:0', session_id='other', version=50)
     base = replace(HANDLE, handle_id='s:sample:9', adapter_id='', future_id='')
     inflight = replace(HANDLE, handle_id='s:sample:10', version=60, is_inflight=True)
-    handles = await handles_of(*items, foreign, base, inflight, weights=weights)
+    handles = await handles_of(*items, other_session, base, inflight, weights=weights)
     with pytest.raises(ServiceUnreachable):
         await handles.unpin_session('s')
     await handles.unpin_session('s')
     assert set(weights.unpinned) == {1, 2, 3, 4}
-    weights.unpin = _deleted
+    weights.unpin = _raise_not_found
     await handles.unpin_session('s')
 
 
-async def _deleted(adapter_id: str, version: int) -> None:
+async def _raise_not_found(adapter_id: str, version: int) -> None:
     raise VersionNotFound(adapter_id, version)

@@ -1,4 +1,4 @@
-"""Fair sharing between tenants, and the slots that requests hold at a replica."""
+"""Fair sharing between tenants, and the slots of requests at a replica."""
 
 import asyncio
 from collections import Counter
@@ -20,17 +20,17 @@ REPLICA = Replica(report=REPORT, state=ReplicaState.READY, heartbeat_time=MOMENT
 
 
 def served(demands: Mapping[str, int], *, weights: Mapping[str, float], cost: Mapping[str, int]) -> Counter[str]:
-    """Return the sequences that each tenant ran until the first tenant had none left, with 64 running at once."""
+    """Return how many sequences each tenant ran until one tenant had no requests remaining, with a capacity of 64."""
     queue = ReplicaQueue(weight_of=weights.__getitem__)
     queue.capacity = 64
-    left, counts = Counter(demands), Counter[str]()
+    remaining, counts = Counter(demands), Counter[str]()
     running: list[Slot] = []
     for tenant, count in demands.items():
         for _ in range(count):
             queue.add(Slot(tenant, cost[tenant]))
-    while all(left.values()):
+    while all(remaining.values()):
         for slot in queue.grant():
-            left[slot.tenant_id] -= 1
+            remaining[slot.tenant_id] -= 1
             counts[slot.tenant_id] += slot.sequence_count
             running.append(slot)
         queue.finish(running.pop(0))
@@ -40,12 +40,12 @@ def served(demands: Mapping[str, int], *, weights: Mapping[str, float], cost: Ma
 @pytest.mark.parametrize('weights', [{'few': 1.0, 'many': 1.0}, {'few': 3.0, 'many': 1.0}])
 @pytest.mark.parametrize('cost', [{'few': 1, 'many': 1}, {'few': 1, 'many': 4}])
 def test_tenants_share_by_weight_and_not_by_demand(weights: Mapping[str, float], cost: Mapping[str, int]) -> None:
-    """A tenant with ten times the requests, each four times as large, runs its weighted share of sequences."""
+    """A tenant with ten times the requests, or with larger ones, runs only its weighted share of sequences."""
     counts = served({'few': 2000, 'many': 20000}, weights=weights, cost=cost)
     assert counts['few'] / counts['many'] == pytest.approx(weights['few'] / weights['many'], rel=0.1)
 
 
-def test_no_request_waits_below_capacity_or_without_one() -> None:
+def test_requests_wait_only_above_a_reported_capacity() -> None:
     """A replica that reports no capacity gets all requests; one that does gets slightly more than its capacity."""
     queue = ReplicaQueue()
     for _ in range(100):
@@ -57,7 +57,7 @@ def test_no_request_waits_below_capacity_or_without_one() -> None:
 
 
 def test_tenant_without_slots_is_not_locked_out() -> None:
-    """Each tenant gets at least one slot at a replica that other tenants fill with requests that never end."""
+    """Each tenant gets at least one slot at a replica that other tenants fill with requests that never finish."""
     queue = ReplicaQueue()
     queue.capacity = 4
     for _ in range(100):
@@ -70,18 +70,18 @@ def test_tenant_without_slots_is_not_locked_out() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from('abc'), st.integers(1, 5), st.integers(0, 3)), max_size=60))
-def test_all_requests_are_granted_and_leave_nothing_behind(steps: list[tuple[str, int, int]]) -> None:
+def test_all_requests_are_granted_and_leave_no_slot_behind(steps: list[tuple[str, int, int]]) -> None:
     """Requests that finish in parts, or while they wait, leave no slot behind; all others are granted."""
     queue = ReplicaQueue()
     queue.capacity = 3
     added: list[Slot] = []
-    for tenant, count, end in steps:
+    for tenant, count, finish_count in steps:
         added.append(Slot(tenant, count))
         queue.add(added[-1])
         queue.grant()
-        for slot in added[:end]:
+        for slot in added[:finish_count]:
             queue.finish(slot, 1)
-        if end == 3:
+        if finish_count == 3:
             queue.finish(added.pop())
         queue.grant()
     for _ in range(sum(count for _, count, _ in steps) + 1):
@@ -125,7 +125,7 @@ async def test_slot_of_a_cancelled_request_is_free() -> None:
 
 
 async def test_waiting_requests_of_a_tenant_are_bounded() -> None:
-    """A request beyond the bound is refused and leaves nothing behind; other tenants are not refused."""
+    """A request over the bound is refused and uses no slot; other tenants are not refused."""
     slots = ReplicaSlots(waiting_per_tenant=1)
     with slots.reserve(REPLICA, 'a', 5), slots.reserve(REPLICA, 'a', 1), slots.reserve(REPLICA, 'b', 5):
         for _ in range(2):
@@ -136,7 +136,7 @@ async def test_waiting_requests_of_a_tenant_are_bounded() -> None:
 
 
 def test_idle_tenants_are_removed_and_active_ones_are_kept() -> None:
-    """Shares that thousands of tenants used keep only the active and the most recent tenants."""
+    """Only active and recent tenants keep their shares after thousands of tenants were served."""
     shares = FairShares(equal_weight, is_active=lambda name: name == 't0')
     for number in range(5000):
         shares.serve(f't{number}', cost=2.0)

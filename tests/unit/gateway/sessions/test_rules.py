@@ -31,9 +31,9 @@ def test_silent_session_is_expired_after_its_lifetime() -> None:
 def test_heartbeat_revives_an_expired_session() -> None:
     """A heartbeat makes an expired session active, and an older one does not reduce its heartbeat time."""
     expired = replace(SESSION, state=SessionState.EXPIRED)
-    back = expired.with_heartbeat(START + timedelta(hours=1))
-    assert (back.state, back.heartbeat_time) == (SessionState.ACTIVE, START + timedelta(hours=1))
-    assert back.with_heartbeat(START).heartbeat_time == START + timedelta(hours=1)
+    revived = expired.with_heartbeat(START + timedelta(hours=1))
+    assert (revived.state, revived.heartbeat_time) == (SessionState.ACTIVE, START + timedelta(hours=1))
+    assert revived.with_heartbeat(START).heartbeat_time == START + timedelta(hours=1)
 
 
 def test_finished_session_stays_finished() -> None:
@@ -45,30 +45,30 @@ def test_finished_session_stays_finished() -> None:
         finished.with_heartbeat(START)
 
 
-def test_settlement_applies_only_to_the_same_ending() -> None:
+def test_settlement_applies_only_to_the_same_expiry() -> None:
     """A session that was revived or finished during its settlement is returned unchanged."""
     expired = replace(SESSION, state=SessionState.EXPIRED)
     settled = expired.settled(expired, ['twinkle://a/weights/b'])
     assert (settled.is_settled, settled.checkpoint_paths) == (True, ('twinkle://a/weights/b',))
-    back = expired.with_heartbeat(START + timedelta(hours=1))
-    assert back.settled(expired, ['x']) == back
-    again = replace(back, state=SessionState.EXPIRED)
+    revived = expired.with_heartbeat(START + timedelta(hours=1))
+    assert revived.settled(expired, ['x']) == revived
+    again = replace(revived, state=SessionState.EXPIRED)
     assert again.settled(expired, ['x']) == again
     finished = expired.finished(FinishReason.SUCCESS)
     assert finished.settled(expired, ['x']) == finished
 
 
-def test_session_that_ends_again_is_settled_again() -> None:
+def test_revived_or_finished_session_is_settled_again() -> None:
     """A revived or finished session is unsettled, and keeps its checkpoint paths until it is settled again."""
     expired = replace(SESSION, state=SessionState.EXPIRED)
     settled = expired.settled(expired, ['x'])
-    for ended in (settled.with_heartbeat(START), settled.finished(FinishReason.FAILED)):
-        assert (ended.is_settled, ended.checkpoint_paths) == (False, ('x',))
+    for changed in (settled.with_heartbeat(START), settled.finished(FinishReason.FAILED)):
+        assert (changed.is_settled, changed.checkpoint_paths) == (False, ('x',))
     assert settled.finished(FinishReason.FAILED).finished(FinishReason.SUCCESS).finish_reason is FinishReason.FAILED
 
 
 def test_unsaved_steps_are_saved_unless_the_client_reports_success() -> None:
-    """Steps are saved for clients that failed, were interrupted or fell silent, but not after a success."""
+    """Steps are saved if the client failed, was interrupted or sent no heartbeats, but not after a success."""
     assert SESSION.is_saved
     saved = {reason: SESSION.finished(reason).is_saved for reason in FinishReason}
     assert saved == {FinishReason.SUCCESS: False, FinishReason.FAILED: True, FinishReason.INTERRUPTED: True}

@@ -20,7 +20,7 @@ from twinkle.api.gateway.v1 import session_service_pb2
     ],
 )
 def test_bad_session_request_names_the_field(change: dict[str, Any], field: str) -> None:
-    """The error for a bad request for a session names the path of the bad field."""
+    """The error for an invalid session request names the path of the invalid field."""
     good: dict[str, Any] = {'request_id': 'rq', 'client': 'test'}
     with pytest.raises(InvalidField) as caught:
         session_request_from_proto(session_service_pb2.CreateSessionRequest(**{**good, **change}))

@@ -33,24 +33,26 @@ class Harness:
 
 
 async def test_session_belongs_to_the_requested_project_or_to_that_of_its_key() -> None:
-    """A session takes the project of its request, else the project of the key; other tenants' projects are unknown."""
+    """A session gets the project of its request, or that of its key; other tenants' projects are unknown."""
     harness = Harness()
     for tenant_id in ('alice', 'bob'):
         await harness.tenants.create(tenant_id, display_name='')
-        await harness.projects.create(tenant_id, f'of-{tenant_id}', display_name='')
+        await harness.projects.create(tenant_id, f'project-{tenant_id}', display_name='')
     sessions = harness.sessions
     with pytest.raises(ProjectNotFound):
-        await sessions.create(ALICE, replace(REQUEST, project_id='of-bob'))
-    named = await sessions.create(ALICE, replace(REQUEST, project_id='of-alice'))
-    of_key = await sessions.create(replace(ALICE, project_id='of-alice'), replace(REQUEST, request_id='rq-2'))
-    bare = await sessions.create(ALICE, replace(REQUEST, request_id='rq-3'))
-    assert (named.project_id, of_key.project_id, bare.project_id) == ('of-alice', 'of-alice', '')
-    assert (await sessions.assign_project(ALICE, bare.session_id, project_id='of-alice')).project_id == 'of-alice'
-    assert (await sessions.assign_project(ALICE, bare.session_id, project_id='')).project_id == ''
+        await sessions.create(ALICE, replace(REQUEST, project_id='project-bob'))
+    named = await sessions.create(ALICE, replace(REQUEST, project_id='project-alice'))
+    of_key = await sessions.create(replace(ALICE, project_id='project-alice'), replace(REQUEST, request_id='rq-2'))
+    unassigned = await sessions.create(ALICE, replace(REQUEST, request_id='rq-3'))
+    assert (named.project_id, of_key.project_id, unassigned.project_id) == ('project-alice', 'project-alice', '')
+    assert (
+        await sessions.assign_project(ALICE, unassigned.session_id, project_id='project-alice')
+    ).project_id == 'project-alice'
+    assert (await sessions.assign_project(ALICE, unassigned.session_id, project_id='')).project_id == ''
     with pytest.raises(ProjectNotFound):
-        await sessions.assign_project(ALICE, bare.session_id, project_id='of-bob')
+        await sessions.assign_project(ALICE, unassigned.session_id, project_id='project-bob')
     with pytest.raises(SessionNotFound):
-        await sessions.assign_project(BOB, bare.session_id, project_id='of-bob')
+        await sessions.assign_project(BOB, unassigned.session_id, project_id='project-bob')
 
 
 async def test_repeated_request_returns_the_same_session() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps over sessions: ended sessions are settled once, and failed work is repeated."""
+"""Sweeps over sessions: expired and finished sessions are settled once, and failed steps are repeated."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ EXPIRED = Session(
 
 @dataclass
 class FakeAdapters:
-    """Fake of the adapters at all model services."""
+    """Fake adapters of all model services."""
 
     adapters: dict[str, list[str]] = field(default_factory=lambda: {'ses-1': ['ad-1', 'ad-2']})
     parked: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -110,8 +110,8 @@ async def test_active_session_is_not_settled() -> None:
     assert harness.adapters.parked == []
 
 
-@pytest.mark.parametrize('trouble', ['failures', 'busy', 'failure'])
-async def test_failed_work_is_repeated_by_the_next_sweep(trouble) -> None:
+@pytest.mark.parametrize('fault', ['failures', 'busy', 'failure'])
+async def test_failed_work_is_repeated_by_the_next_sweep(fault) -> None:
     """A failure affects neither other adapters nor other sessions, and the next sweep repeats the failed step."""
     harness = Harness()
     harness.adapters.adapters['ses-2'] = ['ad-3']
@@ -119,19 +119,19 @@ async def test_failed_work_is_repeated_by_the_next_sweep(trouble) -> None:
     later = START + timedelta(seconds=1)
     other = replace(EXPIRED, session_id='ses-2', request_id='rq-2', heartbeat_time=later)
     await harness.sessions.add_if_absent(other)
-    if trouble == 'failures':
+    if fault == 'failures':
         harness.adapters.failures['ad-1'] = ServiceUnreachable('model')
-    if trouble == 'busy':
+    if fault == 'busy':
         harness.adapters.busy.add('ad-1')
-    if trouble == 'failure':
+    if fault == 'failure':
         harness.failure = ServiceUnreachable('checkpoint')
-    assert await harness.settler.settle_all() == (0 if trouble == 'failure' else 1)
+    assert await harness.settler.settle_all() == (0 if fault == 'failure' else 1)
     assert {item[1] for item in harness.adapters.parked} == {'ad-1', 'ad-2', 'ad-3'}
     assert not (await harness.session()).is_settled
     harness.adapters.failures.clear()
     harness.adapters.busy.clear()
     harness.failure = None
-    assert await harness.settler.settle_all() == (2 if trouble == 'failure' else 1)
+    assert await harness.settler.settle_all() == (2 if fault == 'failure' else 1)
     assert (await harness.session()).is_settled
 
 
@@ -179,31 +179,31 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
         name = f'ses-{number:03}'
         harness.adapters.adapters[name] = [f'ad-{number}']
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
-    twin = SessionSettler(harness.sessions, harness.adapters, harness)
-    await asyncio.gather(harness.settler.settle_all(), twin.settle_all())
+    other_settler = SessionSettler(harness.sessions, harness.adapters, harness)
+    await asyncio.gather(harness.settler.settle_all(), other_settler.settle_all())
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
     assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
     assert (await harness.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
 
 
 async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
-    """Sessions expire one lifetime after the gateway starts at the earliest; ended ones are settled immediately."""
+    """No session expires earlier than one lifetime after the gateway starts; expired ones are settled immediately."""
     harness, clock = Harness(), FakeClock()
     silent = replace(EXPIRED, state=SessionState.ACTIVE, heartbeat_time=clock.now() - 9 * LIFETIME)
     await harness.sessions.add_if_absent(silent)
     await harness.sessions.add_if_absent(replace(EXPIRED, session_id='ses-2', request_id='rq-2'))
     sweep = SessionSweep(harness.sessions, harness.settler, lifetime=LIFETIME, clock=clock)
-    seen: list[tuple[SessionState, bool]] = []
+    observed: list[tuple[SessionState, bool]] = []
 
     async def pause(seconds: float) -> None:
-        seen.append(((await harness.session()).state, (await harness.session('ses-2')).is_settled))
+        observed.append(((await harness.session()).state, (await harness.session('ses-2')).is_settled))
         clock.advance(timedelta(seconds=seconds))
-        if len(seen) == 4:
+        if len(observed) == 4:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
         await sweep.run(interval=LIFETIME / 2, pause=pause)
-    assert seen == [
+    assert observed == [
         (SessionState.ACTIVE, False),
         (SessionState.ACTIVE, True),
         (SessionState.EXPIRED, True),

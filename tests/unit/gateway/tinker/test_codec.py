@@ -44,13 +44,13 @@ TYPES = {'f': wire.DTYPE_FLOAT32, 'i': wire.DTYPE_INT64}
 
 
 def tensor_of(array: np.ndarray) -> wire.Tensor:
-    """Return an array as clients send it."""
+    """Return the dense tensor that a client sends for an array."""
     data = array.astype(array.dtype.newbyteorder('<')).tobytes()
     return wire.Tensor(dense=data, dtype=TYPES[array.dtype.kind], shape=array.shape)
 
 
 def sparse_of(array: np.ndarray) -> wire.Tensor:
-    """Return a matrix as clients send a sparse one."""
+    """Return the sparse tensor that a client sends for a matrix."""
     tensor = wire.Tensor(dtype=TYPES[array.dtype.kind], shape=array.shape)
     rows, columns = np.nonzero(array)
     starts = np.searchsorted(rows, np.arange(array.shape[0] + 1))
@@ -159,7 +159,7 @@ def test_compressed_body_is_restored_or_too_long(data: bytes, limit: int) -> Non
 
 
 def test_decompression_bomb_is_refused() -> None:
-    """A decompression bomb is refused without being expanded."""
+    """A decompression bomb is refused without being decompressed completely."""
     frame = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(1 << 22)
     body = b''.join([*(frame.compress(zeros) for _ in range(64)), frame.flush()])
@@ -184,7 +184,7 @@ def test_outputs_of_different_widths_are_separate_records() -> None:
 
 
 def test_metrics_have_one_reduction_each() -> None:
-    """Every metric name has one reduction, and JSON omits numbers that are not finite."""
+    """Each metric has one reduction, and JSON omits numbers that are not finite."""
     result = operation_result_pb2.ForwardResult(loss=1.0)
     result.metrics.update({'kl:sum': 2.0, 'ratio': 0.5, 'a:b:c': 1.0, 'bad': float('nan')})
     assert math.isnan(metrics_of(result)['bad:mean'])
@@ -224,7 +224,7 @@ def test_only_cross_entropy_accepts_several_targets() -> None:
 
 @given(name=st.from_regex(r'[A-Za-z0-9._-]{1,40}', fullmatch=True), kind=st.sampled_from(WeightsKind))
 def test_path_survives_a_round_trip(name: str, kind: WeightsKind) -> None:
-    """A Tinker path survives conversion to our form and back, so no two paths are equal in our form."""
+    """A Tinker path survives conversion to the native form and back, so different paths stay different."""
     path = WeightsPath('ses-1:train:0', kind, name)
     try:
         parse_name(name, 'path')
@@ -268,11 +268,11 @@ def test_errors_have_status_and_category(error: DomainError, status: int, catego
 
 def test_permanent_errors_are_not_retried() -> None:
     """Only errors that a retry can resolve get a status on which the SDK retries."""
-    helps = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.DATA_LOSS}
+    retryable = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.DATA_LOSS}
     for error_class in all_error_classes():
         error = error_class.__new__(error_class)
         code = getattr(error_class, 'code', None)
-        if code is None or code in helps:
+        if code is None or code in retryable:
             continue
         assert TinkerErrors().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
 
@@ -312,6 +312,6 @@ def test_switches_choose_groups_of_layers(
 ) -> None:
     """The train switches select groups of layers; the output head also needs the option of the operator."""
     body = {'session_id': 's', 'model_seq_id': 0, 'base_model': 'tiny', 'lora_config': lora}
-    given = read_model(CreateModelBody, body)
-    config = native_lora_config(given.lora_config, is_unembed_trained=is_unembed_trained)
+    parsed = read_model(CreateModelBody, body)
+    config = native_lora_config(parsed.lora_config, is_unembed_trained=is_unembed_trained)
     assert list(config.target_modules) == groups

@@ -1,4 +1,4 @@
-"""The Tinker API under bodies that no client sends: each is a client error, and nothing is submitted."""
+"""Invalid bodies of Tinker API requests: each causes a client error, and no operation is submitted."""
 
 import json
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ VALUES = st.recursive(
     max_leaves=20,
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=8)
-MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY_EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -63,24 +63,24 @@ async def api() -> AsyncIterator[TinkerApi]:
         yield running
 
 
-def check(answer: Any) -> None:
+def check_response(response: Any) -> None:
     """Assert that a response is not a server error and has a detail that a client can show."""
-    assert answer.status_code < 500, answer.text
-    assert answer.status_code not in {408, 409, 429}
-    if answer.status_code >= 400:
-        assert answer.json()['detail']
+    assert response.status_code < 500, response.text
+    assert response.status_code not in {408, 409, 429}
+    if response.status_code >= 400:
+        assert response.json()['detail']
 
 
-@MANY
+@MANY_EXAMPLES
 @example(route='weights_info', body={'tinker_path': []})
 @given(route=st.sampled_from(ROUTES), body=BODIES)
 async def test_wrong_values_of_known_fields_are_client_errors(api: TinkerApi, route: str, body: dict[str, Any]) -> None:
-    """Known fields with arbitrary values never submit a request to the trainer."""
-    check(await api.post(route, content=json.dumps(body)))
+    """A body with arbitrary values of known fields submits no request to the trainer."""
+    check_response(await api.post(route, content=json.dumps(body)))
     assert (api.trainer.created, api.trainer.operations, api.store.futures) == ([], [], {})
 
 
-@MANY
+@MANY_EXAMPLES
 @given(
     route=st.sampled_from(ROUTES),
     data=st.binary(max_size=64),
@@ -90,13 +90,13 @@ async def test_wrong_values_of_known_fields_are_client_errors(api: TinkerApi, ro
 async def test_malformed_bytes_are_client_errors(
     api: TinkerApi, route: str, data: bytes, kind: str, encoding: str
 ) -> None:
-    """Bytes that are declared as JSON, protobuf or zstd and are not are client errors."""
+    """A body that does not have its declared format causes a client error."""
     headers = {'content-type': kind, 'content-encoding': encoding}
-    check(await api.post(route, content=data, headers=headers))
+    check_response(await api.post(route, content=data, headers=headers))
     assert api.store.futures == {}
 
 
-@MANY
+@MANY_EXAMPLES
 @given(data=st.data())
 async def test_broken_batches_of_a_model_are_refused(api: TinkerApi, data: st.DataObject) -> None:
     """A truncated or altered request is refused, or is another valid batch."""
@@ -111,43 +111,43 @@ async def test_broken_batches_of_a_model_are_refused(api: TinkerApi, data: st.Da
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(raw)))
     body = bytes(raw[:cut] if data.draw(st.booleans()) else raw)
-    check(await api.post('forward_backward', content=body, headers={'content-type': 'application/x-protobuf'}))
+    check_response(await api.post('forward_backward', content=body, headers={'content-type': 'application/x-protobuf'}))
 
 
 @pytest.mark.parametrize('route', ['forward_backward', 'create_model', 'telemetry'])
 async def test_deep_json_is_refused(api: TinkerApi, route: str) -> None:
     """Deeply nested or ambiguous JSON is refused with a detail."""
     for body in ('[' * 30_000, '{"a":' * 10_000 + '1' + '}' * 10_000, '{"a": 1e999}', '{"a": NaN}', '{"a":1,"a":2}'):
-        answer = await api.post(route, content=body)
-        assert answer.status_code == 400
-        assert answer.json()['detail']
+        response = await api.post(route, content=body)
+        assert response.status_code == 400
+        assert response.json()['detail']
 
 
 async def test_bodies_that_are_too_long_are_refused(api: TinkerApi) -> None:
-    """Bodies over the limit are a 413, sent or decompressed."""
+    """A body over the limit, as sent or after decompression, returns 413; an unknown encoding returns 400."""
     headers = {'content-type': 'application/x-protobuf'}
     assert (await api.post('forward_backward', content=bytes(BODY_BYTES + 1), headers=headers)).status_code == 413
     bomb = zstandard.compress(bytes(64 * BODY_BYTES))
     assert len(bomb) < BODY_BYTES
-    packed = {**headers, 'content-encoding': 'zstd'}
-    assert (await api.post('forward_backward', content=bomb, headers=packed)).status_code == 413
-    strange = {**headers, 'content-encoding': 'gzip'}
-    assert (await api.post('forward_backward', content=b'x', headers=strange)).status_code == 400
+    compressed = {**headers, 'content-encoding': 'zstd'}
+    assert (await api.post('forward_backward', content=bomb, headers=compressed)).status_code == 413
+    unknown = {**headers, 'content-encoding': 'gzip'}
+    assert (await api.post('forward_backward', content=b'x', headers=unknown)).status_code == 400
 
 
 async def test_bodies_of_very_many_parts_are_refused(api: TinkerApi) -> None:
-    """Requests with very many examples, chunks or inputs are refused, as each takes much more memory than bytes."""
-    many, few = wire.ForwardBackwardRequest(), wire.ForwardBackwardRequest()
-    many.data.extend([wire.Datum()] * 20_000)
-    few.data.add().model_input.extend([wire.Chunk()] * 20_000)
+    """Too many examples, chunks or inputs are refused, because each part uses more memory than its bytes."""
+    many_datums, many_chunks = wire.ForwardBackwardRequest(), wire.ForwardBackwardRequest()
+    many_datums.data.extend([wire.Datum()] * 20_000)
+    many_chunks.data.add().model_input.extend([wire.Chunk()] * 20_000)
     for name in range(2000):
-        few.data[0].loss_fn_inputs[str(name)].SetInParent()
-    for message in (many, few):
+        many_chunks.data[0].loss_fn_inputs[str(name)].SetInParent()
+    for message in (many_datums, many_chunks):
         message.model_id, message.seq_id, message.loss_fn = await api.model(), 1, 'cross_entropy'
-        answer = await api.post(
+        response = await api.post(
             'forward_backward',
             content=message.SerializeToString(),
             headers={'content-type': 'application/x-protobuf'},
         )
-        assert answer.status_code == 400, answer.text
+        assert response.status_code == 400, response.text
         assert api.trainer.operations == []

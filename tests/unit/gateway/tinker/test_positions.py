@@ -1,4 +1,4 @@
-"""Operations whose bodies cannot be read, and their positions."""
+"""Positions of operations whose bodies cannot be read."""
 
 import random
 from collections.abc import AsyncIterator
@@ -19,23 +19,23 @@ async def api() -> AsyncIterator[TinkerApi]:
         yield running
 
 
-def _unreadable_bodies(whole: bytes) -> dict[str, tuple[bytes, str, int]]:
-    """Return bodies that begin as `whole` and cannot be read, with their encoding and the status of the response."""
-    blank, packed = bytes(BODY_BYTES), zstandard.compress(whole + random.Random(1).randbytes(BODY_BYTES // 2))
+def _unreadable_bodies(message: bytes) -> dict[str, tuple[bytes, str, int]]:
+    """Return bodies that begin with `message` and cannot be read, with their encoding and response status."""
+    padding, compressed = bytes(BODY_BYTES), zstandard.compress(message + random.Random(1).randbytes(BODY_BYTES // 2))
     return {
-        'too long': (whole + blank, 'identity', 413),
-        'much too long': (whole + 4 * blank, 'identity', 413),
-        'too long when decompressed': (zstandard.compress(whole + 64 * blank), 'zstd', 413),
+        'too long': (message + padding, 'identity', 413),
+        'much too long': (message + 4 * padding, 'identity', 413),
+        'too long when decompressed': (zstandard.compress(message + 64 * padding), 'zstd', 413),
         'too long and compressed': (
-            zstandard.compress(whole + random.Random(1).randbytes(3 * BODY_BYTES)),
+            zstandard.compress(message + random.Random(1).randbytes(3 * BODY_BYTES)),
             'zstd',
             413,
         ),
-        'cut off': (whole[:-1], 'identity', 400),
-        'cut off while compressed': (packed[:-9], 'zstd', 400),
-        'no protobuf': (whole + b'\xff' * 9, 'identity', 400),
-        'no protobuf when decompressed': (zstandard.compress(whole + b'\xff' * 9), 'zstd', 400),
-        'unknown encoding': (whole, 'gzip', 400),
+        'truncated': (message[:-1], 'identity', 400),
+        'truncated after compression': (compressed[:-9], 'zstd', 400),
+        'not protobuf': (message + b'\xff' * 9, 'identity', 400),
+        'not protobuf when decompressed': (zstandard.compress(message + b'\xff' * 9), 'zstd', 400),
+        'unknown encoding': (message, 'gzip', 400),
     }
 
 
@@ -48,23 +48,23 @@ async def test_unreadable_operation_uses_its_position(api: TinkerApi, kind: str,
         wire.ForwardBackwardRequest(model_id=model_id, seq_id=1, loss_fn='ppo').SerializeToString()
     )[kind]
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         for begin in range(0, len(body), 1000):
             yield body[begin : begin + 1000]
 
     headers = {**PROTOBUF, 'content-encoding': encoding}
-    answer = await api.post('forward_backward', content=pieces() if is_chunked else body, headers=headers)
-    assert answer.status_code == status
+    response = await api.post('forward_backward', content=chunks() if is_chunked else body, headers=headers)
+    assert response.status_code == status
     posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 2})
     assert (await api.outcome(posted)).status_code == 200
-    # The clock stands still, so the lane did not give up waiting for the first position.
+    # The clock does not advance, so the lane did not give up waiting for the first position.
     assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == ['clip_grad_and_step']
 
 
 @pytest.mark.parametrize(
     'head', [b'', b'\n', b'\n\x05ab', b'\n\xff\xff\xff', b'\x10\x01\n\x01a', b'\n\x01\xff\x10\x01']
 )
-async def test_body_without_a_position_uses_none(api: TinkerApi, head: bytes) -> None:
+async def test_body_without_a_position_uses_no_position(api: TinkerApi, head: bytes) -> None:
     """A body that is too long and does not begin with a model and a position is refused and uses no position."""
     await api.model()
     before = set(api.store.futures)

@@ -22,7 +22,7 @@ async def api() -> AsyncIterator[TinkerApi]:
 
 
 def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> wire.Datum:
-    """Return an example; inputs are float32."""
+    """Return a training example whose `inputs` are float32."""
     message = wire.Datum()
     message.model_input.add().encoded_text.tokens = np.array(tokens, '<i4').tobytes()
     message.loss_fn_inputs['target_tokens'].CopyFrom(
@@ -41,11 +41,11 @@ def batch(model_id: str, *datums: wire.Datum, seq_id: int = 1, loss_fn: str = 'c
 
 
 PROTOBUF = {'content-type': 'application/x-protobuf'}
-WANTED = {'accept': 'application/x-protobuf'}
+ACCEPT = {'accept': 'application/x-protobuf'}
 
 
-async def test_configuration_names_only_what_is_served(api: TinkerApi) -> None:
-    """Flags of features that are not served are false, and the flags of old clients are present."""
+async def test_configuration_enables_only_supported_features(api: TinkerApi) -> None:
+    """Flags of unsupported features are not set, and the flags that clients need are set."""
     config = (await api.post('client/config', {'sdk_version': '0.38.0'})).json()
     assert {'proto_compress_fwdbwd', 'proto_write_fwdbwd', 'fwd_via_fwdbwd'} <= {key for key in config if config[key]}
     assert not {'custom_loss_server_side', 'pjwt_auth_enabled'} & {key for key in config if config[key]}
@@ -71,27 +71,27 @@ async def test_capabilities_combine_trainer_and_sampler(api: TinkerApi) -> None:
 async def test_new_session_warns_about_options_without_effect(*, is_unembed_trained: bool) -> None:
     """A new session warns about `train_unembed` if the output head is not trained."""
     async with tinker_api(is_unembed_trained=is_unembed_trained) as api:
-        answer = (await api.post('create_session', {'sdk_version': '0.38.0'})).json()
-    assert ('train_unembed' in answer.get('info_message', '')) is not is_unembed_trained
+        response = (await api.post('create_session', {'sdk_version': '0.38.0'})).json()
+    assert ('train_unembed' in response.get('info_message', '')) is not is_unembed_trained
 
 
 async def test_unknown_path_has_a_detail(api: TinkerApi) -> None:
-    """An unknown path is a 404 with a detail."""
-    answer = await api.post('no_such_thing', {})
-    assert answer.status_code == 404
-    assert answer.json()['detail']
+    """An unknown path returns 404 with a detail."""
+    response = await api.post('unknown_path', {})
+    assert response.status_code == 404
+    assert response.json()['detail']
 
 
 @pytest.mark.parametrize('key', ['', 'tml-eve', 'sk-alice'])
 async def test_unknown_key_is_refused_by_every_route(api: TinkerApi, key: str) -> None:
     """Every route responds 401 with a detail to an unknown key."""
     for path in ('client/config', 'create_session', 'retrieve_future', 'forward_backward', 'telemetry'):
-        answer = await api.post(path, key=key)
-        assert (answer.status_code, bool(answer.json()['detail'])) == (401, True)
+        response = await api.post(path, key=key)
+        assert (response.status_code, bool(response.json()['detail'])) == (401, True)
 
 
 async def test_session_accepts_work_until_it_is_finished(api: TinkerApi) -> None:
-    """A heartbeat renews a session; once finished, heartbeats and new models are a 410."""
+    """A heartbeat renews a session; after it is finished, heartbeats and new models return 410."""
     session_id = await api.session()
     assert (await api.post('session_heartbeat', {'session_id': session_id})).status_code == 200
     assert (await api.post('session_heartbeat', {'session_id': session_id}, key='tml-bob')).status_code == 404
@@ -104,7 +104,7 @@ async def test_session_accepts_work_until_it_is_finished(api: TinkerApi) -> None
 
 
 async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> None:
-    """Rank, seed and layer groups reach the trainer, under an id made of session and number."""
+    """Rank, seed and layer groups reach the trainer; the id consists of the session id and the number."""
     session_id = await api.session()
     lora = {'rank': 16, 'seed': 7, 'train_unembed': False, 'train_mlp': True, 'train_attn': False}
     body = {
@@ -116,8 +116,8 @@ async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> Non
         'user_metadata': {'renderer_name': 'role_colon', 'lr': 0.5},
         'type': 'create_model',
     }
-    answer = await api.outcome(await api.post('create_model', body))
-    assert answer.json()['model_id'] == f'{session_id}:train:2'
+    response = await api.outcome(await api.post('create_model', body))
+    assert response.json()['model_id'] == f'{session_id}:train:2'
     request = api.trainer.created[0]
     assert (request.adapter_id, request.base_model) == (f'{session_id}:train:2', 'tiny')
     assert (request.lora_config.lora_rank, request.lora_config.seed) == (16, 7)
@@ -144,25 +144,25 @@ async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> Non
         ({'session_id': None}, 'session_id'),
     ],
 )
-async def test_wrong_field_of_a_new_model_is_named(api: TinkerApi, change: dict[str, Any], named: str) -> None:
-    """A wrong field of a new model is a 400 that names it, and nothing is submitted."""
+async def test_invalid_field_of_a_new_model_is_named(api: TinkerApi, change: dict[str, Any], named: str) -> None:
+    """An invalid field of a new model returns 400 with its name, and nothing is submitted."""
     body = {'session_id': await api.session(), 'model_seq_id': 0, 'base_model': 'tiny', **change}
-    answer = await api.post('create_model', body)
-    assert answer.status_code == 400
-    assert named in answer.json()['detail']
+    response = await api.post('create_model', body)
+    assert response.status_code == 400
+    assert named in response.json()['detail']
     assert api.store.futures == {}
 
 
 async def test_batch_reaches_the_trainer_and_its_results_are_returned(api: TinkerApi) -> None:
-    """Tokens, labels and weights reach the trainer; log-probabilities come back with offsets and summed metrics."""
+    """Tokens, labels and weights reach the trainer; log-probabilities with offsets and metrics are returned."""
     model_id = await api.model()
     one = datum([1, 2, 3], [2, 3, 4], weights=[0, 1, -2.5])
     two = datum([5, 6], [6, 7], weights=[1, 1])
-    answer = await api.outcome(
-        await api.post('forward_backward', content=batch(model_id, one, two), headers=PROTOBUF), headers=WANTED
+    response = await api.outcome(
+        await api.post('forward_backward', content=batch(model_id, one, two), headers=PROTOBUF), headers=ACCEPT
     )
-    assert answer.headers['content-type'] == 'application/x-protobuf'
-    output = wire.ForwardBackwardOutput.FromString(answer.content)
+    assert response.headers['content-type'] == 'application/x-protobuf'
+    output = wire.ForwardBackwardOutput.FromString(response.content)
     record = output.loss_fn_outputs[0]
     assert np.frombuffer(record.fields['logprobs'].data, '<f4').tolist() == [0, 1, 2, 0, 1]
     assert np.frombuffer(record.fields['logprobs'].offsets, '<i8').tolist() == [0, 12, 20]
@@ -185,7 +185,7 @@ async def test_several_targets_for_a_position_keep_their_shape(api: TinkerApi) -
         tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = rows, columns
         message.loss_fn_inputs[name].CopyFrom(tensor)
     posted = await api.post('forward_backward', content=batch(model_id, message), headers=PROTOBUF)
-    output = wire.ForwardBackwardOutput.FromString((await api.outcome(posted, headers=WANTED)).content)
+    output = wire.ForwardBackwardOutput.FromString((await api.outcome(posted, headers=ACCEPT)).content)
     tensor = output.loss_fn_outputs[0].fields['logprobs']
     assert (list(tensor.trailing_shape), len(tensor.data)) == ([2], 16)
     extras = api.trainer.operations[0].forward_backward.batch.features.features[0].extra_tensors
@@ -211,12 +211,12 @@ async def test_old_client_sends_and_reads_json(api: TinkerApi) -> None:
             'weights': {'data': [0, 1.0, 1], 'dtype': 'float32'},
         },
     }
-    given = {'data': [example], 'loss_fn': 'cross_entropy', 'loss_fn_config': None}
-    body = {'model_id': model_id, 'seq_id': 1, 'type': 'forward_backward', 'forward_backward_input': given}
-    answer = (await api.outcome(await api.post('forward_backward', body))).json()
-    assert answer['loss_fn_outputs'] == [{'logprobs': {'data': [0, 1, 2], 'dtype': 'float32', 'shape': [3]}}]
-    assert answer['metrics']['loss:sum'] == -1.5
-    forward = {'model_id': model_id, 'seq_id': 2, 'forward_input': given}
+    example_input = {'data': [example], 'loss_fn': 'cross_entropy', 'loss_fn_config': None}
+    body = {'model_id': model_id, 'seq_id': 1, 'type': 'forward_backward', 'forward_backward_input': example_input}
+    response = (await api.outcome(await api.post('forward_backward', body))).json()
+    assert response['loss_fn_outputs'] == [{'logprobs': {'data': [0, 1, 2], 'dtype': 'float32', 'shape': [3]}}]
+    assert response['metrics']['loss:sum'] == -1.5
+    forward = {'model_id': model_id, 'seq_id': 2, 'forward_input': example_input}
     assert (await api.outcome(await api.post('forward', forward))).status_code == 200
     assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == [
         'forward_backward',
@@ -233,14 +233,16 @@ async def test_operations_run_in_order_for_any_order_of_arrival(api: TinkerApi) 
         )
         for seq in (2, 3, 1)
     }
-    for answer in posted.values():
-        assert (await api.outcome(answer, headers=WANTED)).status_code == 200
-    firsts = [item.forward_backward.batch.features.features[0].input_ids.data[0] for item in api.trainer.operations]
-    assert firsts == [1, 2, 3]
+    for response in posted.values():
+        assert (await api.outcome(response, headers=ACCEPT)).status_code == 200
+    first_tokens = [
+        item.forward_backward.batch.features.features[0].input_ids.data[0] for item in api.trainer.operations
+    ]
+    assert first_tokens == [1, 2, 3]
 
 
-async def test_repeat_is_the_same_future_and_another_content_is_refused(api: TinkerApi) -> None:
-    """A repeated operation returns the same future; other content at the same position is a 400."""
+async def test_repeat_returns_the_same_future_and_other_content_is_refused(api: TinkerApi) -> None:
+    """A repeated operation returns the same future; other content at the same position returns 400."""
     model_id = await api.model()
     first = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
     again = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
@@ -252,13 +254,13 @@ async def test_repeat_is_the_same_future_and_another_content_is_refused(api: Tin
 
 
 async def test_arguments_of_a_step_reach_the_trainer(api: TinkerApi) -> None:
-    """Rate, betas, eps, decay and clipping reach the trainer; 0 disables clipping."""
+    """Learning rate, betas, epsilon, weight decay and clipping reach the trainer; 0 disables clipping."""
     model_id = await api.model()
     adam = {'learning_rate': 0.25, 'beta1': 0.5, 'beta2': 0.75, 'eps': 1e-8, 'weight_decay': 0.125}
     for seq, limit in ((1, 0.0), (2, 3.5)):
         body = {'model_id': model_id, 'seq_id': seq, 'adam_params': {**adam, 'grad_clip_norm': limit}}
-        answer = (await api.outcome(await api.post('optim_step', body))).json()
-        assert answer['metrics'] == {'learning_rate:mean': 0.25, 'grad_norm:mean': 2.0}
+        response = (await api.outcome(await api.post('optim_step', body))).json()
+        assert response['metrics'] == {'learning_rate:mean': 0.25, 'grad_norm:mean': 2.0}
     steps = [operation.clip_grad_and_step for operation in api.trainer.operations]
     assert [step.max_grad_norm for step in steps] == [math.inf, 3.5]
     assert dict_from_struct(steps[0].optimizer_options) == {'betas': [0.5, 0.75], 'eps': 1e-8, 'weight_decay': 0.125}
@@ -270,8 +272,8 @@ async def test_weights_are_saved_under_names_of_their_kind(api: TinkerApi) -> No
     rows = (('save_weights', 'weights'), ('save_weights_for_sampler', 'sampler_weights'))
     for seq, (route, kind) in enumerate((*rows, ('save_weights_external', 'external_weights')), 1):
         body = {'model_id': model_id, 'seq_id': seq, 'path': 'best', 'ttl_seconds': 7200}
-        answer = (await api.outcome(await api.post(route, body))).json()
-        assert answer['path'] == f'tinker://{model_id}/{kind}/best'
+        response = (await api.outcome(await api.post(route, body))).json()
+        assert response['path'] == f'tinker://{model_id}/{kind}/best'
     saves = [operation.save for operation in api.trainer.operations]
     assert [save.name for save in saves] == ['best', 'best.sampler', 'best.external']
     assert [save.is_optimizer_included for save in saves] == [True, False, False]
@@ -282,7 +284,7 @@ async def test_weights_are_saved_under_names_of_their_kind(api: TinkerApi) -> No
 
 @pytest.mark.parametrize('kind', ['snapshot', 'inflight'])
 async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, kind: str) -> None:
-    """A snapshot's version is pinned, and the sampling session has the id that the client counted."""
+    """A snapshot's version is pinned, and the sampling session has the number that the client chose."""
     model_id = await api.model()
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': kind}
     posted = await api.post('save_weights_for_sampler', body)
@@ -298,8 +300,8 @@ async def test_resent_save_keeps_its_first_sampling_session(api: TinkerApi) -> N
     model_id = await api.model()
     body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': 'snapshot'}
     first, again = [
-        (await api.post('save_weights_for_sampler', {**body, 'sampling_session_seq_id': place})).json()
-        for place in (4, 5)
+        (await api.post('save_weights_for_sampler', {**body, 'sampling_session_seq_id': number})).json()
+        for number in (4, 5)
     ]
     assert again['request_id'] == first['request_id']
     session_id = model_id.partition(':')[0]
@@ -315,10 +317,10 @@ async def test_model_starts_from_saved_weights(api: TinkerApi) -> None:
     await api.outcome(await api.post('save_weights', {'model_id': source, 'seq_id': 1, 'path': 'mid'}))
     path = f'tinker://{source}/weights/mid'
     session_id = await api.session()
-    made = await api.outcome(
+    created = await api.outcome(
         await api.post('load_weights', {'session_id': session_id, 'model_seq_id': 0, 'path': path, 'optimizer': True})
     )
-    assert made.json() == {'path': path, 'model_id': f'{session_id}:train:0', 'type': 'load_weights'}
+    assert created.json() == {'path': path, 'model_id': f'{session_id}:train:0', 'type': 'load_weights'}
     request = api.trainer.created[-1]
     assert (request.checkpoint_path, request.is_optimizer_included) == (f'twinkle://{source}/weights/mid', True)
     assert not request.HasField('lora_config')
@@ -337,23 +339,23 @@ async def test_unloaded_model_is_deleted(api: TinkerApi) -> None:
 
 
 async def test_failed_future_has_a_category(api: TinkerApi) -> None:
-    """A failed future is a 200 with a category, and names fields as Tinker does."""
+    """A failed future returns 200 with a category, and its error uses Tinker's field names."""
     model_id = await api.model()
     field = 'operation.forward_backward.batch.features[2].labels'
     api.trainer.failures[f'{model_id}:1'] = InvalidField(field, 'is too large')
     posted = await api.post('forward_backward', content=batch(model_id, datum([1], [1])), headers=PROTOBUF)
-    answer = (await api.outcome(posted, headers=WANTED)).json()
-    assert (answer['category'], answer['error']) == ('user', 'data[2].target_tokens: is too large')
+    response = (await api.outcome(posted, headers=ACCEPT)).json()
+    assert (response['category'], response['error']) == ('user', 'data[2].target_tokens: is too large')
 
 
 async def test_futures_of_other_tenants_are_not_found(api: TinkerApi) -> None:
-    """Another tenant's future and an unknown one are both a 404."""
+    """Another tenant's future and an unknown one both return 404."""
     model_id = await api.model()
     posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1})
     foreign = await api.outcome(posted, key='tml-bob')
-    unknown = await api.post('retrieve_future', {'request_id': 'fu-none'})
+    unknown = await api.post('retrieve_future', {'request_id': 'fu-unknown'})
     assert foreign.status_code == unknown.status_code == 404
-    assert (await api.post('cancel_future', {'request_id': 'fu-none'})).status_code == 404
+    assert (await api.post('cancel_future', {'request_id': 'fu-unknown'})).status_code == 404
     assert (await api.post('optim_step', {'model_id': model_id, 'seq_id': 2}, key='tml-bob')).status_code == 404
 
 
@@ -374,7 +376,7 @@ async def test_refused_operation_uses_its_position(api: TinkerApi) -> None:
     assert (await api.post('optim_step', step)).status_code == 400
     good = batch(model_id, datum([1], [1]), seq_id=3)
     posted = await api.post('forward_backward', content=good, headers=PROTOBUF)
-    assert (await api.outcome(posted, headers=WANTED)).headers['content-type'] == 'application/x-protobuf'
+    assert (await api.outcome(posted, headers=ACCEPT)).headers['content-type'] == 'application/x-protobuf'
     assert len(api.trainer.operations) == 1
 
 

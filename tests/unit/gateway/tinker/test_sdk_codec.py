@@ -1,4 +1,4 @@
-"""Bodies as the Tinker SDK itself writes and reads them."""
+"""Conversion of bodies that the Tinker SDK writes and reads."""
 
 import numpy as np
 import tinker
@@ -20,7 +20,7 @@ NUMBERS = st.floats(-1e4, 1e4, width=32)
 
 @st.composite
 def datums(draw: st.DrawFn) -> tinker.Datum:
-    """Draw an example with targets and weights, whose input may be split into several chunks."""
+    """Generate an example with targets and weights; its input may be split into two chunks."""
     tokens = draw(TOKENS)
     cut = draw(st.integers(0, len(tokens)))
     chunks = [tinker.EncodedTextChunk(tokens=part) for part in (tokens[:cut], tokens[cut:]) if part]
@@ -42,9 +42,9 @@ def test_request_of_the_sdk_is_converted(data: list[tinker.Datum], beta: float) 
     read = request_from_proto(parse_message(forward_backward_request_to_proto(request).SerializeToString()))
     assert (read.model_id, read.seq_id, read.loss_fn, read.config) == ('ses:train:0', 3, 'dro', {'beta': beta})
     assert [datum.tokens.tolist() for datum in read.datums] == [datum.model_input.to_ints() for datum in data]
-    for datum, meant in zip(read.datums, data, strict=True):
+    for datum, expected in zip(read.datums, data, strict=True):
         for name, array in datum.inputs.items():
-            np.testing.assert_array_equal(array, meant.loss_fn_inputs[name].to_numpy())
+            np.testing.assert_array_equal(array, expected.loss_fn_inputs[name].to_numpy())
 
 
 @given(shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=6))
@@ -52,8 +52,8 @@ def test_sdk_reads_the_output(shapes: list[tuple[int, int]]) -> None:
     """The SDK reads arrays of any shape in order, and the metrics."""
     result = operation_result_pb2.ForwardResult(loss=-2.5, label_count=7)
     arrays = [
-        np.random.default_rng(place).normal(size=(length, width) if width else length).astype(np.float32)
-        for place, (length, width) in enumerate(shapes)
+        np.random.default_rng(index).normal(size=(length, width) if width else length).astype(np.float32)
+        for index, (length, width) in enumerate(shapes)
     ]
     result.logprobs.extend(tensor_to_proto(array) for array in arrays)
     read = deserialize_forward_backward_output(output_to_proto(result).SerializeToString())

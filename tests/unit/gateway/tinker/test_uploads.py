@@ -1,4 +1,4 @@
-"""Pace of upload bodies, and the errors of uploads that end early."""
+"""Minimum rate of upload bodies, and the errors of interrupted uploads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,18 +30,18 @@ CHECKPOINT = Checkpoint(
 
 
 class FakeCheckpoints:
-    """Checkpoint service that accepts complete uploads only."""
+    """Fake checkpoint service that accepts complete uploads only."""
 
     def __init__(self) -> None:
-        self.held_bytes = 0
+        self.received_bytes = 0
 
     async def upload(self, order: UploadRequest, pieces: AsyncIterator[bytes], *, offset: int) -> Checkpoint:
-        """Upload bytes."""
+        """Receive the bytes of an upload."""
         assert offset == 0
         async for piece in pieces:
-            self.held_bytes += len(piece)
-        if self.held_bytes < order.size_bytes:
-            raise StreamOutOfOrder.at_byte(self.held_bytes)
+            self.received_bytes += len(piece)
+        if self.received_bytes < order.size_bytes:
+            raise StreamOutOfOrder.at_byte(self.received_bytes)
         return CHECKPOINT
 
 
@@ -56,14 +56,14 @@ class FastLoop(asyncio.SelectorEventLoop):
 
 
 class Sender:
-    """Client that sends a chunk after a fixed time on the clock of its event loop."""
+    """Client that sends 100 chunks, each after a fixed time on the event loop's clock."""
 
     def __init__(self, *, piece_bytes: int, seconds: float) -> None:
         self._piece = bytes(piece_bytes)
         self._seconds = seconds
-        self.left = 100
+        self.remaining = 100
         """Number of chunks to send."""
-        self.leaves_at = 0
+        self.disconnects_at = 0
         """Number of unsent chunks at which the client disconnects; 0 for never."""
 
     async def receive(self) -> dict[str, Any]:
@@ -72,10 +72,10 @@ class Sender:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, FastLoop)
         loop.passed_seconds += self._seconds
-        self.left -= 1
-        if self.left < self.leaves_at:
+        self.remaining -= 1
+        if self.remaining < self.disconnects_at:
             return {'type': 'http.disconnect'}
-        return {'type': 'http.request', 'body': self._piece, 'more_body': self.left > 0}
+        return {'type': 'http.request', 'body': self._piece, 'more_body': self.remaining > 0}
 
     def call(self, routes: UploadRoutes) -> HttpCall:
         """Return the call of the client."""
@@ -84,43 +84,43 @@ class Sender:
             raise AssertionError(message)
 
         scope = {'path_params': {'name': 'mine'}, 'query_string': b'base_model=org/tiny'}
-        headers = {'content-length': str(self.left * len(self._piece))}
+        headers = {'content-length': str(self.remaining * len(self._piece))}
         return HttpCall(routes.routes()[0], scope, self.receive, send, headers, 'rq-1')
 
 
 def upload(sender: Sender, checkpoints: FakeCheckpoints) -> JsonResponse:
-    """Upload bytes."""
+    """Run an upload on a `FastLoop`, and return its response."""
 
-    async def answer_of(call: HttpCall) -> Any:
+    async def serve(call: HttpCall) -> Any:
         return await call.route.serve(call)
 
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        answer = runner.run(answer_of(sender.call(UploadRoutes(cast(Any, checkpoints)))))
-    assert isinstance(answer, JsonResponse)
-    return answer
+        response = runner.run(serve(sender.call(UploadRoutes(cast(Any, checkpoints)))))
+    assert isinstance(response, JsonResponse)
+    return response
 
 
-def test_an_upload_may_take_hours() -> None:
+def test_upload_may_take_hours() -> None:
     """An upload may take hours if its bytes arrive at the minimum rate."""
     checkpoints = FakeCheckpoints()
     sender = Sender(piece_bytes=4 << 20, seconds=120)
     assert (upload(sender, checkpoints)).status == 201
-    assert checkpoints.held_bytes == 100 * (4 << 20)
+    assert checkpoints.received_bytes == 100 * (4 << 20)
 
 
-def test_slow_upload_is_ended_and_its_bytes_kept() -> None:
-    """An upload that is too slow ends with DeadlinePassed, and the received bytes are kept."""
+def test_slow_upload_fails_and_its_bytes_are_kept() -> None:
+    """An upload that is too slow fails with DeadlinePassed, and the received bytes are kept."""
     checkpoints = FakeCheckpoints()
     with pytest.raises(DeadlinePassed):
         upload(Sender(piece_bytes=1000, seconds=4), checkpoints)
-    assert 0 < checkpoints.held_bytes < 100_000
+    assert 0 < checkpoints.received_bytes < 100_000
 
 
 def test_disconnected_upload_keeps_its_bytes() -> None:
     """The bytes received before a client disconnects are kept."""
     checkpoints = FakeCheckpoints()
     sender = Sender(piece_bytes=1000, seconds=0)
-    sender.leaves_at = 50
+    sender.disconnects_at = 50
     with pytest.raises(ClientGone):
         upload(sender, checkpoints)
-    assert checkpoints.held_bytes == 50_000
+    assert checkpoints.received_bytes == 50_000
