@@ -168,7 +168,7 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
     """Serve the HTTP APIs during the block; they drain together with the server.
 
     Raises:
-        SystemExit: their address cannot be listened on; the message names the setting.
+        SystemExit: the gateway cannot listen on their address; the message names the setting.
     """
     if gateway.http is None:
         yield

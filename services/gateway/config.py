@@ -65,7 +65,7 @@ class FleetConfig(BaseModel):
     begin_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
     """Time for which a new request waits for a sampler if all samplers have left the fleet."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Queue limit of a tenant at each sampler; further requests are refused."""
+    """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
     """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''
@@ -87,32 +87,32 @@ class FuturesConfig(BaseModel):
     """Time without a heartbeat after which another gateway on the same PostgreSQL database takes over this gateway's
     futures; three tenths of it if the process was killed, which closes its database connection."""
     lanes_per_tenant: int = Field(default=64, ge=1)
-    """Number of ordered requests of a tenant that run at the same time, one of each lane, with their requests in
-    memory."""
+    """Maximum number of a tenant's ordered requests that run at the same time, at most one per lane. Running requests
+    are stored in memory."""
     lanes: int = Field(default=128, ge=1)
     """The same limit for all tenants together."""
     unordered_per_tenant: int = Field(default=256, ge=1)
-    """Number of other requests of a tenant that run at the same time."""
+    """Maximum number of a tenant's other requests that run at the same time."""
     unordered: int = Field(default=1024, ge=1)
     """The same limit for all tenants together."""
     waiting_per_tenant: int = Field(default=4096, ge=1)
-    """Number of unfinished requests of a tenant; further requests are refused."""
+    """Maximum number of unfinished requests of a tenant; further requests are refused."""
     waiting: int = Field(default=32768, ge=1)
     """The same limit for all tenants together; each request takes some kilobytes of memory."""
     waiting_bytes_per_tenant: int = Field(default=4 << 30, ge=1 << 10)
-    """Total bytes of a tenant's unfinished requests, which are stored on disk."""
+    """Maximum total bytes of a tenant's unfinished requests, which are stored on disk."""
     waiting_bytes: int = Field(default=16 << 30, ge=1 << 10)
     """The same limit for all tenants together."""
     running_bytes_per_tenant: int = Field(default=256 << 20, ge=1 << 10)
-    """Total bytes of a tenant's running ordered requests, which are in memory; further requests wait. The same limit
-    applies separately to the tenant's other requests."""
+    """Maximum total bytes of a tenant's running ordered requests, which are in memory; further requests wait. The same
+    limit applies separately to the tenant's other requests."""
     running_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """The same limit for all tenants together."""
     results_for: timedelta = Field(default=timedelta(hours=6), ge=timedelta(minutes=1))
     """Time for which a result can be fetched."""
     records_for: timedelta = Field(default=timedelta(days=7), ge=timedelta(minutes=1))
-    """Time for which a request without its result stays recorded, so that fetching it reports an expired and not an
-    unknown request."""
+    """Time for which a request without its result stays recorded, so that fetching it reports an expired request and
+    not an unknown one."""
     sweep_interval: timedelta = Field(default=timedelta(minutes=1), gt=timedelta())
     """Interval between deletions of expired results and records."""
 
@@ -189,7 +189,7 @@ class GatewayConfig(ServiceConfig):
     public_tls: CertificateConfig = CertificateConfig()
     """Certificate for clients, over gRPC and HTTP. Unset: the certificate of `tls`."""
     internal_listen: str = ''
-    """Address at which samplers join the fleet, `host:port`; the only such address if `tls` has authorities.
+    """Address at which samplers join the fleet, `host:port`. If `tls` has authorities, they can join only there.
     Empty: the address `listen`."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""

@@ -22,7 +22,7 @@ _KEY_BYTES = 16
 
 
 class Checkpoints:
-    """Lists and changes the checkpoints of a caller, who must be the current caller of the context."""
+    """Lists and changes the checkpoints of a caller; the caller must be the current one of the context."""
 
     def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
         self._client = client

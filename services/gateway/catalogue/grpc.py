@@ -40,7 +40,7 @@ class GrpcCheckpoints:
     """Calls the checkpoint service on behalf of the current caller. Every method raises the service's own errors."""
 
     def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
-        """Use `channel`, one without credentials that the caller closes; None without a checkpoint service."""
+        """Use `channel`, which has no credentials and the caller closes; None without a checkpoint service."""
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token
 
@@ -134,7 +134,7 @@ class GrpcCheckpoints:
 
 
 class LimitedCheckpoints(GrpcCheckpoints):
-    """Calls the checkpoint service within the storage quotas of tenants, which copies and uploads must respect."""
+    """Calls the checkpoint service, but refuses copies and uploads for tenants that reached their storage quota."""
 
     def __init__(
         self, channel: grpc.aio.Channel | None, *, internal_token: str, check: Callable[[str], Awaitable[None]]

@@ -1,7 +1,7 @@
 """Runs, checkpoints, filters for lists of them, and the events of the feeds that the catalogue copies.
 
-The model services own runs, and the checkpoint service owns checkpoints. The catalogue's copy outlives both, so entries
-are marked as deleted but never removed.
+The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists entries that no
+longer exist there, so entries are marked as deleted but never removed.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Entry = TypeVar('Entry')
 
 EntryKey = tuple[str, str]
-"""Tenant and id of an entry; callers choose ids, so that two tenants may have the same id."""
+"""Tenant and id of an entry; clients choose the ids, so two tenants may use the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class Checkpoint:
     is_public: bool = False
     """Whether every tenant may read the checkpoint."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the owner."""
+    """Labels that the owner attached to the checkpoint."""
     lora_rank: int = 0
-    """Rank; 0 if it is unknown or the checkpoint has full weights."""
+    """LoRA rank; 0 if it is unknown or the checkpoint has full weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from services.kit.caller import Caller
 
 
 class Runs:
-    """Reads the last reported runs of a caller, even while their model services are unreachable."""
+    """Reads a caller's runs as last reported, even while their model services are unreachable."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store

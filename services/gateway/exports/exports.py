@@ -18,7 +18,7 @@ from services.kit.ids import new_id
 
 
 class ExportNotifier:
-    """Wakes the runner of this process when it accepts or cancels an export. Use it from one event loop only."""
+    """Wakes the runner when this process accepts or cancels an export. Use it from one event loop only."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -44,7 +44,7 @@ class ExportNotifier:
 
 
 class Exports:
-    """Starts, lists and cancels the exports of a caller, who must be the current caller of the context."""
+    """Starts, lists and cancels the exports of a caller; the caller must be the current one of the context."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Exports:
         """Accept an export durably and return it.
 
         Idempotency: the same request id returns the same export, even if its checkpoint has been deleted. Another
-        request for an unfinished push with the same token returns that export.
+        request with the same content and token also returns that export while it is unfinished.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing or superfluous.

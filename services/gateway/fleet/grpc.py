@@ -73,10 +73,10 @@ async def _connect(channel: grpc.aio.Channel) -> None:
 
 
 class StaticSampler:
-    """Polls the sampler that the configuration names, because it holds no lease.
+    """Polls the sampler that the configuration names, because such a sampler sends no reports itself.
 
     Args:
-        report: the parts of its reports that are known from the configuration.
+        report: report with the values that the configuration defines.
         channel: a channel opened with the internal identity.
         pause: waits between polls; replaced in tests.
     """

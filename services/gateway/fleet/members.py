@@ -10,9 +10,9 @@ from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaS
 
 
 class Membership:
-    """Combines the fleet with the load and the prefixes of its replicas, and wakes waiters after each change.
+    """Stores the fleet, the load of its replicas and the prefixes sent to them, and wakes waiters after each change.
 
-    Concurrency: use it from one event loop only. Only `wait_for_change` waits.
+    Concurrency: use it from one event loop only. All methods except `wait_for_change` return immediately.
     """
 
     def __init__(self, fleet: Fleet) -> None:

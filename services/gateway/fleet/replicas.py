@@ -34,7 +34,7 @@ class LeaseTerms:
     """Response to each report of a replica."""
 
     duration: timedelta
-    """The replica must report at least this often."""
+    """Maximum time between two reports of the replica."""
     is_drain_requested: bool
     weight_source_address: str
     """Sampler to fetch weights from; empty for the checkpoint service."""

@@ -21,7 +21,7 @@ MAX_BLOCKS = 128
 LOAD_FACTOR = 1.25
 """Maximum load that affinity may give a replica, as a multiple of its fair share."""
 RESIDENT_FLOOR = 4
-"""A replica that holds the adapter may always run this many sequences, beyond its fair share."""
+"""A replica that holds the adapter may always run this many sequences, even beyond its fair share."""
 DEFAULT_CAPACITY = 256
 """Assumed number of concurrent sequences of a replica that does not report it."""
 MAX_REMEMBERED_BLOCKS = 1 << 16
@@ -221,7 +221,7 @@ def _score(key: RouteKey, replica_id: str) -> int:
     """Return a pseudorandom number that depends on the prefix and the replica only."""
     first = key.blocks[0] if key.blocks else 0
     seed = _seed_of(replica_id)
-    # The finaliser of splitmix64 (Steele, Lea and Flood, 2014).
+    # The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
     mixed = (first ^ seed) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK

@@ -30,7 +30,7 @@ class ReplicaState(StrEnum):
     DRAINING = 'draining'
     """Finishes its requests and accepts no new ones."""
     LOST = 'lost'
-    """Has been silent for longer than its lease."""
+    """Was silent for longer than its lease, or ended its lease without a drain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ResidentAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLoad:
-    """Load of a sampler's engine; the contract's EngineLoad."""
+    """Load of a sampler's engine, with the fields of the contract's EngineLoad."""
 
     running_sequence_count: int = 0
     waiting_sequence_count: int = 0

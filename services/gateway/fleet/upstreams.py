@@ -135,7 +135,10 @@ class GrpcFleetFacts:
 
 
 def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_service_pb2.ServiceInfo:
-    """Merge the descriptions of several samplers: the first one, with the base models and methods of all."""
+    """Merge the descriptions of several samplers into a copy of the first one with the base models of all.
+
+    A base model can be sampled, or a method is supported, if that is true for at least one sampler.
+    """
     if not descriptions:
         return server_service_pb2.ServiceInfo(service='sampler')
     whole = server_service_pb2.ServiceInfo()
@@ -280,7 +283,7 @@ class Upstreams:
         channels: channels without interceptors, for calls on behalf of clients.
         internal: channels for the gateway's own calls.
         model_names: names of the model services in order of precedence.
-        facts: descriptions of the services; including services that the deployment does not have.
+        facts: descriptions of the services, including services that are not deployed.
         runs: store of runs, with the base model of each.
         internal_token: proves the gateway's identity to the services.
 
@@ -313,10 +316,10 @@ class Upstreams:
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
 
     def all_facts(self, samplers: ServiceFacts) -> list[ServiceFacts]:
-        """Return the descriptions of all services, with that of the fleet of `samplers`."""
+        """Return the sources of the descriptions of all services; `samplers` describes the fleet."""
         return [*self.model_facts, samplers, self.facts['data'], self.facts['checkpoint']]
 
     @property
     def model_facts(self) -> list[GrpcUpstreamFacts]:
-        """Descriptions of the model services."""
+        """Sources of the descriptions of the model services."""
         return [self.facts[name] for name in self.models or (MODEL,)]

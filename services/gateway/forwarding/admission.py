@@ -1,8 +1,8 @@
 """Enforcement of quotas on clients' calls to the model and checkpoint services.
 
 Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
-recognises, so such calls are forwarded with the limit and refused there. Serialized requests are searched instead of
-parsed; for a tenant without quotas the check is a dictionary lookup.
+recognizes. Such calls are therefore forwarded with the limit, and the service refuses them if they are new. Serialized
+requests are searched instead of parsed; for a tenant without quotas the check is a dictionary lookup.
 """
 
 from __future__ import annotations

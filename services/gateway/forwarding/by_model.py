@@ -36,7 +36,7 @@ class ModelForwarder(grpc.GenericRpcHandler):
     """Handles every method of the model service's contracts.
 
     Args:
-        contracts: the contracts that the services serve.
+        contracts: contracts of the model services.
         channels: channel by name of the service, opened by `open_forwarding_channel`.
         routes: finds the service of a call.
         internal_token: proves to the services that the forwarded identity is authentic.

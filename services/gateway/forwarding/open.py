@@ -1,4 +1,4 @@
-"""Construction of the handlers of forwarded calls."""
+"""Constructs the handlers of forwarded calls and of sampling."""
 
 from collections.abc import Mapping
 

@@ -138,7 +138,7 @@ class SampleTally:
 
 
 class LimitedTrainer:
-    """A `Trainer` that applies quotas to the operations of futures: they wait while the tenant owes tokens."""
+    """A `Trainer` that applies quotas to the operations of futures: they wait while the tenant is over its rate."""
 
     def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
         self._trainer = trainer
@@ -161,7 +161,7 @@ class LimitedTrainer:
         return await self._trainer.last_number(tenant_id, adapter_id)
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation once the tenant owes no tokens, and return the response.
+        """Run an operation once the tenant is within its token rate, and return the response.
 
         Raises:
             QuotaExceeded: The operation saves a checkpoint, and the tenant's storage is full.

@@ -50,7 +50,7 @@ class Futures:
         self._grace_seconds = grace.total_seconds()
         self._owner = ''
         self._remote: dict[str, Future] = {}
-        """Futures accepted here that other gateways own; they count here until they are finished."""
+        """Futures accepted here that other gateways own; this gateway counts them until they are finished."""
         self._accepting: set[asyncio.Task[Future]] = set()
         self._is_closed = False
         self.topics = Topics(runner.records, runner.waiters, caller=caller)
@@ -73,7 +73,7 @@ class Futures:
         self._records.on_settled = on_settled
 
     def is_rate_limited(self, tenant_id: str) -> bool:
-        """Return whether a tenant's lanes wait until it has paid for the tokens that it used."""
+        """Return whether a tenant's lanes wait because the tenant is over its token rate."""
         return self._runner.limits.is_held(tenant_id)
 
     async def restart_as(self, owner: str) -> None:
@@ -241,7 +241,7 @@ class Futures:
         finally:
             # The runner counts the futures that it runs.
             self._capacity.leave(future)
-        # It was accepted before, by another process or long ago, or by a concurrent call with the same key.
+        # The future was accepted before: by another process, by a concurrent call with the same key, or long ago.
         if not stored.is_finished and stored.future_id not in ended:
             await self._resume_one(stored)
         if stored.is_finished or stored.fingerprint != future.fingerprint:

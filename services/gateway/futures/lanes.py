@@ -109,7 +109,7 @@ class Lane:
     def give_up(self) -> list[Future]:
         """Return, in order, the futures that directly follow the gap, which must fail; call `end` once for all of them.
 
-        They were submitted to run after the missing one, and would have another effect without it.
+        They were submitted to run after the missing future, and without it their effect would differ.
         """
         position = min(self._waiting)
         failed: list[Future] = []
@@ -129,7 +129,7 @@ class LaneListener(Protocol):
     """Acts on the decisions of lanes."""
 
     def start(self, future: Future) -> None:
-        """Run a future whose turn it is; call `Lanes.end` when it is settled."""
+        """Run the next future of a lane; call `Lanes.end` when it is settled."""
         ...
 
     def fail_after_gap(self, futures: list[Future], missing: int) -> None:
@@ -173,7 +173,7 @@ class Lanes:
         self._checks: set[asyncio.Task[None]] = set()
 
     async def add(self, future: Future) -> Admission:
-        """Add a future to its lane, which starts it when it is its turn."""
+        """Add a future to its lane, which starts it when it is next."""
         key = _key_of(future)
         opening = self._opening.setdefault(key, asyncio.Lock())
         async with opening:
@@ -195,7 +195,7 @@ class Lanes:
             self._check_later(key)
 
     def close(self) -> None:
-        """Stop giving up gaps."""
+        """Cancel all timers and checks of gaps."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

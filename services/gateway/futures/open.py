@@ -72,7 +72,7 @@ async def open_futures(
         database: Stores the futures.
         trainer: Calls the model service; None if the deployment has no model service.
         sampling: Admits futures that sample.
-        quotas: Weights of tenants, and the tokens that they owe.
+        quotas: Weights and token rates of tenants.
         clock: Source of the time.
 
     Raises:

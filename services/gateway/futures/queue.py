@@ -15,7 +15,7 @@ _SHARED = ''
 
 
 def never_held(tenant_id: str) -> bool:
-    """Return False: no tenant is held."""
+    """Return False: no tenant is rate-limited."""
     del tenant_id
     return False
 
@@ -35,7 +35,7 @@ class FutureQueue:
         Args:
             bounds: Number of slots, for each base model.
             weight_of: Returns a tenant's current weight, above 0.
-            is_held: Returns whether a tenant's futures may not start now; they stay in the queue.
+            is_rate_limited: Returns whether a tenant's futures may not start now; they stay in the queue.
         """
         self._bounds = bounds
         self._weight_of = weight_of
@@ -74,7 +74,7 @@ class FutureQueue:
 
     @property
     def has_held(self) -> bool:
-        """Whether futures of a held tenant wait."""
+        """Whether futures of a rate-limited tenant wait."""
         return any(self._is_held(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
 
     def release(self, future: Future) -> None:

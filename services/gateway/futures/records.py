@@ -90,7 +90,7 @@ class FutureRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Expiry:
-    """Deletes results some time after they were ready, and the records of futures later."""
+    """Deletes the results of finished futures and, later, their records."""
 
     records: FutureRecords
     results_for: timedelta
@@ -99,7 +99,10 @@ class Expiry:
     """Time for which the record of a future is stored after it finished; at least `results_for`."""
 
     async def sweep(self) -> int:
-        """Return the number of results deleted. An interrupted sweep is completed by the next one."""
+        """Delete expired results and records; return the number of results deleted.
+
+        The next sweep completes an interrupted one.
+        """
         store, payloads, now, count = self.records.store, self.records.payloads, self.records.clock.now(), 0
         while futures := await store.list_finished(finished_before=now - self.results_for, limit=_EXPIRED_AT_ONCE):
             for future in futures:

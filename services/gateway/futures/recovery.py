@@ -28,7 +28,7 @@ class GatewayLease:
     """
 
     def __init__(self, peers: SqlPeers, futures: Futures, retry: Retry, *, heartbeat: timedelta) -> None:
-        """Create a lease that is not held.
+        """Create a lease that is not acquired yet.
 
         Args:
             peers: The gateways on the database.
@@ -54,7 +54,10 @@ class GatewayLease:
         await self._futures.restart_as(self._gateway_id)
 
     async def leave(self) -> None:
-        """Release the lease, so that other gateways adopt the remaining futures; it expires without a database."""
+        """Release the lease, so that other gateways adopt the remaining futures.
+
+        If the database is unreachable, the lease expires later.
+        """
         with suppress(DomainError):
             await self._peers.leave(self._gateway_id)
 

@@ -37,7 +37,7 @@ class Retry:
             except DomainError as error:
                 if not error.disposition.is_transient:
                     raise
-                # A long outage writes one line at level info.
+                # Only the first failure of an outage is logged at level info.
                 write = _log.debug if failures else _log.info
                 write('waiting for a service', reason=error.reason)
             await self.back_off(failures)

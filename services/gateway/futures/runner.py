@@ -48,7 +48,7 @@ class RunnerLimits:
     is_held: Callable[[str], bool] = never_held
     """Returns whether futures of a tenant's lanes wait; while they wait, they use neither slots nor memory."""
     poll: timedelta = timedelta(seconds=1)
-    """Interval of checks whether tenants are still held."""
+    """Interval of checks whether tenants are still rate-limited."""
 
 
 class Runner:
@@ -197,7 +197,7 @@ class Runner:
             task.add_done_callback(partial(self._on_task_done, future))
 
     def _schedule_poll(self) -> None:
-        """Check again later if held tenants have futures waiting: no event reports that a tenant is no longer held."""
+        """Check again later if futures of rate-limited tenants wait; no event reports the end of a rate limit."""
         if self._next_poll is None and self._ordered.has_held:
             self._next_poll = asyncio.get_running_loop().call_later(self.limits.poll.total_seconds(), self._poll)
 
@@ -224,7 +224,7 @@ class Runner:
 
     def _on_task_done(self, future: Future, task: asyncio.Task[bytes]) -> None:
         if self._is_closed:
-            # The next process runs it, even if it just finished: the service that ran it has its result on record.
+            # The next process runs it, even if it just finished: the service that ran it has recorded the result.
             if not task.cancelled():
                 task.exception()
             return

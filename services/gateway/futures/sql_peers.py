@@ -57,7 +57,7 @@ class SqlPeers:
             PayloadsNotShared: A live gateway stores payloads in another folder.
         """
         gateway_id = new_id('gw')
-        # With the lock held before the row exists, no other gateway considers this one dead.
+        # The lock is acquired before the row exists, so that no other gateway considers this one dead.
         listener = await self._connect(gateway_id)
         try:
             await self._insert_lease(gateway_id)
@@ -147,7 +147,7 @@ class SqlPeers:
         query = select(GatewayRow.gateway_id, silent_for > self._lease).where(silent_for > self._silence)
         dead: list[str] = []
         for other, is_lapsed in (await connection.execute(query)).all():
-            # The lock of a killed process is free at once; this transaction releases it when it ends.
+            # The lock of a killed process can be acquired immediately; it is released at the end of this transaction.
             free = select(func.pg_try_advisory_xact_lock(_lock_of(other)))
             if is_lapsed or (await connection.execute(free)).scalar_one():
                 dead.append(other)

@@ -23,7 +23,7 @@ _OVERLAP = timedelta(seconds=2)
 """Maximum delay with which finished futures may appear out of order: gateways' clocks differ, and transactions may
 overtake each other."""
 _PAGE_SIZE = 1000
-"""Maximum number of futures per read, and per response besides those of the overlap; the next response continues."""
+"""Maximum number of futures per read, and per response in addition to those of the overlap."""
 _MAX_REMEMBERED = 4096
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -34,7 +34,7 @@ _MAX_CURSOR = (datetime(9999, 1, 1, tzinfo=UTC) - _START) // _MICROSECOND
 class Waiters:
     """Waiters by the id of a future or the name of a topic.
 
-    Concurrency: one event loop.
+    Concurrency: use it from one event loop.
     """
 
     def __init__(self) -> None:
@@ -69,12 +69,12 @@ class Waiters:
         return name in self._waiting
 
     def close(self) -> None:
-        """Wake all waiters, and refuse later ones."""
+        """Wake all waiters; later ones are resolved immediately."""
         self.is_closed = True
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Let all waiters read the store."""
+        """Wake all waiters, so that they read the store again."""
         for waiter in [item for waiting in self._waiting.values() for item in waiting]:
             if not waiter.done():
                 waiter.set_result(None)
@@ -103,7 +103,7 @@ class Topics:
     async def ended_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
         """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
 
-        One response has at most one page of futures.
+        One response has at most one page of futures in addition to those of the overlap.
 
         Args:
             topic: Topic of the futures.

@@ -1,4 +1,4 @@
-"""Reading of request bodies and strict JSON parsing, bounded in size and time."""
+"""Reads request bodies and parses JSON strictly, within limits of size and time."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, Message
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
 HEAD_BYTES = (1 << 17) + (1 << 8)
-"""First bytes of a body that are kept when it is too long, enough for a zstd block of 128 KiB."""
+"""Number of first bytes that are stored of a body that is too long; enough for a zstd block of 128 KiB."""
 _DISCARDED_BYTES = 8 << 20
 """Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
 
@@ -73,7 +73,7 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
 
     Raises:
         MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read. `call.body_head` has
-            its first bytes, unless it is announced as longer than that, so that nothing was read.
+            its first bytes. Nothing is read if the declared length exceeds that.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
         ClientGone: The client closed the connection.
@@ -127,7 +127,7 @@ async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
 
 
 async def arriving(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives; the reader must bound its size.
+    """Yield the chunks of the body as they arrive; the caller must limit their total size.
 
     Only the time spent waiting for the client counts, not the time between two reads.
 

@@ -28,10 +28,10 @@ _MODEL_BYTES = 1280
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGates:
-    """Memory budgets that calls reserve from."""
+    """Memory budgets of all calls."""
 
     bodies: ByteGate
-    """Bytes of bodies, from their announcement until the response is sent, and of large responses."""
+    """Bytes of request bodies and large responses; reserved until the response is sent."""
     work: ByteGate
     """Estimated bytes of the values that bodies are parsed into."""
 
@@ -68,7 +68,7 @@ def message_work_bytes(data: bytes) -> int:
 
 
 class ErrorFormat(Protocol):
-    """Error responses of one API."""
+    """Builds the error responses of one API."""
 
     def status_of(self, error: DomainError) -> int:
         """Return the HTTP status."""
@@ -108,7 +108,7 @@ class Route:
 
 @dataclass(eq=False)
 class HttpCall:
-    """State of one call and both ends of its connection."""
+    """State of one call, with the functions that read its request and write its response."""
 
     route: Route
     scope: Mapping[str, Any]
@@ -184,7 +184,7 @@ class HttpCall:
 
 @dataclass(frozen=True)
 class JsonResponse:
-    """JSON document."""
+    """Response with a JSON document."""
 
     body: Mapping[str, Any]
     status: int = 200
@@ -198,9 +198,9 @@ class JsonResponse:
 
 @dataclass(frozen=True)
 class EventResponse:
-    """Server-sent events, each a JSON document.
+    """Response with server-sent events, each a JSON document.
 
-    The head is written with the first event, so that an error before it has its own status.
+    The head is written with the first event, so that an earlier error can set another status.
     """
 
     events: AsyncGenerator[Mapping[str, Any], None]

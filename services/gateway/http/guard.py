@@ -46,7 +46,7 @@ _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
 _calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
 _UNKNOWN_ROUTE = '_OTHER'
-"""Stands for all paths and methods without a route, because callers without credentials choose them."""
+"""Metric label of all unknown paths and methods, because callers without credentials choose them."""
 
 
 class Guard:

@@ -30,12 +30,12 @@ from services.kit.tls import CertificateConfig, TlsFiles
 HEAD_SECONDS = 10.0
 """Maximum number of seconds for the head of a request to arrive."""
 UNREAD_SECONDS = 120.0
-"""Maximum number of seconds in which a client reads nothing of a pending response."""
+"""Maximum number of seconds for which a client may read nothing of a pending response."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
 _KEEP_ALIVE_SECONDS = 30
 _SETTLE_SECONDS = 2
-"""Seconds for terminated calls to write their error before their connections are closed."""
+"""Seconds that terminated calls have to write their error before their connections are closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ async def _refuse(request: Request, error: Any) -> Response:
 class BoundedConnection(H11Protocol):
     """Connection that is closed when there are too many, or when its client is too slow.
 
-    uvicorn 0.54 waits without a limit for the rest of a request head and for a client that does not read.
+    uvicorn 0.54 itself sets no time limit for a request head or for a client that does not read.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ def _as_list(kind: type) -> Callable[[Any], Any]:
 
 
 TextLabels = Annotated[Mapping[str, str], PlainValidator(_text_values)]
-"""Labels that the client chooses; for a field of the body itself."""
+"""Labels that the client chooses. Use it only for fields at the top level of a body."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]

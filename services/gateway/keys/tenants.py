@@ -54,7 +54,7 @@ class Projects:
         return await self._store.add_if_absent(project)
 
     async def check(self, tenant_id: str, project_id: str) -> None:
-        """Check that a tenant has a project; an empty id stands for no project and passes.
+        """Check that a tenant has a project; an empty id means no project and passes.
 
         Raises:
             ProjectNotFound: the tenant has no such project.

@@ -38,7 +38,7 @@ class ChoiceFormat(Protocol):
 
 
 class ChatFormat:
-    """Chat completions."""
+    """Implements `ChoiceFormat` for chat completions."""
 
     object_name = 'chat.completion'
     chunk_object_name = 'chat.completion.chunk'
@@ -78,7 +78,7 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """Completions."""
+    """Implements `ChoiceFormat` for completions."""
 
     object_name = 'text_completion'
     chunk_object_name = 'text_completion'

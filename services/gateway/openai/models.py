@@ -157,7 +157,7 @@ class ResolvedModel:
 
     base_model: str
     adapter: sampling_pb2.AdapterRef | None = None
-    """None samples the base model alone."""
+    """None for the base model alone."""
     run: Run | None = None
 
 

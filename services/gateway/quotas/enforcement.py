@@ -95,19 +95,19 @@ class TokenRates:
             bucket.charge(count, now=self._clock.monotonic())
 
     def seconds_until_free(self, tenant_id: str) -> float:
-        """Return the time until a tenant owes no tokens; 0.0 if it owes none."""
+        """Return the time until a tenant is within its rate; 0.0 if it is."""
         bucket = self._bucket(tenant_id)
         return 0.0 if bucket is None else bucket.seconds_until_free(now=self._clock.monotonic())
 
     def is_owing(self, tenant_id: str) -> bool:
-        """Return whether a tenant owes tokens."""
+        """Return whether a tenant has used more tokens than its rate and burst allow."""
         return self.seconds_until_free(tenant_id) > 0
 
     def check(self, tenant_id: str) -> None:
-        """Refuse a tenant that owes tokens.
+        """Refuse a tenant that is over its rate.
 
         Raises:
-            QuotaExceeded: the tenant owes tokens; the error has the time until it owes none.
+            QuotaExceeded: the tenant is over its rate; the error has the time until it is within its rate.
         """
         seconds = self.seconds_until_free(tenant_id)
         if seconds > 0:
@@ -115,7 +115,7 @@ class TokenRates:
             raise QuotaExceeded(TOKENS, limit, timedelta(seconds=seconds))
 
     async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
-        """Wait until a tenant owes no tokens.
+        """Wait until a tenant is within its rate.
 
         Args:
             tenant_id: the tenant.
@@ -149,7 +149,7 @@ class TokenRates:
 
 
 class TrainingLimits:
-    """Limits of training: operations wait while tokens are owed; saves and adapters are counted.
+    """Limits of training: the rate of tokens, the storage of checkpoints, and the number of adapters.
 
     Two gateways that create an adapter for the same tenant at the same moment may exceed `max_adapters` by one.
     """
@@ -190,7 +190,7 @@ class TrainingLimits:
     async def creating(self, tenant_id: str) -> AsyncIterator[int | None]:
         """Serialize the creation of a tenant's adapters while the block runs, if it has a limit.
 
-        A repeated creation is not a new adapter, and only the model service recognises it. The service is therefore
+        A repeated request creates no new adapter, and only the model service recognizes it. The service is therefore
         always called, and refuses a new adapter if it receives the limit.
 
         Yields:

@@ -126,7 +126,7 @@ def hour_of(moment: datetime) -> datetime:
 
 
 class TokenBucket:
-    """A tenant's rate limit: work is admitted while no tokens are owed, and charged when its size is known.
+    """A tenant's rate limit: work is admitted while the level is not negative, and charged when its size is known.
 
     Over time no more tokens are used than the rate allows; the excess is at most the work admitted before it was
     charged. Times are seconds of any monotonic clock.
@@ -149,12 +149,12 @@ class TokenBucket:
         self._level -= count
 
     def seconds_until_free(self, *, now: float) -> float:
-        """Return the time until no tokens are owed; 0.0 if no tokens are owed."""
+        """Return the time until the level is no longer negative; 0.0 if it is not negative."""
         self._fill(now)
         return max(0.0, -self._level / self._rate)
 
     def change(self, *, rate: float, burst: float, now: float) -> None:
-        """Change the rate and the burst; owed tokens stay owed."""
+        """Change the rate and the burst; a negative level stays unchanged."""
         self._fill(now)
         self._rate, self._burst = rate, burst
         self._level = min(self._level, burst)

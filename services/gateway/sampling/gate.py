@@ -28,8 +28,8 @@ class SamplingGate:
 
         Args:
             table: Quotas of tenants.
-            rates: Tokens that tenants owe.
-            patience: Maximum wait of a request until its tenant owes no tokens.
+            rates: Token rates of tenants.
+            patience: Maximum wait of a request until its tenant is within its token rate.
         """
         self._table = table
         self._rates = rates
@@ -59,7 +59,7 @@ class SamplingGate:
         """Check that a request may be accepted to run later; a request in flight always passes.
 
         Raises:
-            QuotaExceeded: Too many requests are in flight, or tokens are owed.
+            QuotaExceeded: Too many requests are in flight, or the tenant is over its token rate.
         """
         if key in self._in_flight.get(tenant_id, ()):
             return
@@ -68,7 +68,7 @@ class SamplingGate:
 
     @asynccontextmanager
     async def admitted(self, tenant_id: str, *, deadline: float | None) -> AsyncIterator[None]:
-        """Count a request as in flight for the duration of the block, after a short wait if tokens are owed.
+        """Count a request as in flight for the duration of the block, after a wait if the tenant is over its rate.
 
         Args:
             tenant_id: Tenant of the request.

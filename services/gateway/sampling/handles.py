@@ -21,9 +21,9 @@ It raises the DomainError that the future failed with.
 """
 _CACHE_SIZE = 4096
 _PINNED_SNAPSHOTS = 32
-"""Newest handles of a session's adapter whose exact version stays pinned. An adapter has few pins."""
+"""Number of the newest handles of a session's adapter whose versions stay pinned, because pins are limited."""
 _UNPINNED_AT_ONCE = 4
-"""Versions to unpin per new one: one is due, the others remain from failed attempts."""
+"""Maximum number of versions to unpin per new version: usually one, and more after failed attempts."""
 
 _log = structlog.get_logger('sampling')
 
@@ -168,7 +168,7 @@ class SamplingHandles:
                 await self._unpin(handle.adapter_id, handle.version)
 
     async def _unpin_old(self, handle: SamplingHandle) -> None:
-        """Unpin versions of the adapter that enough newer snapshots have followed."""
+        """Unpin versions that are older than the newest `_PINNED_SNAPSHOTS` snapshots of the adapter."""
         handles = await self._store.list_of_session(handle.tenant_id, handle.session_id)
         snapshots = [item for item in handles if item.adapter_id == handle.adapter_id and not item.is_inflight]
         versions = sorted(item.version for item in snapshots if item.version is not None)

@@ -103,7 +103,7 @@ class Sampling:
     async def complete(
         self, caller: Caller, request: BatchRequest, *, deadline: float | None = None
     ) -> AsyncGenerator[PromptResult, None]:
-        """Yield the results as `sample_batch` does, but outside quotas: neither admitted nor counted here."""
+        """Yield the results as `sample_batch` does, but without quotas: the request is neither admitted nor counted."""
         require_scope(caller, 'sample')
         with self._requests.running(caller.tenant_id, request.request_id) as running:
             attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)

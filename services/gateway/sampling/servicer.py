@@ -1,4 +1,4 @@
-"""Serves the contract for samplers, for the fleet. Requests are parsed once; responses stay bytes."""
+"""Serves the contract for samplers on behalf of the fleet. Requests are parsed once; responses stay bytes."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -25,7 +25,7 @@ _DESCRIPTOR = wire.DESCRIPTOR.services_by_name['SamplerService']
 
 
 class SamplerServicer:
-    """Methods of the contract, over the sampling operations."""
+    """Implements the methods of the contract with the sampling operations."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling

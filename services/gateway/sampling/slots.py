@@ -16,7 +16,7 @@ from services.kit.errors import Draining, QueueFull
 Item = TypeVar('Item')
 
 SLACK = 1.25
-"""Sequences sent to a replica for each one that it can run: it stays busy until the next request arrives."""
+"""Number of sequences sent to a replica per sequence that it can run, so that it stays busy between two requests."""
 _REMEMBERED = 1024
 """Minimum number of idle tenants whose last service is remembered, so that a tenant that soon returns has no
 advantage."""
@@ -29,7 +29,7 @@ def equal_weight(tenant_id: str) -> float:
 
 
 class FairShares:
-    """Service that each tenant received, relative to its weight. Idle tenants accumulate no claim to later service.
+    """Service that each tenant received, relative to its weight. A tenant gains no priority while it is idle.
 
     The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
     """
@@ -211,8 +211,8 @@ class ReplicaQueue:
         """Grant slots while there is capacity and return them.
 
         A request that is larger than the remaining capacity is granted too: otherwise smaller ones would always
-        overtake it, and the engine queues the excess. A tenant without slots never waits, so that other tenants'
-        responses that no client reads, and that therefore never finish, cannot block it.
+        overtake it, and the engine queues the excess. A tenant without slots never waits. Otherwise other tenants'
+        responses could block it for a long time, because a response that no client reads does not finish.
         """
         granted: list[Slot] = []
         while (slot := self._slots.take(self._is_eligible)) is not None:

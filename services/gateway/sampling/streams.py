@@ -99,7 +99,7 @@ class SampleStream:
         self._progress = Progress(request.key.weight)
 
     async def chunks(self) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of the response, none lost or repeated. Closing the generator cancels the sampler's call.
+        """Yield each chunk of the response exactly once. Closing the generator cancels the sampler's call.
 
         Raises:
             NoReplica: No replica can start or continue the response.

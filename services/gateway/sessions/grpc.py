@@ -18,7 +18,7 @@ from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_servi
 
 _PATIENCE_SECONDS = 30.0
 _PARKING_SECONDS = 600.0
-"""Parking may load the adapter first and write a checkpoint to disk."""
+"""Timeout of parking, which may load the adapter and write a checkpoint to disk."""
 
 
 class GrpcAdapters:

@@ -95,7 +95,7 @@ class SessionSettler:
         return paths if is_complete else None
 
     async def _is_unchanged(self, session: Session) -> bool:
-        """Return whether the session was neither revived nor settled by another gateway."""
+        """Return whether the session was neither reactivated nor settled by another gateway."""
         return await self._sessions.get(session.tenant_id, session.session_id) == session
 
 

@@ -88,7 +88,7 @@ class TextTuple(TypeDecorator[tuple[str, ...]]):
 class ErrorStatus(TypeDecorator[DomainError]):
     """Domain error, stored as a serialized `google.rpc.Status`.
 
-    Code, reason, message and metadata survive the process, and the database names no Python class.
+    Code, reason, message and metadata are restored, and the stored data does not depend on Python class names.
     """
 
     impl = LargeBinary

@@ -143,7 +143,7 @@ class Database:
         """
         with _converted_connection_errors():
             async with self._writer_lock, self._connected() as connection:
-                # Begun explicitly, because Alembic would otherwise open its own transactions.
+                # The transaction is begun explicitly, because Alembic would otherwise open its own transactions.
                 await connection.run_sync(_begin)
                 yield connection
                 await connection.commit()
@@ -161,7 +161,7 @@ class Database:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for the block; uncommitted changes are rolled back at its end."""
+        """Provide a connection for the duration of the block; uncommitted changes are rolled back at its end."""
         connection = self._connection_class(self._engine)
         await connection.start()
         try:

@@ -66,7 +66,7 @@ class Link:
 
 
 class Links:
-    """Creates and reads links that need no API key; gateways with the same signing key share them."""
+    """Creates and reads links that need no API key; gateways with the same signing key accept each other's links."""
 
     def __init__(self, key: bytes, *, clock: Clock, lifetime: timedelta = LINK_LIFETIME) -> None:
         """Sign with `key`; links stay valid for `lifetime`, or until their tenant has no valid API key."""
@@ -162,7 +162,7 @@ def _parse_header(header: bytes) -> Any:
 
 @dataclass(frozen=True)
 class FileResponse:
-    """Bytes of an archive, streamed; only the requested range if the client sends one."""
+    """Response that streams bytes of an archive, or only the range that the client requested."""
 
     checkpoints: GrpcCheckpoints
     path: str

@@ -79,7 +79,7 @@ def _merged(
     info: server_service_pb2.BaseModelInfo,
     service: server_service_pb2.ServiceInfo,
 ) -> BaseModel:
-    """Combine the reports of two services: the shorter context, and the abilities of either."""
+    """Combine the reports of two services: the shorter context, and the capabilities of both."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]
     rank = service.limits.lora_rank if info.is_trainable else 0
     batch = service.limits.batch_tokens if info.is_trainable else 0

@@ -74,7 +74,7 @@ BaseModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
 """Labels that the client chooses; values that are not texts are stored as JSON."""
 WeightsPathField = Annotated[WeightsPath, PlainValidator(_weights_path)]
-"""Path of saved weights; for a field of the body itself."""
+"""Path of saved weights. Use it only for fields at the top level of a body."""
 OptimizerKind = Annotated[str, AfterValidator(_optimizer_kind)]
 
 

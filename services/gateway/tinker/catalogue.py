@@ -128,7 +128,7 @@ def _run_of(adapter: adapter_pb2.Adapter) -> Run:
 
 
 def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
-    """Return a run; `checkpoints` are those of the run, newest first."""
+    """Return the JSON form of a run; `checkpoints` are those of the run, newest first."""
     newest: dict[WeightsKind, Checkpoint] = {}
     for checkpoint in checkpoints:
         newest.setdefault(path_of_native(checkpoint.path).kind, checkpoint)
@@ -148,7 +148,7 @@ def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint."""
+    """Return the JSON form of a checkpoint."""
     path = path_of_native(checkpoint.path)
     return {
         'checkpoint_id': path.checkpoint_id,
@@ -184,7 +184,7 @@ class CopyBody(TtlBody):
 
     weights_access_token: Annotated[None, not_served(_NO_TOKENS)] = None
     destination_project_id: str = ''
-    """Ignored: projects contain no copies, so each copy has its own run."""
+    """Ignored, because copies are not assigned to projects."""
     session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     model_seq_id: Counter | None = Field(default=None, validate_default=True)
     """Model of the session that owns the copy."""

@@ -23,7 +23,8 @@ from twinkle.api.model.v1 import training_config_pb2
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Maximum number of examples of a request and of chunks of a prompt; each needs two bytes but far more memory."""
+"""Maximum number of examples of a request and of chunks of a prompt; each takes two bytes in the request but far more
+in memory."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}

@@ -22,7 +22,7 @@ CREATE, EXECUTE, DELETE, SAMPLE = 'create_adapter', 'execute', 'delete_adapter',
 
 
 class Verb(StrEnum):
-    """Request that a client made."""
+    """Kind of a client's request."""
 
     CREATE_MODEL = 'create_model'
     LOAD_MODEL = 'load_model'
@@ -78,7 +78,7 @@ ResultFormat = Callable[[Outcome], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class ProtobufResponse:
-    """Protobuf message."""
+    """Response with a protobuf message."""
 
     data: bytes
 

@@ -47,7 +47,7 @@ from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
 LORA_ALPHA = 32.0
 """Alpha of every adapter; Tinker's clients do not send it, and external files contain it."""
 _GROUPS = {'train_attn': 'all-attention', 'train_mlp': 'all-mlp', 'train_unembed': 'output-head'}
-"""Switches, and the group of layers that each one trains."""
+"""Groups of layers by the client's switch that enables their training."""
 _GROUP_NAMES = frozenset({*_GROUPS.values(), 'all-linear'})
 _ADAMW = {'type': 'adamw'}
 
@@ -90,7 +90,7 @@ class CreateModelBody(NewModelBody):
 
 
 class LoadedWeights(TinkerModel):
-    """Weights that a model begins with or loads."""
+    """Saved weights that a new model starts from, or that a model loads."""
 
     optimizer: bool = False
     """Whether to restore the optimizer state."""

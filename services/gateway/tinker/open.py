@@ -97,7 +97,7 @@ def open_tinker_catalogue(
         found = await handles.list_of_session(current_caller().tenant_id, session_id)
         return [handle.handle_id for handle in found]
 
-    # All gateways with the same pepper share the signing key, which no API key equals.
+    # Gateways with the same pepper derive the same signing key, which differs from the digest of every API key.
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
         RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=lookups),

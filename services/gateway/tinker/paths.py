@@ -1,7 +1,7 @@
 """Paths of saved weights in Tinker's form and in ours; only this module converts between them.
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; ours is `twinkle://{run}/weights/{name}`. Tinker has one namespace for
-each kind, we have one for all, so our name ends with the kind: nothing, `.sampler` or `.external`.
+each kind and we have one for all kinds, so our names get a suffix for the kind: none, `.sampler` or `.external`.
 Parsers raise InvalidField with the given field.
 """
 
@@ -72,7 +72,7 @@ def parse_kind(kind: str, field: str) -> WeightsKind:
 
 
 def parse_name(name: str, field: str) -> str:
-    """Check the name of saved weights."""
+    """Check and return the name of saved weights."""
     if not _NAME.fullmatch(name):
         raise InvalidField(field, 'a name has 1 to 119 letters, digits, ".", "_" and "-"')
     if any(end and name.endswith(end) for end in _SUFFIXES.values()):

@@ -112,7 +112,7 @@ def output_to_json(result: operation_result_pb2.ForwardResult) -> dict[str, Any]
 
 
 def metrics_of(result: operation_result_pb2.ForwardResult) -> dict[str, float]:
-    """Return the metrics of a pass as `name:reduction`, which tells clients how to combine the parts of a batch."""
+    """Return the metrics of a pass as `name:reduction`; clients combine the parts of a batch by that reduction."""
     reported = {_metric_name(name): value for name, value in result.metrics.items()}
     return {**reported, 'loss:sum': result.loss, 'num_tokens:sum': float(result.label_count)}
 
@@ -122,7 +122,7 @@ def _metric_name(name: str) -> str:
 
 
 def _finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    # JSON cannot represent other numbers, and clients accept nothing else in their place.
+    # JSON cannot represent other numbers, and clients accept no substitute for them.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -142,7 +142,7 @@ def _batched(arrays: Sequence[Array], trailing_shape: tuple[int, ...]) -> wire.B
 
 
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
-"""Values of an empty cell."""
+"""Token and log-probability of an empty cell."""
 
 
 def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:

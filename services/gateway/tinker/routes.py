@@ -1,7 +1,7 @@
 """Paths, access rules, query strings and error responses that all routes of the Tinker API share.
 
 The SDK raises immediately on 400, 401, 403, 404, 410, 413 and 422, and retries for minutes on 408, 409, 429 and from
-500 on. These statuses are used only when a retry can succeed: a permanent conflict is a 400.
+500 on. These statuses are used only when a retry can succeed: a permanent conflict returns 400.
 """
 
 import re
@@ -38,7 +38,7 @@ _STATUSES = {
     Code.UNKNOWN: 500,
     Code.DATA_LOSS: 500,
 }
-"""All other codes are 400: a retry cannot succeed."""
+"""All other codes return 400, because a retry cannot succeed."""
 _REASONS = {
     'MESSAGE_TOO_LARGE': 413,
     'SESSION_FINISHED': 410,

@@ -42,7 +42,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 
 CLONE_SEQ_IDS = 1_000_000_000
-"""Request numbers reserved for each clone of a client."""
+"""Number of sequence ids that are reserved for each clone of a client."""
 MAX_TOPK = 20
 """Maximum number of alternatives that samplers report for a token."""
 _STOP_STRINGS: TypeAdapter[list[str]] = TypeAdapter(StopStrings)

@@ -118,7 +118,7 @@ class SessionSearch:
         self._sessions = sessions
 
     async def __call__(self, search: SearchBody) -> dict[str, Any]:
-        """Return one page of matching sessions."""
+        """Return one page of matching sessions as a JSON document."""
         found: list[Session] = []
         cursor = search.cursor
         after = Cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None

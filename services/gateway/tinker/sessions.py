@@ -66,7 +66,7 @@ class HeartbeatBody(TinkerModel):
 
 
 class SessionEnd(TinkerModel):
-    """Finish of a session, as the client reports it."""
+    """Reason for the end of a session, as the client reports it."""
 
     type: str = 'success'
 

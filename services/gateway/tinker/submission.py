@@ -24,7 +24,7 @@ from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb
 _CACHED_NAMES = 4096
 _BETWEEN = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
-"""Reasons of refusals without a lane, so that there is no position to use."""
+"""Error reasons after which the lane does not exist, so that no position has to be used."""
 
 
 class Lookups(Protocol):

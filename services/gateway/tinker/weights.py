@@ -107,7 +107,7 @@ class WeightsRoutes:
         if given.sampling_session_seq_id is None:
             raise InvalidField('path', 'is required, unless sampling_session_seq_id is given')
         is_inflight, session_id = given.kind == 'inflight', session_of(given.model_id)
-        # An inflight sampling session moves on to newer weights, so the version of this save need not be pinned.
+        # An inflight sampling session switches to newer weights, so the version of this save need not be pinned.
         publish = operation_pb2.PublishVersion(is_pinned=not is_inflight)
         operation = operation_pb2.Operation(adapter_id=given.model_id, publish_version=publish)
         note = FutureNote(Verb.PUBLISH, {'sampling_session_id': f'{session_id}:sample:{given.sampling_session_seq_id}'})
