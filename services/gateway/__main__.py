@@ -88,10 +88,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         server = _server(config, accounts, endpoints, handlers=handlers, facts=upstreams.all_facts(samplers))
         server.on_drain(fleet.close)
         server.on_drain(futures.begin_stop)
-        chat, work = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
+        chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
             *open_openai(config, chat, catalogue.runs, clock=clock),
-            *open_tinker(config, database, sessions=sessions, work=work, upstreams=upstreams, samplers=samplers),
+            *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
             *open_tinker_catalogue(database, catalogue, accounts, sessions, lookups=upstreams.lookups, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)

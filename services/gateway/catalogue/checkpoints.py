@@ -81,7 +81,7 @@ class Checkpoints:
         Raises:
             DomainError: an error of the checkpoint service.
         """
-        run_id = run_id or (_run_of(caller.tenant_id, key) if key else new_id('cp'))
+        run_id = run_id or (_copy_run_id(caller.tenant_id, key) if key else new_id('cp'))
         return await self._run_to_completion(self._client.copy(path, run_id=run_id, name=name, ttl=ttl))
 
     async def _saved(self, changed: Checkpoint) -> Checkpoint:
@@ -101,5 +101,5 @@ class Checkpoints:
             task.exception()
 
 
-def _run_of(tenant_id: str, key: str) -> str:
+def _copy_run_id(tenant_id: str, key: str) -> str:
     return f'cp-{hashlib.blake2s(f"{tenant_id} {key}".encode(), digest_size=_KEY_BYTES).hexdigest()}'

@@ -21,7 +21,7 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 CONNECT_SECONDS = 5.0
 """Timeout of a connection attempt; without it, a dropped packet would delay the attempt much longer."""
-ANSWER_SECONDS = 2.0
+RESPONSE_SECONDS = 2.0
 """A static sampler that takes longer to respond counts as unreachable."""
 
 
@@ -107,14 +107,14 @@ class StaticSampler:
             await self._pause(1.0)
 
     async def _base_models(self) -> tuple[str, ...]:
-        response = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=ANSWER_SECONDS)
+        response = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=RESPONSE_SECONDS)
         return tuple(
             model.base_model for info in response.services for model in info.base_models if model.is_sampleable
         )
 
     async def _load(self) -> ReplicaLoad | None:
         try:
-            response = await self._sampler.GetLoad(sampler_service_pb2.GetLoadRequest(), timeout=ANSWER_SECONDS)
+            response = await self._sampler.GetLoad(sampler_service_pb2.GetLoadRequest(), timeout=RESPONSE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None

@@ -16,7 +16,7 @@ from services.kit.clock import Clock
 
 MAX_REMEMBERED_DEPARTURES = 1024
 """Number of departed replicas whose ids are stored for watchers that resume."""
-MAX_LEARNED = 256
+MAX_USED_VERSIONS = 256
 """Maximum number of versions remembered for one replica between its reports; static replicas report none."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
@@ -107,7 +107,7 @@ class _Member:
     lease_number: int = 0
     failure_count: int = 0
     paused_until: float = 0.0
-    learned: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    used_versions: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
 
 class Fleet:
@@ -182,7 +182,7 @@ class Fleet:
         is_drain_requested = member.replica.state is ReplicaState.DRAINING
         state = ReplicaState.DRAINING if report.is_draining or is_drain_requested else ReplicaState.READY
         if not member.replica.is_static:
-            member.learned.clear()
+            member.used_versions.clear()
         now = self._clock.now()
         self._record_report(member, replace(member.replica, report=report, state=state, heartbeat_time=now))
         return member.replica
@@ -278,9 +278,9 @@ class Fleet:
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
         """Record that a replica holds a version that it has just used; its next report replaces the record."""
         if member := self._members.get(replica_id):
-            if len(member.learned) >= MAX_LEARNED:
-                member.learned.clear()
-            member.learned.add((adapter_id, version))
+            if len(member.used_versions) >= MAX_USED_VERSIONS:
+                member.used_versions.clear()
+            member.used_versions.add((adapter_id, version))
 
     def versions_at(self, replica_id: str, adapter_id: str) -> Sequence[int]:
         """Return the versions of an adapter that a replica is known to hold."""
@@ -289,7 +289,7 @@ class Fleet:
             return ()
         reported = member.replica.report.resident_adapters
         versions = [item.version for item in reported if item.adapter_id == adapter_id]
-        return versions + [version for name, version in member.learned if name == adapter_id]
+        return versions + [version for name, version in member.used_versions if name == adapter_id]
 
     def _member(self, replica_id: str) -> _Member:
         if replica_id not in self._members:

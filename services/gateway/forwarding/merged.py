@@ -57,12 +57,14 @@ class AdapterLists:
         tokens = _tokens_of(page) if page.after else dict.fromkeys(self._services, '')
         responses = await self._fetch_all(request, tokens, page, context)
         last = page.after[:3] if page.after else None
-        left = {
+        remaining = {
             name: [item for item in response.adapters if _is_after(item, last)] for name, response in responses.items()
         }
-        adapters = sorted((item for items in left.values() for item in items), key=_key_of, reverse=True)[: page.size]
+        adapters = sorted((item for items in remaining.values() for item in items), key=_key_of, reverse=True)[
+            : page.size
+        ]
         response = wire.ListAdaptersResponse(adapters=adapters)
-        response.next_page_token = _next_token(adapters, left, {**tokens}, responses, query=query)
+        response.next_page_token = _next_token(adapters, remaining, {**tokens}, responses, query=query)
         return response.SerializeToString()
 
     async def _fetch_all(
@@ -88,7 +90,7 @@ class AdapterLists:
 
 def _next_token(
     shown: list[adapter_pb2.Adapter],
-    left: Mapping[str, list[adapter_pb2.Adapter]],
+    remaining: Mapping[str, list[adapter_pb2.Adapter]],
     tokens: dict[str, str],
     responses: Mapping[str, wire.ListAdaptersResponse],
     *,
@@ -99,7 +101,7 @@ def _next_token(
         return ''
     last = _key_of(shown[-1])
     for name, response in responses.items():
-        if any(_is_after(item, last) for item in left[name]):
+        if any(_is_after(item, last) for item in remaining[name]):
             continue
         if response.next_page_token:
             tokens[name] = response.next_page_token

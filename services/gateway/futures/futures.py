@@ -74,7 +74,7 @@ class Futures:
 
     def is_rate_limited(self, tenant_id: str) -> bool:
         """Return whether a tenant's lanes wait because the tenant is over its token rate."""
-        return self._runner.limits.is_held(tenant_id)
+        return self._runner.limits.is_rate_limited(tenant_id)
 
     async def restart_as(self, owner: str) -> None:
         """Run only the futures of `owner` from now on; call `resume` to load them."""
@@ -120,10 +120,10 @@ class Futures:
         while True:
             with self._waiters.waiting(future_id) as waiter:
                 future = self._find_running(future_id) or await self._find(future_id)
-                left = give_up_at - loop.time()
-                if future.is_finished or left <= 0 or self._is_closed:
+                remaining = give_up_at - loop.time()
+                if future.is_finished or remaining <= 0 or self._is_closed:
                     return future
-                await asyncio.wait({waiter}, timeout=left)
+                await asyncio.wait({waiter}, timeout=remaining)
                 if waiter.done() and (finished := waiter.result()) is not None:
                     return finished
 
@@ -178,9 +178,9 @@ class Futures:
     async def resume(self) -> int:
         """Run all waiting futures of this gateway that are not known here; return the number of waiting futures."""
         store, retry = self._records.store, self._records.retry
-        with self._runner.recording_finished() as ended:
+        with self._runner.recording_finished() as finished_ids:
             waiting = await retry.call(partial(store.list_waiting, self._owner))
-            waiting = [future for future in waiting if future.future_id not in ended]
+            waiting = [future for future in waiting if future.future_id not in finished_ids]
         for future in waiting:
             await self._resume_one(future)
         self._runner.check_gaps()
@@ -230,10 +230,10 @@ class Futures:
         try:
             await records.payloads.put(future.payload_name, payload)
             reach('future.payload')
-            with self._runner.recording_finished() as ended:
+            with self._runner.recording_finished() as finished_ids:
                 stored = await records.store.add_if_absent(future)
             reach('future.row')
-            if stored.future_id not in ended:
+            if stored.future_id not in finished_ids:
                 self._add_remote(stored, len(payload))
             if stored is future and stored.owner == self._owner:
                 await self._runner.add(future)
@@ -242,7 +242,7 @@ class Futures:
             # The runner counts the futures that it runs.
             self._capacity.leave(future)
         # The future was accepted before: by another process, by a concurrent call with the same key, or long ago.
-        if not stored.is_finished and stored.future_id not in ended:
+        if not stored.is_finished and stored.future_id not in finished_ids:
             await self._resume_one(stored)
         if stored.is_finished or stored.fingerprint != future.fingerprint:
             await records.payloads.delete(future.payload_name)
@@ -253,9 +253,9 @@ class Futures:
         if self._runner.find(future.future_id) is not None:
             return
         records = self._records
-        with self._runner.recording_finished() as ended:
+        with self._runner.recording_finished() as finished_ids:
             size_bytes = await records.retry.call(partial(records.payloads.size, future.payload_name))
-        if future.owner != self._owner or future.future_id in ended:
+        if future.owner != self._owner or future.future_id in finished_ids:
             return
         self._capacity.enter_accepted(future, size_bytes)
         try:
@@ -275,9 +275,9 @@ class Futures:
 
     async def _run_accepted(self, notification: Notification) -> None:
         """Run a future that another gateway accepted for this one."""
-        with self._runner.recording_finished() as ended:
+        with self._runner.recording_finished() as finished_ids:
             future = await self._records.store.get(notification.tenant_id, notification.future_id)
-            if future is None or future.is_finished or future.future_id in ended:
+            if future is None or future.is_finished or future.future_id in finished_ids:
                 return
         await self._resume_one(future)
 

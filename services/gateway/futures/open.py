@@ -148,7 +148,7 @@ def _limits(options: FuturesConfig, quotas: Quotas) -> RunnerLimits:
         unordered_memory=_memory(options),
         patience=options.gap,
         weight_of=quotas.table.weight_of,
-        is_held=quotas.rates.is_owing,
+        is_rate_limited=quotas.rates.is_over_rate,
     )
 
 

@@ -48,7 +48,9 @@ class FutureStore(Protocol):
         """Return some futures that finished before a time and are not expired."""
         ...
 
-    async def list_ended(self, tenant_id: str, topic: str, *, since: datetime | None, limit: int) -> Sequence[Future]:
+    async def list_by_topic(
+        self, tenant_id: str, topic: str, *, since: datetime | None, limit: int
+    ) -> Sequence[Future]:
         """Return a topic's unexpired futures that finished at `since` or later, in that order."""
         ...
 

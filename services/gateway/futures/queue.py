@@ -14,7 +14,7 @@ MAX_QUEUES = 64
 _SHARED = ''
 
 
-def never_held(tenant_id: str) -> bool:
+def never_rate_limited(tenant_id: str) -> bool:
     """Return False: no tenant is rate-limited."""
     del tenant_id
     return False
@@ -28,7 +28,7 @@ class FutureQueue:
         bounds: Bounds,
         *,
         weight_of: Callable[[str], float] = equal_weight,
-        is_held: Callable[[str], bool] = never_held,
+        is_rate_limited: Callable[[str], bool] = never_rate_limited,
     ) -> None:
         """Create an empty queue.
 
@@ -39,7 +39,7 @@ class FutureQueue:
         """
         self._bounds = bounds
         self._weight_of = weight_of
-        self._is_held = is_held
+        self._is_rate_limited = is_rate_limited
         self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
         """Slots of the base models in use, least recently served first."""
         self._names: dict[str, str] = {}
@@ -70,12 +70,14 @@ class FutureQueue:
     def _take_from(self, slots: FairSlots[Future]) -> Future | None:
         if slots.running_count >= self._bounds.total:
             return None
-        return slots.take(lambda tenant: slots.slots_of(tenant) < self._bounds.per_tenant and not self._is_held(tenant))
+        return slots.take(
+            lambda tenant: slots.slots_of(tenant) < self._bounds.per_tenant and not self._is_rate_limited(tenant)
+        )
 
     @property
-    def has_held(self) -> bool:
+    def has_rate_limited(self) -> bool:
         """Whether futures of a rate-limited tenant wait."""
-        return any(self._is_held(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
+        return any(self._is_rate_limited(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
 
     def release(self, future: Future) -> None:
         """Free the slot of a future."""

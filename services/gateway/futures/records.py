@@ -18,7 +18,7 @@ from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 
 _EXPIRED_AT_ONCE = 200
-_STRAY_AGE = timedelta(hours=1)
+_ORPHAN_AGE = timedelta(hours=1)
 """Age after which a payload without a row is deleted: its process was killed before it wrote the row."""
 
 _log = structlog.get_logger('futures')
@@ -111,7 +111,7 @@ class Expiry:
             await store.expire([future.future_id for future in futures])
             count += len(futures)
         await store.drop_expired(finished_before=now - self.records_for)
-        await self._delete_strays()
+        await self._delete_orphans()
         return count
 
     async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
@@ -124,8 +124,8 @@ class Expiry:
             except DomainError as error:
                 _log.warning('sweep failed', reason=error.reason)
 
-    async def _delete_strays(self) -> None:
-        names = await self.records.payloads.list_old(stored_before=self.records.clock.now() - _STRAY_AGE)
+    async def _delete_orphans(self) -> None:
+        names = await self.records.payloads.list_old(stored_before=self.records.clock.now() - _ORPHAN_AGE)
         known = await self.records.store.find_known({future_id_of_name(name) for name in names})
         for name in names:
             if future_id_of_name(name) not in known:

@@ -17,7 +17,7 @@ from services.gateway.errors import PositionMissing, PositionPassed
 from services.gateway.futures.capacity import FutureCapacity
 from services.gateway.futures.lanes import Admission, Lanes
 from services.gateway.futures.ports import Executor
-from services.gateway.futures.queue import FutureQueue, never_held
+from services.gateway.futures.queue import FutureQueue, never_rate_limited
 from services.gateway.futures.records import FutureRecords, Outcome
 from services.gateway.futures.rules import Bounds, Future, FutureTaken
 from services.gateway.futures.waiters import Waiters
@@ -45,7 +45,7 @@ class RunnerLimits:
     """Maximum wait of a lane for a missing position."""
     weight_of: Callable[[str], float] = equal_weight
     """Returns a tenant's weight, for both kinds of slots."""
-    is_held: Callable[[str], bool] = never_held
+    is_rate_limited: Callable[[str], bool] = never_rate_limited
     """Returns whether futures of a tenant's lanes wait; while they wait, they use neither slots nor memory."""
     poll: timedelta = timedelta(seconds=1)
     """Interval of checks whether tenants are still rate-limited."""
@@ -87,13 +87,13 @@ class Runner:
         self.executors = executors
         self.limits = limits
         self._lanes = Lanes(records.store, records.retry, patience=limits.patience, is_shared=is_shared, listener=self)
-        self._ordered = FutureQueue(limits.lanes, weight_of=limits.weight_of, is_held=limits.is_held)
+        self._ordered = FutureQueue(limits.lanes, weight_of=limits.weight_of, is_rate_limited=limits.is_rate_limited)
         self._unordered = FutureQueue(limits.unordered, weight_of=limits.weight_of)
         self._known: dict[str, Future] = {}
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
         self._background_tasks: set[asyncio.Task[None]] = set()
-        self._end_logs: dict[object, set[str]] = {}
+        self._finished_logs: dict[object, set[str]] = {}
         self._next_poll: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.is_disowned = asyncio.Event()
@@ -131,14 +131,14 @@ class Runner:
         """Collect the ids of futures that finish during the block: rows read in it may be outdated."""
         log = object()
         try:
-            yield self._end_logs.setdefault(log, set())
+            yield self._finished_logs.setdefault(log, set())
         finally:
-            del self._end_logs[log]
+            del self._finished_logs[log]
 
     def record_finished(self, future_id: str) -> None:
         """Add a finished future to the open `recording_finished` blocks."""
-        for ended in self._end_logs.values():
-            ended.add(future_id)
+        for finished_ids in self._finished_logs.values():
+            finished_ids.add(future_id)
 
     def check_gaps(self) -> None:
         """Read the positions of the lanes that wait for a missing position."""
@@ -198,7 +198,7 @@ class Runner:
 
     def _schedule_poll(self) -> None:
         """Check again later if futures of rate-limited tenants wait; no event reports the end of a rate limit."""
-        if self._next_poll is None and self._ordered.has_held:
+        if self._next_poll is None and self._ordered.has_rate_limited:
             self._next_poll = asyncio.get_running_loop().call_later(self.limits.poll.total_seconds(), self._poll)
 
     def _poll(self) -> None:

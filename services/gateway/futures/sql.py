@@ -163,7 +163,9 @@ class SqlFutureStore:
         async with self._database.read() as connection:
             return await fetch_all(connection, query.limit(limit), Future)
 
-    async def list_ended(self, tenant_id: str, topic: str, *, since: datetime | None, limit: int) -> Sequence[Future]:
+    async def list_by_topic(
+        self, tenant_id: str, topic: str, *, since: datetime | None, limit: int
+    ) -> Sequence[Future]:
         is_one = (FutureRow.tenant_id == tenant_id) & (FutureRow.topic == topic)
         is_finished = FutureRow.state.in_([FutureState.DONE, FutureState.FAILED])
         query = select_values(FutureRow, Future).where(is_one & is_finished)

@@ -100,7 +100,7 @@ class Topics:
         self._caller = caller
         self._deliveries: OrderedDict[tuple[str, str], _Delivery] = OrderedDict()
 
-    async def ended_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
+    async def finished_after(self, topic: str, *, cursor: int, seconds: float) -> tuple[Sequence[Future], int]:
         """Return the caller's futures of a topic that finished after a cursor, and the next cursor.
 
         One response has at most one page of futures in addition to those of the overlap.
@@ -118,14 +118,14 @@ class Topics:
         give_up_at = loop.time() + seconds
         while True:
             with self._waiters.waiting(topic_name(tenant_id, topic)) as waiter:
-                ended = await self._read(tenant_id, topic, cursor, known)
-                left = give_up_at - loop.time()
-                if ended or left <= 0:
+                finished = await self._read(tenant_id, topic, cursor, known)
+                remaining = give_up_at - loop.time()
+                if finished or remaining <= 0:
                     break
-                await asyncio.wait({waiter}, timeout=left)
+                await asyncio.wait({waiter}, timeout=remaining)
                 if self._waiters.is_closed:
                     break
-        return ended, self._record(tenant_id, topic, cursor, {**known, **_times(ended)}) if ended else cursor
+        return finished, self._record(tenant_id, topic, cursor, {**known, **_times(finished)}) if finished else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
         """Return the unknown futures since shortly before a cursor: all up to the cursor, and some after it."""
@@ -133,10 +133,10 @@ class Topics:
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}
         while True:
-            ended = await self._store.list_ended(tenant_id, topic, since=since, limit=_PAGE_SIZE)
-            found |= {future.future_id: future for future in ended if future.future_id not in known}
-            last = ended[-1].finish_time if ended else None
-            if len(ended) < _PAGE_SIZE or last is None or last == since or (found and last > reached):
+            finished = await self._store.list_by_topic(tenant_id, topic, since=since, limit=_PAGE_SIZE)
+            found |= {future.future_id: future for future in finished if future.future_id not in known}
+            last = finished[-1].finish_time if finished else None
+            if len(finished) < _PAGE_SIZE or last is None or last == since or (found and last > reached):
                 return list(found.values())
             since = last
 

@@ -38,7 +38,7 @@ class Pace:
 PACE = Pace()
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection."""
 
 
@@ -51,7 +51,7 @@ async def read_json(
         MessageTooLarge: The body is longer than `limit_bytes`.
         DeadlinePassed: The body did not arrive in time.
         InvalidField: The body is not an unambiguous JSON object, or `make` refuses it.
-        ClientGone: The client closed the connection.
+        ClientDisconnected: The client closed the connection.
     """
     kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
     if kind != JSON_TYPE:
@@ -76,7 +76,7 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
             its first bytes. Nothing is read if the declared length exceeds that.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
-        ClientGone: The client closed the connection.
+        ClientDisconnected: The client closed the connection.
     """
     declared = int(call.headers.get('content-length', '0'))
     if declared > 2 * limit_bytes:
@@ -88,18 +88,18 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
         raise refusal
     chunks: list[bytes] = []
     size = 0
-    async for chunk in arriving(call, pace):
+    async for chunk in read_chunks(call, pace):
         if refusal is not None and size > _DISCARDED_BYTES:
             raise refusal
         size += len(chunk)
         if size > 2 * limit_bytes:
-            keep_head(call, [*chunks, chunk])
+            store_head(call, [*chunks, chunk])
             raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
         if refusal is None and declared < size <= limit_bytes:
             refusal = await _reserve(call, len(chunk))
         chunks.append(chunk)
         if max(size, declared) > limit_bytes:
-            keep_head(call, chunks)
+            store_head(call, chunks)
         if refusal is not None or max(size, declared) > limit_bytes:
             chunks.clear()
     call.body_done.set()
@@ -110,7 +110,7 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     return b''.join(chunks)
 
 
-def keep_head(call: HttpCall, chunks: Iterable[bytes]) -> None:
+def store_head(call: HttpCall, chunks: Iterable[bytes]) -> None:
     """Append chunks of the body to `call.body_head`, up to `HEAD_BYTES`."""
     for chunk in chunks:
         call.body_head.extend(memoryview(chunk)[: HEAD_BYTES - len(call.body_head)])
@@ -126,14 +126,14 @@ async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
     return None
 
 
-async def arriving(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
+async def read_chunks(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
     """Yield the chunks of the body as they arrive; the caller must limit their total size.
 
     Only the time spent waiting for the client counts, not the time between two reads.
 
     Raises:
         DeadlinePassed: The body arrives too slowly.
-        ClientGone: The client closed the connection.
+        ClientDisconnected: The client closed the connection.
     """
     size, spent, has_more = 0, 0.0, True
     clock = asyncio.get_running_loop().time
@@ -146,7 +146,7 @@ async def arriving(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
             raise DeadlinePassed() from error
         spent += clock() - begin
         if message['type'] == 'http.disconnect':
-            raise ClientGone()
+            raise ClientDisconnected()
         chunk: bytes = message.get('body', b'')
         size += len(chunk)
         has_more = message.get('more_body', False)

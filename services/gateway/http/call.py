@@ -128,7 +128,7 @@ class HttpCall:
     """Whether events are being written; an error then becomes the last event."""
     body_done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the request body will not be read any further."""
-    ending: DomainError | None = None
+    termination: DomainError | None = None
     """Reason why the server terminated the call early."""
     outcome: str = 'OK'
     """Reason of the failure, or 'OK'."""

@@ -20,7 +20,7 @@ from opentelemetry import propagate, trace
 from prometheus_client import Counter as CallCounter
 from starlette.requests import Request
 
-from services.gateway.http.body import ClientGone
+from services.gateway.http.body import ClientDisconnected
 from services.gateway.http.call import (
     CallMemory,
     HttpCall,
@@ -88,7 +88,7 @@ class Guard:
         if self._active:
             await asyncio.wait(set(self._active), timeout=seconds)
         for work, call in self._active.items():
-            call.ending = Draining()
+            call.termination = Draining()
             work.cancel()
 
     async def serve(self, call: HttpCall) -> None:
@@ -101,12 +101,12 @@ class Guard:
             try:
                 await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                is_client_gone = not work.done()
+                is_disconnected = not work.done()
                 work.cancel()
                 disconnected.cancel()
                 await asyncio.gather(work, disconnected, return_exceptions=True)
                 del self._active[work]
-            await _write_error(call, work, is_client_gone=is_client_gone)
+            await _write_error(call, work, is_disconnected=is_disconnected)
 
     async def _respond(self, call: HttpCall) -> None:
         if self.is_draining:
@@ -202,15 +202,15 @@ def _observed(call: HttpCall) -> Iterator[None]:
             )
 
 
-async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_client_gone: bool) -> None:
+async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconnected: bool) -> None:
     """Write the error that terminated the call, if any, unless the client disconnected."""
     failure = None if work.cancelled() else work.exception()
     if failure is None and not work.cancelled():
         return
-    if (is_client_gone and call.ending is None) or isinstance(failure, ClientGone):
+    if (is_disconnected and call.termination is None) or isinstance(failure, ClientDisconnected):
         call.outcome = Cancelled.reason
         return
-    error = call.ending or _domain_error(failure, call)
+    error = call.termination or _domain_error(failure, call)
     call.outcome = error.reason
     body = call.route.errors.body_of(error, request_id=call.request_id)
     if call.is_streaming:

@@ -263,17 +263,17 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     Raises:
         ssl.SSLError: The files do not hold a usable certificate and key.
     """
-    shown, latest = files.current(), _context(files)
+    loaded, latest = files.current(), _context(files)
 
     def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         # OpenSSL calls this for every connection, even without a server name.
-        nonlocal shown, latest
+        nonlocal loaded, latest
         del name, context
         material = files.current()
-        if material is not shown:
+        if material is not loaded:
             # If the files change again while they are loaded, the next connection loads them.
             with suppress(OSError):
-                shown, latest = material, _context(files)
+                loaded, latest = material, _context(files)
         connection.context = latest
 
     first = _context(files)

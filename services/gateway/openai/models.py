@@ -60,8 +60,8 @@ class FleetSamplers:
         Raises:
             DomainError: An error of the SamplerService contract.
         """
-        order = sample_request_from_bytes(request.SerializeToString())
-        async with aclosing(self._sampling.sample(caller, order)) as responses:
+        parsed = sample_request_from_bytes(request.SerializeToString())
+        async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
                 yield wire.SampleResponse.FromString(response.message)
 
@@ -71,8 +71,8 @@ class FleetSamplers:
         Raises:
             DomainError: An error of the SamplerService contract.
         """
-        order = describe_request_from_bytes(request.SerializeToString())
-        return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, order))
+        parsed = describe_request_from_bytes(request.SerializeToString())
+        return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, parsed))
 
     def base_model_names(self) -> Sequence[str]:
         """Return the names of the base models that can be sampled, sorted; recently lost replicas are included.
@@ -245,8 +245,8 @@ def _candidates(name: str) -> list[tuple[str, sampling_pb2.AdapterRef]]:
         is_complete = rest.startswith('weights/') and len(rest) > len('weights/')
         return [(run_id, sampling_pb2.AdapterRef(checkpoint_path=name))] if run_id and is_complete else []
     candidates = [(name, sampling_pb2.AdapterRef(adapter_id=name))] if name else []
-    run_id, mark, digits = name.rpartition('@')
+    run_id, separator, digits = name.rpartition('@')
     is_version = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_VERSION_DIGITS
-    if mark and run_id and is_version and int(digits) >= 1:
+    if separator and run_id and is_version and int(digits) >= 1:
         candidates.append((run_id, sampling_pb2.AdapterRef(adapter_id=run_id, exact=int(digits))))
     return candidates

@@ -9,10 +9,10 @@ from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
-from services.gateway.openai.answers import AnswerWriter, ChatFormat, ChoiceFormat, CompletionFormat
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
+from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError
 from services.kit.rpc.context import current_caller
@@ -149,7 +149,7 @@ class OpenAiRoutes:
         model = await self._models.find(current_caller(), request.model)
         reader = ChoiceReader(request, model.base_model, current_caller(), self._tokens)
         created = int(self._clock.now().timestamp())
-        writer = AnswerWriter(request, model, form=make_form(request), usage=reader.usage, created=created)
+        writer = ResponseWriter(request, model, form=make_form(request), usage=reader.usage, created=created)
         deltas = self._deltas(request, model, reader)
         if request.is_streamed:
             return EventResponse(_closing(deltas, writer.chunks(deltas)))

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from services.gateway.quotas.ports import AdapterCensus, QuotaStore, UsageStore
+from services.gateway.quotas.ports import AdapterLister, QuotaStore, UsageStore
 from services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, QuotaExceeded
@@ -99,7 +99,7 @@ class TokenRates:
         bucket = self._bucket(tenant_id)
         return 0.0 if bucket is None else bucket.seconds_until_free(now=self._clock.monotonic())
 
-    def is_owing(self, tenant_id: str) -> bool:
+    def is_over_rate(self, tenant_id: str) -> bool:
         """Return whether a tenant has used more tokens than its rate and burst allow."""
         return self.seconds_until_free(tenant_id) > 0
 
@@ -154,11 +154,11 @@ class TrainingLimits:
     Two gateways that create an adapter for the same tenant at the same moment may exceed `max_adapters` by one.
     """
 
-    def __init__(self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, census: AdapterCensus) -> None:
+    def __init__(self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, adapters: AdapterLister) -> None:
         self._quotas = quotas
         self._rates = rates
         self._usage = usage
-        self._census = census
+        self._adapters = adapters
         self._creation_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
@@ -205,5 +205,5 @@ class TrainingLimits:
             return
         lock = self._creation_locks.setdefault(tenant_id, asyncio.Lock())
         async with lock:
-            is_full = len(await self._census.adapter_ids(tenant_id)) >= limit
+            is_full = len(await self._adapters.adapter_ids(tenant_id)) >= limit
             yield limit if is_full else None

@@ -39,8 +39,8 @@ async def open_quotas(
     await table.read()
     rates = TokenRates(table, clock=clock)
     meter = UsageMeter(usage, rates, clock=clock)
-    census = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
-    training = TrainingLimits(table, rates, usage, census)
+    adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
+    training = TrainingLimits(table, rates, usage, adapters)
     try:
         yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)
     finally:

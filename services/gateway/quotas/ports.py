@@ -42,7 +42,7 @@ class UsageStore(Protocol):
         ...
 
 
-class AdapterCensus(Protocol):
+class AdapterLister(Protocol):
     """Lists the adapters that exist at the model services."""
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:

@@ -114,15 +114,15 @@ class SqlUsageStore:
             rows = (await connection.execute(_work_query(tenant_id, begin, end))).all()
             stored = [tuple(row) for row in (await connection.execute(_stored_query(tenant_id))).all()]
         works = {run_id: Work(**dict(zip(_COUNTS, map(int, counts), strict=True))) for run_id, *counts in rows}
-        kept: dict[str, int] = {row[0]: int(row[1]) for row in stored}
+        sizes: dict[str, int] = {row[0]: int(row[1]) for row in stored}
         return [
-            Usage(run_id=run_id, work=works.get(run_id, Work()), stored_bytes=kept.get(run_id, 0))
-            for run_id in sorted({*works, *kept})
+            Usage(run_id=run_id, work=works.get(run_id, Work()), stored_bytes=sizes.get(run_id, 0))
+            for run_id in sorted({*works, *sizes})
         ]
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        is_kept = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-        query = select(func.coalesce(func.sum(CheckpointRow.size_bytes), 0)).where(is_kept)
+        is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
+        query = select(func.coalesce(func.sum(CheckpointRow.size_bytes), 0)).where(is_existing)
         async with self._database.read() as connection:
             return int((await connection.execute(query)).scalar_one())
 
@@ -171,6 +171,6 @@ def _work_query(tenant_id: str, begin: datetime | None, end: datetime | None) ->
 
 
 def _stored_query(tenant_id: str) -> Select[Any]:
-    is_kept = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
-    query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).where(is_kept)
+    is_existing = (CheckpointRow.tenant_id == tenant_id) & CheckpointRow.delete_time.is_(None)
+    query = select(CheckpointRow.run_id, func.sum(CheckpointRow.size_bytes)).where(is_existing)
     return cast('Select[Any]', query.group_by(CheckpointRow.run_id))

@@ -124,12 +124,14 @@ def join_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
     responses = list(scores)
     if len(responses) == 1:
         return responses[0][1]
-    placed = {
+    by_position = {
         position: item
         for positions, raw in responses
         for position, item in zip(positions, wire.ComputeLogprobsResponse.FromString(raw).sequences, strict=True)
     }
-    return wire.ComputeLogprobsResponse(sequences=[placed[position] for position in sorted(placed)]).SerializeToString()
+    return wire.ComputeLogprobsResponse(
+        sequences=[by_position[position] for position in sorted(by_position)]
+    ).SerializeToString()
 
 
 def join_resets(responses: Iterable[bytes]) -> bytes:
@@ -208,5 +210,5 @@ def sequence_count(params: sampling_pb2.SamplingParams) -> int:
 
 def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     """Return the deadline of a call on the event loop's clock; None for no deadline."""
-    left: Any = context.time_remaining()
-    return None if left is None else asyncio.get_running_loop().time() + float(left)
+    remaining: Any = context.time_remaining()
+    return None if remaining is None else asyncio.get_running_loop().time() + float(remaining)

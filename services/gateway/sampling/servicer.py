@@ -118,14 +118,14 @@ class SamplerHandlers(grpc.GenericRpcHandler):
     def __init__(self, servicer: SamplerServicer) -> None:
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in _DESCRIPTOR.methods:
-            behaviour = getattr(servicer, method.name, None)
-            if behaviour is None:
+            handler = getattr(servicer, method.name, None)
+            if handler is None:
                 continue
             make = (
                 grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
             )
             name = f'/{_DESCRIPTOR.full_name}/{method.name}'
-            self._handlers[name] = make(behaviour, request_deserializer=_DECODERS.get(method.name))
+            self._handlers[name] = make(handler, request_deserializer=_DECODERS.get(method.name))
 
     @property
     def methods(self) -> Mapping[str, bool]:

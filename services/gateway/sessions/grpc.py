@@ -16,13 +16,13 @@ from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 _PARKING_SECONDS = 600.0
 """Timeout of parking, which may load the adapter and write a checkpoint to disk."""
 
 
 class GrpcAdapters:
-    """Implements `AdapterParker`, and the adapter census of quotas."""
+    """Implements `AdapterParker`, and `AdapterLister` of the quotas."""
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
         """Use `channels`, one without credentials to each model service; the caller closes them."""
@@ -63,7 +63,7 @@ class GrpcAdapters:
                 request.page_token = page.next_page_token
         return found
 
-    async def _call(self, method: Any, request: Any, *, tenant_id: str, seconds: float = _PATIENCE_SECONDS) -> Any:
+    async def _call(self, method: Any, request: Any, *, tenant_id: str, seconds: float = _TIMEOUT_SECONDS) -> Any:
         with acting_for(Caller(tenant_id=tenant_id)):
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
         try:
@@ -77,5 +77,5 @@ class GrpcAdapters:
 
 def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:
     # A full-parameter run keeps its replica until it is deleted, so parking it again would have no effect.
-    is_at_rest = adapter.is_parked or adapter.HasField('full_parameters')
-    return ParkedAdapter(is_at_rest=is_at_rest, checkpoint_path=adapter.checkpoint_path)
+    is_idle = adapter.is_parked or adapter.HasField('full_parameters')
+    return ParkedAdapter(is_idle=is_idle, checkpoint_path=adapter.checkpoint_path)

@@ -114,7 +114,7 @@ class Session:
 class ParkedAdapter:
     """Result of parking an adapter."""
 
-    is_at_rest: bool
+    is_idle: bool
     """False if one of its operations is still running, so that it must be parked again later."""
     checkpoint_path: str
     """Checkpoint with the adapter's unsaved steps; empty if none was saved."""

@@ -90,7 +90,7 @@ class SessionSettler:
                 is_complete = False
                 continue
             if parked is not None:
-                is_complete &= parked.is_at_rest
+                is_complete &= parked.is_idle
                 paths += [parked.checkpoint_path] if parked.checkpoint_path else []
         return paths if is_complete else None
 

@@ -181,8 +181,8 @@ class _converted_connection_errors:  # noqa: N801 (used like a function)
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        absent = OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError
-        if isinstance(error, absent) or _is_read_only(error):
+        unreachable_errors = OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError
+        if isinstance(error, unreachable_errors) or _is_read_only(error):
             _log.warning('database unreachable', exc_info=error)
             raise ServiceUnreachable('database') from error
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
 from services.gateway.catalogue.rules import UploadRequest
-from services.gateway.http.body import ClientGone, Pace, arriving
+from services.gateway.http.body import ClientDisconnected, Pace, read_chunks
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import time_to_json
 from services.gateway.tinker.catalogue import checkpoint_to_json
@@ -43,7 +43,7 @@ _MAX_TOKEN = 2048
 _HOST = re.compile(r'[A-Za-z0-9.\-_]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?')
 _BLOCK = tarfile.BLOCKSIZE
 _RANGE = re.compile(r'bytes=(\d{1,15})-(\d{1,15})?')
-_ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
+_CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _FILES = f'{PREFIX}files/'
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
@@ -196,7 +196,7 @@ class FileResponse:
         await self._stream(call, part, headers, status=200 if wanted is None else 206)
 
     async def _stream(self, call: HttpCall, part: ByteRange, headers: dict[str, str], *, status: int) -> None:
-        left = part.size_bytes
+        remaining = part.size_bytes
         async with aclosing(self.checkpoints.archive(self.path, offset=self.content.begin + part.begin)) as parts:
             async for found in parts:
                 if found.digest != self.digest:
@@ -204,10 +204,10 @@ class FileResponse:
                     break
                 if not call.status:
                     await call.begin(status, 'application/octet-stream', headers)
-                chunk = bytes(found.data[:left])
-                left -= len(chunk)
-                await call.write(chunk, is_last=not left)
-                if not left:
+                chunk = bytes(found.data[:remaining])
+                remaining -= len(chunk)
+                await call.write(chunk, is_last=not remaining)
+                if not remaining:
                     return
         # The connection is closed, so that the client notices the missing bytes.
         raise Internal(call.request_id)
@@ -236,8 +236,10 @@ class ArchiveRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            tinker_route(f'{_ONE}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
-            tinker_route(f'{_ONE}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'),
+            tinker_route(f'{_CHECKPOINT}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
+            tinker_route(
+                f'{_CHECKPOINT}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'
+            ),
             Route(
                 path=f'{_FILES}{{token}}/{{name}}',
                 http_method='GET',
@@ -350,16 +352,16 @@ class _Body:
     def __init__(self, call: HttpCall, pace: Pace) -> None:
         self._call = call
         self._pace = pace
-        self.failure: ClientGone | DomainError | None = None
+        self.failure: ClientDisconnected | DomainError | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the chunks; the stream ends early when the client disconnects or is too slow."""
         try:
-            async for chunk in arriving(self._call, self._pace):
+            async for chunk in read_chunks(self._call, self._pace):
                 if chunk:
                     yield chunk
             self._call.body_done.set()
-        except (ClientGone, DomainError) as error:
+        except (ClientDisconnected, DomainError) as error:
             # An error would cancel the upload to the checkpoint service, which can store the bytes received so far.
             self.failure = error
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 import zstandard
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
-from services.gateway.http.body import HEAD_BYTES, INLINE_BYTES, arriving, keep_head, parse_object, read_bytes
+from services.gateway.http.body import HEAD_BYTES, INLINE_BYTES, parse_object, read_bytes, read_chunks, store_head
 from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
 from services.gateway.http.validation import JsonModel, read_model
 from services.gateway.tinker.paths import WeightsPath, parse_path
@@ -92,7 +92,7 @@ async def read_body(call: HttpCall, model: type[Body], *, limit_bytes: int = JSO
         MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
         InvalidField: The body is not a JSON object, or a field is wrong.
         DeadlinePassed: The body did not arrive in time.
-        ClientGone: The client closed the connection.
+        ClientDisconnected: The client closed the connection.
     """
     return await read_json(call, lambda body: read_model(model, body), limit_bytes=limit_bytes)
 
@@ -101,7 +101,7 @@ async def read_object(call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) ->
     """Read a JSON body without validating its fields.
 
     Raises:
-        MessageTooLarge, InvalidField, DeadlinePassed, ClientGone: See `read_body`.
+        MessageTooLarge, InvalidField, DeadlinePassed, ClientDisconnected: See `read_body`.
     """
     return await read_json(call, lambda body: body, limit_bytes=limit_bytes)
 
@@ -110,7 +110,7 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Made], *, l
     """Apply `make` to the JSON object in the body.
 
     Raises:
-        MessageTooLarge, InvalidField, DeadlinePassed, ClientGone: See `read_body`.
+        MessageTooLarge, InvalidField, DeadlinePassed, ClientDisconnected: See `read_body`.
     """
     if is_protobuf(call):
         raise InvalidField('content-type', f'must be {JSON_TYPE}')
@@ -124,13 +124,13 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Made], *, limit_b
         MessageTooLarge: The body is longer than `limit_bytes`, sent or decompressed.
         InvalidField: The compression is unknown, or `make` refuses the body.
         DeadlinePassed: The body did not arrive in time.
-        ClientGone: The client closed the connection.
+        ClientDisconnected: The client closed the connection.
     """
     encoding = call.headers.get('content-encoding', 'identity').strip().lower()
     if encoding not in {'identity', 'zstd'}:
         raise InvalidField('content-encoding', 'must be zstd, or absent')
     data = await read_bytes(call, limit_bytes=limit_bytes)
-    keep_head(call, [data])
+    store_head(call, [data])
     if encoding == 'zstd':
         data = await _decompressed_body(call, data, limit_bytes)
     await call.reserve_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
@@ -141,11 +141,11 @@ async def head_of(call: HttpCall) -> bytes:
     """Return the first bytes of a refused body, decompressed as far as they are complete.
 
     Raises:
-        DeadlinePassed, ClientGone: See `read_body`.
+        DeadlinePassed, ClientDisconnected: See `read_body`.
     """
     if not call.body_head and not call.body_done.is_set():
-        async for chunk in arriving(call):
-            keep_head(call, [chunk])
+        async for chunk in read_chunks(call):
+            store_head(call, [chunk])
             if len(call.body_head) == HEAD_BYTES:
                 break
     if call.headers.get('content-encoding', 'identity').strip().lower() != 'zstd':

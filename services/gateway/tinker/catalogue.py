@@ -40,7 +40,7 @@ from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import text_from_proto
 from twinkle.api.model.v1 import adapter_pb2
 
-_ONE = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
+_CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256
 _ACCESS_TOKEN = 'x-tinker-weights-access-token'  # noqa: S105 - the name of a header
 """Header in which the SDK sends the token; old versions may send it in the body."""
@@ -209,10 +209,10 @@ class CheckpointRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            tinker_route(_ONE, self._delete, access=CHECKPOINTS, http_method='DELETE'),
-            tinker_route(f'{_ONE}/publish', self._publish, access=CHECKPOINTS),
-            tinker_route(f'{_ONE}/publish', self._unpublish, access=CHECKPOINTS, http_method='DELETE'),
-            tinker_route(f'{_ONE}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
+            tinker_route(_CHECKPOINT, self._delete, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{_CHECKPOINT}/publish', self._publish, access=CHECKPOINTS),
+            tinker_route(f'{_CHECKPOINT}/publish', self._unpublish, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{_CHECKPOINT}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
             tinker_route('copy_weights', self._copy, access=CHECKPOINTS),
         ]
 

@@ -54,7 +54,7 @@ _RULES: Mapping[str, LossRule] = {
     'gspo': LossRule(_POLICY | {'sequence_ratio_mask'}, BOUNDS, BOUNDS),
     'stable_reinforce': LossRule(frozenset({'advantages'}), frozenset({'logprobs'}), frozenset({'kl_coeff'})),
 }
-_HIGHEST = 1e6
+_MAX_OPTION = 1e6
 LOSSES = tuple(_RULES)
 """Names of the supported losses."""
 
@@ -83,9 +83,9 @@ def loss_config(loss_fn: str, config: Mapping[str, float | str], *, is_wide: boo
         if name not in rule.options:
             known = ', '.join(sorted(rule.options)) or 'no options'
             raise InvalidField(field, f'is not an option of {loss_fn}, which takes {known}')
-        if isinstance(value, str) or not 0 <= value <= _HIGHEST:
-            raise InvalidField(field, f'must be a number, 0 to {_HIGHEST:g}')
-    low, high = config.get('clip_low_threshold', 0), config.get('clip_high_threshold', _HIGHEST)
+        if isinstance(value, str) or not 0 <= value <= _MAX_OPTION:
+            raise InvalidField(field, f'must be a number, 0 to {_MAX_OPTION:g}')
+    low, high = config.get('clip_low_threshold', 0), config.get('clip_high_threshold', _MAX_OPTION)
     if float(low) > float(high):
         raise InvalidField('loss_fn_config.clip_low_threshold', 'must not be above clip_high_threshold')
     if is_wide and loss_fn != 'cross_entropy':

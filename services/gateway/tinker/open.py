@@ -36,7 +36,7 @@ def open_tinker(
     database: Database,
     *,
     sessions: Sessions,
-    work: FutureService,
+    service: FutureService,
     upstreams: Upstreams,
     samplers: ServiceFacts,
 ) -> list[Route]:
@@ -46,11 +46,11 @@ def open_tinker(
         config: Configuration of the gateway.
         database: Database of runs.
         sessions: Sessions of clients.
-        work: Futures that run the requests of clients, and their sampling handles.
+        service: Futures that run the requests of clients, and their sampling handles.
         upstreams: Services behind the gateway.
         samplers: Base models and limits that the samplers report.
     """
-    lookups, futures, handles = upstreams.lookups, work.futures, work.handles
+    lookups, futures, handles = upstreams.lookups, service.futures, service.handles
     known = KnownModels(futures, lookups, sessions)
     operations = Operations(futures, known)
     base_models = BaseModels((*upstreams.model_facts, samplers))

@@ -152,7 +152,7 @@ def sample_request(body: Mapping[str, Any]) -> TinkerSampleRequest:
         raise InvalidField('seq_id', 'is required')
     seq_id = read_value(_SEQ_ID, given.seq_id, 'seq_id') if handle_id else 0
     params = _sampling_params(given)
-    facts = _read_scores(given, params, prompt_length=tokens.size)
+    facts = _set_logprob_params(given, params, prompt_length=tokens.size)
     request = sampler_service_pb2.SampleBatchRequest(params=params)
     request.prompts.add().token_ids.CopyFrom(
         tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[tokens.size], data=tokens.tobytes())
@@ -189,7 +189,9 @@ def _sampling_params(given: SampleBody) -> sampling_pb2.SamplingParams:
     return params
 
 
-def _read_scores(given: SampleBody, params: sampling_pb2.SamplingParams, *, prompt_length: int) -> dict[str, int]:
+def _set_logprob_params(
+    given: SampleBody, params: sampling_pb2.SamplingParams, *, prompt_length: int
+) -> dict[str, int]:
     """Set the requested log-probabilities, and return the facts that the response needs."""
     facts: dict[str, int] = {}
     params.is_prompt_logprobs_returned = given.prompt_logprobs
@@ -201,9 +203,9 @@ def _read_scores(given: SampleBody, params: sampling_pb2.SamplingParams, *, prom
     if given.prompt_logprobs_last_n is not None:
         if not given.prompt_logprobs:
             raise InvalidField('prompt_logprobs_last_n', 'is accepted only with "prompt_logprobs": true')
-        most = max(prompt_length - 1, 1)
-        if not 1 <= given.prompt_logprobs_last_n <= most:
-            raise InvalidField('prompt_logprobs_last_n', f'must be an integer, 1 to {most}')
+        maximum = max(prompt_length - 1, 1)
+        if not 1 <= given.prompt_logprobs_last_n <= maximum:
+            raise InvalidField('prompt_logprobs_last_n', f'must be an integer, 1 to {maximum}')
         facts['last_n'] = given.prompt_logprobs_last_n
     return facts
 
@@ -317,7 +319,7 @@ class SamplingRoutes:
         await self._handles.get(handle_id)
         seconds = self._wait_seconds if given.timeout is None else min(given.timeout, self._wait_seconds)
         topic = topic_of(handle_id, given.target.cloned_sampler_id)
-        completed, cursor = await self._futures.topics.ended_after(topic, cursor=given.prev_cursor, seconds=seconds)
+        completed, cursor = await self._futures.topics.finished_after(topic, cursor=given.prev_cursor, seconds=seconds)
         return JsonResponse({'completions': [_completion(future) for future in completed], 'cursor': cursor})
 
     async def _handle_of(self, request: TinkerSampleRequest) -> SamplingHandle | None:

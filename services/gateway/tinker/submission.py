@@ -22,7 +22,7 @@ from services.kit.rpc.context import current_caller
 from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2
 
 _CACHED_NAMES = 4096
-_BETWEEN = ':train:'
+_SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
 """Error reasons after which the lane does not exist, so that no position has to be used."""
 
@@ -44,12 +44,12 @@ class Lookups(Protocol):
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:
     """Return the id of a session's model, which is also the id of its adapter."""
-    return f'{session_id}{_BETWEEN}{model_seq_id}'
+    return f'{session_id}{_SEPARATOR}{model_seq_id}'
 
 
 def session_of(model_id: str) -> str:
     """Return the session of a model; empty for adapters that were created through another API."""
-    return model_id.rpartition(_BETWEEN)[0]
+    return model_id.rpartition(_SEPARATOR)[0]
 
 
 def creation_key(model_id: str) -> str:

@@ -248,7 +248,7 @@ async def test_finished_futures_of_a_topic_are_listed_in_order(store: Any) -> No
     await store.add_if_absent(replace(future_of('e'), topic='topic-1'))
 
     async def keys(since: datetime | None, limit: int = 9, tenant: str = 'alice') -> list[str]:
-        return [item.key for item in await store.list_ended(tenant, 'topic-1', since=since, limit=limit)]
+        return [item.key for item in await store.list_by_topic(tenant, 'topic-1', since=since, limit=limit)]
 
     assert await keys(None) == ['b', 'c', 'a']
     assert await keys(None, limit=2) == ['b', 'c']

@@ -208,7 +208,7 @@ async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(
     pair[0].recorder.gate.clear()
     future = await pair[0].submit('one', topic='topic-1')
     topics = pair[1].topics()
-    read_task = asyncio.create_task(topics.ended_after('topic-1', cursor=0, seconds=20))
+    read_task = asyncio.create_task(topics.finished_after('topic-1', cursor=0, seconds=20))
     await asyncio.sleep(0)
     pair[0].recorder.gate.set()
     finished, _ = await read_task

@@ -154,16 +154,16 @@ def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
 def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
     """Other tenants use all slots while a tenant is held; afterwards its futures start in order of arrival."""
     held = {'alice'}
-    queue = FutureQueue(Bounds(per_tenant=2, total=2), is_held=held.__contains__)
+    queue = FutureQueue(Bounds(per_tenant=2, total=2), is_rate_limited=held.__contains__)
     for number in range(2):
         queue.add(future_of('alice', number))
     assert queue.take() is None
-    assert queue.has_held
+    assert queue.has_rate_limited
     queue.add(future_of('bob', 0))
     assert queue.take() == future_of('bob', 0)
     queue.release(future_of('bob', 0))
     held.clear()
-    assert not queue.has_held
+    assert not queue.has_rate_limited
     assert [queue.take(), queue.take()] == [future_of('alice', 0), future_of('alice', 1)]
 
 

@@ -65,10 +65,10 @@ async def test_future_that_is_stored_late_is_returned() -> None:
         topics = gateway.topics()
         ids = _finish_some(gateway, 3)
         late = gateway.store.futures.pop(ids[1])
-        ended, cursor = await topics.ended_after('talk', cursor=0, seconds=0)
+        ended, cursor = await topics.finished_after('talk', cursor=0, seconds=0)
         assert [future.future_id for future in ended] == [ids[0], ids[2]]
         gateway.store.futures[late.future_id] = late
-        ended, after = await topics.ended_after('talk', cursor=cursor, seconds=0)
+        ended, after = await topics.finished_after('talk', cursor=cursor, seconds=0)
         assert [future.future_id for future in ended] == [ids[1]]
         assert after > cursor
-        assert await topics.ended_after('talk', cursor=after, seconds=0) == ([], after)
+        assert await topics.finished_after('talk', cursor=after, seconds=0) == ([], after)

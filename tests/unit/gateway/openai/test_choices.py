@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.openai.answers import MAX_LOGPROBS, AnswerWriter, CompletionFormat
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken, TokenText, TokenTexts
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest, completion_request
+from services.gateway.openai.responses import MAX_LOGPROBS, CompletionFormat, ResponseWriter
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
 from services.kit.rpc.tensors import tensor_to_proto
@@ -79,7 +79,7 @@ async def response_to(request: GenerationRequest, events: list[tuple[int, wire.S
             for piece in await reader.read(event):
                 yield piece
 
-    writer = AnswerWriter(
+    writer = ResponseWriter(
         request, ResolvedModel(base_model='m'), form=CompletionFormat(request), usage=reader.usage, created=1
     )
     return await writer.complete(pieces())
@@ -146,7 +146,7 @@ async def test_complete_response_has_bounded_logprobs() -> None:
             read += 1
             yield ChoiceDelta(index=0, text='a' * 100, token_ids=[1] * 100, scored=scored)
 
-    writer = AnswerWriter(
+    writer = ResponseWriter(
         request,
         ResolvedModel(base_model='m'),
         form=CompletionFormat(request),

@@ -49,7 +49,7 @@ class FakeAdapters:
         if adapter_id in self.deleted:
             return None
         path = f'twinkle://{adapter_id}/weights/{save_prefix}-1' if save_prefix else ''
-        return ParkedAdapter(is_at_rest=adapter_id not in self.busy, checkpoint_path=path)
+        return ParkedAdapter(is_idle=adapter_id not in self.busy, checkpoint_path=path)
 
 
 class Harness:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from services.gateway.catalogue.rules import Checkpoint, UploadRequest
-from services.gateway.http.body import ClientGone
+from services.gateway.http.body import ClientDisconnected
 from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.tinker.archives import UploadRoutes
 from services.kit.errors import DeadlinePassed, StreamOutOfOrder

@@ -109,7 +109,7 @@ class CompletionFormat:
         return {}
 
 
-class AnswerWriter:
+class ResponseWriter:
     """Builds the response to one request."""
 
     def __init__(
