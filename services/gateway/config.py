@@ -202,7 +202,7 @@ class GatewayConfig(ServiceConfig):
     key_memory: timedelta = timedelta(seconds=5)
     """Time for which a verified key is cached; a key that another gateway revokes stays valid here for that time."""
     heartbeat_interval: timedelta = Field(default=timedelta(seconds=30), gt=timedelta())
-    """Interval at which clients are asked to send heartbeats."""
+    """Interval at which clients should send heartbeats."""
     session_lifetime: timedelta = timedelta(minutes=5)
     """Time without a heartbeat after which a session expires; longer than `heartbeat_interval`."""
     fleet: FleetConfig = FleetConfig()

@@ -153,7 +153,7 @@ class LimitedCheckpoints(GrpcCheckpoints):
 
 
 class GrpcRunFeed:
-    """Follows the adapters of all tenants at a model service; each adapter is a run."""
+    """Follows the adapters of all tenants at a model service. Each adapter is one run of the catalogue."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         """Use `channel`, which carries the gateway's internal identity."""

@@ -19,7 +19,7 @@ class EntryStore(Protocol[Entry_contra]):
         ...
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
-        """Mark one entry as deleted; an unknown key is no error."""
+        """Mark one entry as deleted; an unknown key is ignored."""
         ...
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:

@@ -67,7 +67,7 @@ class ArchiveSource(Protocol):
     """Fetches checkpoints for the current caller to the local disk."""
 
     async def clear(self) -> None:
-        """Delete the files that an earlier process left; no folder may be open."""
+        """Delete the files that an earlier process left; call it only while no folder is open."""
         ...
 
     def opened(self, path: str, *, digest: str, report: ReportBytes) -> AbstractAsyncContextManager[Path]:

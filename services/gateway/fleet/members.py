@@ -56,10 +56,10 @@ class Membership:
         with self._changing():
             return self.fleet.drain(replica_id)
 
-    def lose(self, replica_id: str) -> None:
+    def mark_lost(self, replica_id: str) -> None:
         """Mark a replica as lost."""
         with self._changing():
-            self.fleet.lose(replica_id)
+            self.fleet.mark_lost(replica_id)
 
     def expire(self) -> None:
         """Mark silent replicas as lost, and remove those that were lost long ago."""
@@ -75,7 +75,7 @@ class Membership:
         return choose(key, usable, loads=self._loads, memory=self._prefixes, versions_at=self.fleet.versions_at)
 
     @contextmanager
-    def working(self, replica: Replica, weight: int) -> Iterator[None]:
+    def track_sequences(self, replica: Replica, weight: int) -> Iterator[None]:
         """Count `weight` sequences as running on a replica while the block runs."""
         self._loads.begin(replica.replica_id, weight)
         self._open_calls[replica.address] += 1

@@ -142,7 +142,7 @@ class ModelRoutes(Protocol):
         """Return the service that creates an adapter; `adapter_id` may be empty.
 
         Raises:
-            BaseModelNotFound, ServiceUnreachable: as for `holder_of`.
+            BaseModelNotFound, ServiceUnreachable: see `holder_of`.
             AdapterIdTaken: the tenant has or had an adapter with this id at another service.
         """
         ...

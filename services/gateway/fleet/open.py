@@ -161,5 +161,5 @@ class FollowStatic:
                         self._membership.renew(report)
             except DomainError as error:
                 _log.info('static sampler unreachable', replica=self._replica_id, reason=error.reason)
-            self._membership.lose(self._replica_id)
+            self._membership.mark_lost(self._replica_id)
             await pause(1.0)

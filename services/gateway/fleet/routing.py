@@ -75,9 +75,9 @@ def block_keys(base_model: str, adapter_id: str, data: bytes) -> tuple[int, ...]
     A prompt shorter than a block has one key.
     """
     chain = hashlib.blake2b(f'{base_model}\0{adapter_id}\0'.encode(), digest_size=8)
-    whole = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES or len(data)
+    hashed_bytes = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES or len(data)
     keys: list[int] = []
-    for begin in range(0, max(whole, 1), BLOCK_BYTES):
+    for begin in range(0, max(hashed_bytes, 1), BLOCK_BYTES):
         chain.update(data[begin : begin + BLOCK_BYTES])
         keys.append(int.from_bytes(chain.digest(), 'little'))
     return tuple(keys)

@@ -17,7 +17,7 @@ from services.kit.clock import Clock
 MAX_REMEMBERED_DEPARTURES = 1024
 """Number of departed replicas whose ids are stored for watchers that resume."""
 MAX_USED_VERSIONS = 256
-"""Maximum number of versions remembered for one replica between its reports; static replicas report none."""
+"""Maximum number of used versions that are recorded for a replica between its reports; static replicas report none."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
 
@@ -195,7 +195,7 @@ class Fleet:
         if member.replica.state is ReplicaState.DRAINING:
             self._remove(replica_id)
         else:
-            self.lose(replica_id)
+            self.mark_lost(replica_id)
 
     def drain(self, replica_id: str) -> Replica:
         """Stop sending requests to a replica.
@@ -209,7 +209,7 @@ class Fleet:
         self._put(member, replace(member.replica, state=ReplicaState.DRAINING))
         return member.replica
 
-    def lose(self, replica_id: str) -> None:
+    def mark_lost(self, replica_id: str) -> None:
         """Mark a replica as lost. Unknown ids and draining static replicas are ignored."""
         member = self._members.get(replica_id)
         if member is None or member.replica.state is ReplicaState.LOST:
@@ -230,7 +230,7 @@ class Fleet:
             if silent_seconds > self._lease_seconds + self._forget_seconds:
                 self._remove(member.replica.replica_id)
             elif silent_seconds > self._lease_seconds:
-                self.lose(member.replica.replica_id)
+                self.mark_lost(member.replica.replica_id)
 
     def changes_after(self, revision: int) -> tuple[list[Replica], list[str]]:
         """Return the replicas that changed after `revision`, oldest change first, and the ids of those that left."""

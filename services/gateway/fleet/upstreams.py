@@ -141,22 +141,22 @@ def merged(descriptions: Sequence[server_service_pb2.ServiceInfo]) -> server_ser
     """
     if not descriptions:
         return server_service_pb2.ServiceInfo(service='sampler')
-    whole = server_service_pb2.ServiceInfo()
-    whole.CopyFrom(descriptions[0])
-    whole.service = 'sampler'
-    models = {model.base_model: model for model in whole.base_models}
-    methods = {method.method: method for method in whole.methods}
-    whole.engine_version = ', '.join(sorted({description.engine_version for description in descriptions} - {''}))
+    combined = server_service_pb2.ServiceInfo()
+    combined.CopyFrom(descriptions[0])
+    combined.service = 'sampler'
+    models = {model.base_model: model for model in combined.base_models}
+    methods = {method.method: method for method in combined.methods}
+    combined.engine_version = ', '.join(sorted({description.engine_version for description in descriptions} - {''}))
     for description in descriptions[1:]:
         for model in description.base_models:
             if model.base_model not in models:
-                models[model.base_model] = whole.base_models.add()
+                models[model.base_model] = combined.base_models.add()
                 models[model.base_model].CopyFrom(model)
             models[model.base_model].is_sampleable |= model.is_sampleable
         for method in description.methods:
             if method.method in methods:
                 methods[method.method].is_supported |= method.is_supported
-    return whole
+    return combined
 
 
 class ModelChannels:

@@ -19,7 +19,7 @@ from services.gateway.futures.rules import Future
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""
 _IDLE_SECONDS = 600.0
-"""Minimum idle time before a lane is dropped; much longer than its last write takes to be readable."""
+"""Minimum idle time before a lane is dropped; much longer than the delay until its last write can be read."""
 
 _Key = tuple[str, str]
 
@@ -32,7 +32,7 @@ class Admission(Enum):
     KNOWN = auto()
     """The future arrived before."""
     PASSED = auto()
-    """The position of the future is taken or was given up."""
+    """Another future has the position, or the lane gave up the position."""
 
 
 class Lane:

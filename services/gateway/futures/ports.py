@@ -68,7 +68,7 @@ class FutureStore(Protocol):
 
 
 class PayloadStore(Protocol):
-    """Stores requests and results outside the database, by name. Stored data survives a kill at any moment.
+    """Stores requests and results outside the database, by name. Stored data survives if the process is killed.
 
     Every method raises ServiceUnreachable if the disk fails.
     """

@@ -75,7 +75,7 @@ class FutureQueue:
         )
 
     @property
-    def has_rate_limited(self) -> bool:
+    def has_rate_limited_tenant(self) -> bool:
         """Whether futures of a rate-limited tenant wait."""
         return any(self._is_rate_limited(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
 

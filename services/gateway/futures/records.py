@@ -27,7 +27,7 @@ Outcome = bytes | DomainError
 
 
 class FutureRecords:
-    """Reads and writes rows and payloads in an order that leaves them consistent after a kill at any moment."""
+    """Reads and writes rows and payloads in an order that keeps them consistent even if the process is killed."""
 
     def __init__(self, store: FutureStore, payloads: PayloadStore, *, retry: Retry, clock: Clock) -> None:
         """Create records over both stores; `retry` repeats writes that must not be lost."""

@@ -21,7 +21,7 @@ class Retry:
     """Repeats idempotent calls without a limit, with exponential back-off."""
 
     def __init__(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Create a policy that waits between attempts with `pause`, which takes seconds."""
+        """Create a policy that waits between attempts with `pause`, which receives a number of seconds."""
         self._pause = pause
 
     async def call(self, call: Callable[[], Awaitable[Result]]) -> Result:

@@ -111,7 +111,7 @@ class Runner:
         )
 
     async def add(self, future: Future) -> None:
-        """Run a waiting future when its turn comes. Adding it again is no error."""
+        """Run a waiting future once its lane and the slots allow it. Adding it again has no effect."""
         if future.future_id in self._known or self._is_closed:
             return
         self._known[future.future_id] = future
@@ -198,7 +198,7 @@ class Runner:
 
     def _schedule_poll(self) -> None:
         """Check again later if futures of rate-limited tenants wait; no event reports the end of a rate limit."""
-        if self._next_poll is None and self._ordered.has_rate_limited:
+        if self._next_poll is None and self._ordered.has_rate_limited_tenant:
             self._next_poll = asyncio.get_running_loop().call_later(self.limits.poll.total_seconds(), self._poll)
 
     def _poll(self) -> None:

@@ -84,8 +84,8 @@ class SqlPeers:
             await connection.execute(select(func.pg_advisory_xact_lock(TAKEOVER_LOCK)))
             dead = [other for other in await self._dead(connection) if other != gateway_id]
             await connection.execute(delete(GatewayRow).where(GatewayRow.gateway_id.in_(dead)))
-            is_mine = GatewayRow.gateway_id == gateway_id
-            if (await connection.execute(select(GatewayRow.gateway_id).where(is_mine))).first() is None:
+            is_this_gateway = GatewayRow.gateway_id == gateway_id
+            if (await connection.execute(select(GatewayRow.gateway_id).where(is_this_gateway))).first() is None:
                 return 0
             return (await connection.execute(update(FutureRow).where(is_orphan).values(owner=gateway_id))).rowcount
 
@@ -146,10 +146,10 @@ class SqlPeers:
         silent_for = _NOW - GatewayRow.heartbeat_time
         query = select(GatewayRow.gateway_id, silent_for > self._lease).where(silent_for > self._silence)
         dead: list[str] = []
-        for other, is_lapsed in (await connection.execute(query)).all():
+        for other, is_expired in (await connection.execute(query)).all():
             # The lock of a killed process can be acquired immediately; it is released at the end of this transaction.
             free = select(func.pg_try_advisory_xact_lock(_lock_of(other)))
-            if is_lapsed or (await connection.execute(free)).scalar_one():
+            if is_expired or (await connection.execute(free)).scalar_one():
                 dead.append(other)
         return dead
 

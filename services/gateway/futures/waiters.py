@@ -112,7 +112,7 @@ class Topics:
         """
         tenant_id = self._caller().tenant_id
         last = self._deliveries.get((tenant_id, topic))
-        # Another cursor comes from another process, or from before a lost response: the overlap is returned again.
+        # A different cursor was issued by another process, or before a lost response: the overlap is returned again.
         known = (last if last is not None and last.cursor == cursor else _Delivery()).known
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + seconds

@@ -17,7 +17,7 @@ HEAD_BYTES = (1 << 17) + (1 << 8)
 _DISCARDED_BYTES = 8 << 20
 """Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
 
-Made = TypeVar('Made')
+Parsed = TypeVar('Parsed')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class ClientDisconnected(Exception):
 
 
 async def read_json(
-    call: HttpCall, make: Callable[[dict[str, Any]], Made], *, limit_bytes: int, pace: Pace = PACE
-) -> Made:
+    call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int, pace: Pace = PACE
+) -> Parsed:
     """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:

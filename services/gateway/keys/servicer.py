@@ -191,7 +191,7 @@ def project_to_proto(project: Project) -> messages.Project:
 
 def key_to_proto(key: ApiKey) -> messages.ApiKey:
     """Return the message of a key, without its secret."""
-    ends = {'expire_time': key.expire_time, 'revoke_time': key.revoke_time, 'retire_time': key.retire_time}
+    end_times = {'expire_time': key.expire_time, 'revoke_time': key.revoke_time, 'retire_time': key.retire_time}
     return messages.ApiKey(
         key_id=key.key_id,
         tenant_id=key.tenant_id,
@@ -200,7 +200,7 @@ def key_to_proto(key: ApiKey) -> messages.ApiKey:
         create_time=timestamp_to_proto(key.create_time),
         project_id=key.project_id,
         replaces_key_id=key.replaces_key_id,
-        **{name: timestamp_to_proto(moment) for name, moment in ends.items() if moment is not None},
+        **{name: timestamp_to_proto(moment) for name, moment in end_times.items() if moment is not None},
     )
 
 

@@ -141,7 +141,7 @@ class SqlKeyStore:
         columns = select(ApiKeyRow.digest, ApiKeyRow.key_id).where(ApiKeyRow.digest == digest)
         async with self._database.read() as connection:
             row = (await connection.execute(columns)).one_or_none()
-            # The index already matched the digest; this comparison takes the same time for every difference.
+            # The index already matched the digest; this comparison takes the same time wherever digests differ.
             if row is None or not hmac.compare_digest(row.digest, digest):
                 return None
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)

@@ -95,7 +95,7 @@ def period_from_proto(request: Any) -> TimeRange:
     """Return the period between a request's `begin_time` and `end_time`.
 
     Raises:
-        InvalidField: a time is out of range, or the end is before the begin.
+        InvalidField: a time is out of range, or `end_time` is before `begin_time`.
     """
     begin, end = _moment(request, 'begin_time'), _moment(request, 'end_time')
     if begin is not None and end is not None and end < begin:

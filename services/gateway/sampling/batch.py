@@ -41,7 +41,7 @@ class BatchDivision:
         while True:
             replica = await self.dispatch.find(attempt)
             try:
-                with membership.working(replica, 0):
+                with membership.track_sequences(replica, 0):
                     version = await self.samplers.resolve(replica.address, request, deadline=deadline)
             except DomainError as error:
                 self.dispatch.record_failure(attempt, replica, error)
@@ -62,7 +62,7 @@ class BatchDivision:
             for number, position in enumerate(part.positions):
                 key = part.request.keys[position]
                 replica = self.dispatch.membership.find_for(key, excluded=attempt.tried) or first
-                counted.enter_context(self.dispatch.membership.working(replica, key.weight))
+                counted.enter_context(self.dispatch.membership.track_sequences(replica, key.weight))
                 groups.setdefault(replica.replica_id, (replica, []))[1].append(position)
                 if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
                     await asyncio.sleep(0)

@@ -170,7 +170,7 @@ class Dispatch:
     def reserve(self, replica: Replica, attempt: Attempt, sequence_count: int) -> Iterator[Slot]:
         """Reserve a slot at a replica for the duration of the block, and count its sequences as running there."""
         with (
-            self.membership.working(replica, sequence_count),
+            self.membership.track_sequences(replica, sequence_count),
             self.slots.reserve(replica, attempt.tenant_id, sequence_count) as slot,
         ):
             yield slot

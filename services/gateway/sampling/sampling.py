@@ -156,7 +156,7 @@ class Sampling:
         while True:
             replica = await self._dispatch.find(attempt)
             try:
-                with self._membership.working(replica, 0):
+                with self._membership.track_sequences(replica, 0):
                     return await self._samplers.call(
                         replica.address, request.method, request.message, deadline=deadline
                     )
@@ -175,7 +175,7 @@ class Sampling:
         require_scope(caller, scope)
 
         async def call(replica: Replica) -> bytes:
-            with self._membership.working(replica, 0):
+            with self._membership.track_sequences(replica, 0):
                 return await self._samplers.call(replica.address, method, message, deadline=deadline)
 
         return _responses_among(await asyncio.gather(*map(call, self._members()), return_exceptions=True))

@@ -72,7 +72,7 @@ class Session:
         return self.finish_reason is not FinishReason.SUCCESS
 
     def as_of(self, moment: datetime, *, lifetime: timedelta) -> 'Session':
-        """Return the session with its state at `moment`; silence for longer than `lifetime` expires it."""
+        """Return the session with its state at `moment`; it expires if it is silent for longer than `lifetime`."""
         is_silent = moment - self.heartbeat_time > lifetime
         if self.state is SessionState.ACTIVE and is_silent:
             return replace(self, state=SessionState.EXPIRED)

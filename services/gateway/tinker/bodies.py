@@ -26,7 +26,7 @@ _WINDOW_BYTES = 1 << 27
 """Largest decompression window that is accepted."""
 _MAX_LABELS, _LABEL_NAME, _LABEL_VALUE = 60, 256, 4096
 
-Made = TypeVar('Made')
+Parsed = TypeVar('Parsed')
 Body = TypeVar('Body', bound='TinkerModel')
 
 
@@ -106,7 +106,7 @@ async def read_object(call: HttpCall, *, limit_bytes: int = JSON_LIMIT_BYTES) ->
     return await read_json(call, lambda body: body, limit_bytes=limit_bytes)
 
 
-async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Made], *, limit_bytes: int) -> Made:
+async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Parsed], *, limit_bytes: int) -> Parsed:
     """Apply `make` to the JSON object in the body.
 
     Raises:
@@ -117,7 +117,7 @@ async def read_json(call: HttpCall, make: Callable[[dict[str, Any]], Made], *, l
     return await read_message(call, lambda data: make(parse_object(data or b'{}')), limit_bytes=limit_bytes)
 
 
-async def read_message(call: HttpCall, make: Callable[[bytes], Made], *, limit_bytes: int) -> Made:
+async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit_bytes: int) -> Parsed:
     """Apply `make` to the decompressed body; long bodies are parsed in a worker thread.
 
     Raises:

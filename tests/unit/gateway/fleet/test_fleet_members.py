@@ -43,7 +43,7 @@ def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> N
         if kind == 'draining':
             membership.drain(name)
         if kind == 'lost':
-            membership.lose(name)
+            membership.mark_lost(name)
         if kind == 'failed':
             membership.fleet.note_failure(name)
     found = membership.find_for(KEY, excluded=frozenset())
@@ -97,7 +97,7 @@ def test_load_of_departed_replicas_is_bounded() -> None:
     clock = FakeClock()
     membership = Membership(Fleet(clock=clock, lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     for number in range(50):
-        with membership.working(membership.register(report(f'r-{number}')), 2):
+        with membership.track_sequences(membership.register(report(f'r-{number}')), 2):
             clock.advance(timedelta(minutes=2))
         membership.expire()
         assert membership.known_load_count <= 1

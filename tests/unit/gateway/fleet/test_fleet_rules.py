@@ -91,7 +91,7 @@ def test_lost_replica_cannot_be_drained() -> None:
     """Draining a lost replica raises ReplicaNotFound."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
-    fleet.lose('a')
+    fleet.mark_lost('a')
     with pytest.raises(ReplicaNotFound):
         fleet.drain('a')
 
@@ -102,7 +102,7 @@ def test_static_replica_is_never_removed_and_yields_to_a_leased_one() -> None:
     fleet.register(report('static', address='h:1'), is_static=True)
     clock.advance(timedelta(hours=1))
     fleet.expire()
-    fleet.lose('static')
+    fleet.mark_lost('static')
     assert [replica.replica_id for replica in fleet.serving('sampler')] == ['static']
     fleet.register(report('leased', address='h:1'))
     assert [replica.replica_id for replica in fleet.serving('sampler')] == ['leased']
@@ -169,7 +169,7 @@ def test_lost_replica_has_no_load() -> None:
     fleet, _ = new_fleet()
     busy = report('a', load=ReplicaLoad(running_sequence_count=3))
     fleet.register(busy)
-    fleet.lose('a')
+    fleet.mark_lost('a')
     assert fleet.find('a').report.load is None
     fleet.renew(busy)
     assert fleet.find('a').report.load == busy.load

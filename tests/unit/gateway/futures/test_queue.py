@@ -158,12 +158,12 @@ def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
     for number in range(2):
         queue.add(future_of('alice', number))
     assert queue.take() is None
-    assert queue.has_rate_limited
+    assert queue.has_rate_limited_tenant
     queue.add(future_of('bob', 0))
     assert queue.take() == future_of('bob', 0)
     queue.release(future_of('bob', 0))
     held.clear()
-    assert not queue.has_rate_limited
+    assert not queue.has_rate_limited_tenant
     assert [queue.take(), queue.take()] == [future_of('alice', 0), future_of('alice', 1)]
 
 

@@ -22,7 +22,7 @@ async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: boo
     membership.register(ReplicaReport(replica_id='a', service='sampler', address='h:a', base_models=('m',)))
     dispatch = Dispatch(membership, replica_wait=timedelta(minutes=1), begin_wait=timedelta(minutes=1))
     waiting = asyncio.create_task(dispatch.find(Attempt(key=KEY, is_started=is_started, tried={'a'})))
-    membership.lose('a')
+    membership.mark_lost('a')
     await asyncio.sleep(0)
     membership.close()
     with pytest.raises(Draining):
