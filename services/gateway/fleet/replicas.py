@@ -167,7 +167,7 @@ class Replicas:
                 yield replace(event, resume_token=self._token(now))
 
     async def _checkpoint_address_for(self, report: ReplicaReport) -> str:
-        """Return the checkpoint service's address, or an empty string if the replica cannot reach its loopback address."""
+        """Return the checkpoint service's address; empty if it is a loopback address that the replica cannot reach."""
         host = _host_of(self._checkpoint_address)
         if not _is_loopback(host) or await self._is_this_host(_host_of(report.address)):
             return self._checkpoint_address
