@@ -102,7 +102,7 @@ class ModelTable:
 
 
 class ModelFacts(Protocol):
-    """Queries model services by the names that the gateway's configuration gives them."""
+    """Queries model services, identified by their names in `UpstreamsConfig.model_addresses`."""
 
     async def base_models(self, service: str) -> Collection[str] | None:
         """Return the base models of a service; None if it does not respond."""
@@ -130,7 +130,7 @@ class ModelRoutes(Protocol):
         ...
 
     async def holder_of(self, base_model: str) -> str:
-        """Return the service that holds a base model; for an empty name the first service, which refuses the call.
+        """Return the service that holds a base model. For an empty name, return the first one, which refuses the call.
 
         Raises:
             BaseModelNotFound: no service holds it; the error lists those that exist.
@@ -148,7 +148,7 @@ class ModelRoutes(Protocol):
         ...
 
     async def owner_of(self, tenant_id: str, adapter_id: str) -> str | None:
-        """Return the service that has a tenant's adapter; None if no service has it, so that any may refuse the call.
+        """Return the service that has a tenant's adapter; None if no service has it and any may refuse the call.
 
         Raises:
             ServiceUnreachable: a service that cannot be reached may have it.
@@ -249,7 +249,7 @@ class SeveralModels:
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
         creator = await self.holder_of(base_model)
         known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
-        # With the same base model it may be a repeat, which the service recognises.
+        # A request with the same base model may be a repeated one, which the service recognizes.
         if known and known != base_model:
             raise AdapterIdTaken(adapter_id)
         return creator
