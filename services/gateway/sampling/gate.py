@@ -12,7 +12,7 @@ from services.gateway.sampling.rules import PromptResult
 from services.kit.errors import QuotaExceeded
 from services.kit.ids import new_id
 
-QUOTA_NAME = 'concurrent_samples'
+NAME = 'concurrent_samples'
 RETRY_AFTER = timedelta(seconds=1)
 """Suggested wait of a client with too many running requests."""
 
@@ -91,7 +91,7 @@ class SamplingGate:
     def _check_count(self, tenant_id: str) -> None:
         limit = self._table.of(tenant_id).concurrent_samples
         if limit is not None and self.count(tenant_id) >= limit:
-            raise QuotaExceeded(QUOTA_NAME, limit, RETRY_AFTER)
+            raise QuotaExceeded(NAME, limit, RETRY_AFTER)
 
 
 def work_of(result: PromptResult) -> Work:
