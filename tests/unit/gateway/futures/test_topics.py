@@ -32,14 +32,14 @@ async def test_finished_futures_are_returned_in_pages_and_once() -> None:
     async with running_futures() as gateway:
         ids, topics, received, cursor = _finish_some(gateway, 2 * PAGE + 500), gateway.topics(), list[str](), 0
         while len(received) < len(ids):
-            ended, next_cursor = await topics.ended_after('talk', cursor=cursor, seconds=0)
+            ended, next_cursor = await topics.finished_after('talk', cursor=cursor, seconds=0)
             assert 0 < len(ended) <= PAGE
             assert next_cursor > cursor
             received, cursor = received + [future.future_id for future in ended], next_cursor
         assert received == ids
-        assert await topics.ended_after('talk', cursor=cursor, seconds=0) == ([], cursor)
+        assert await topics.finished_after('talk', cursor=cursor, seconds=0) == ([], cursor)
         late = _finish_some(gateway, 1, name='late')
-        ended, _ = await topics.ended_after('talk', cursor=cursor, seconds=0)
+        ended, _ = await topics.finished_after('talk', cursor=cursor, seconds=0)
         assert [future.future_id for future in ended] == late
 
 
@@ -51,7 +51,7 @@ async def test_lost_responses_and_alternating_gateways_lose_no_future(step: time
         ids, received, cursor = _finish_some(gateway, count, step=step), Counter[str](), 0
         gateways = cycle([gateway.topics(), gateway.topics()])
         for turn, topics in zip(range(20), gateways, strict=False):
-            ended, next_cursor = await topics.ended_after('talk', cursor=cursor, seconds=0)
+            ended, next_cursor = await topics.finished_after('talk', cursor=cursor, seconds=0)
             assert len(ended) <= PAGE + (OVERLAP if step == STEP else len(ids))
             if turn % 3:
                 received.update(future.future_id for future in ended)

@@ -180,14 +180,14 @@ async def test_endless_or_slow_body_is_refused() -> None:
 
 
 async def test_disconnect_within_the_body_raises() -> None:
-    """A client that disconnects within the body raises ClientGone."""
+    """A client that disconnects within the body raises ClientDisconnected."""
 
     async def disconnected() -> dict[str, Any]:
         return {'type': 'http.disconnect'}
 
     call = call_of(chunks(0, 0))
     call.receive = disconnected
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnected):
         await read_bytes(call, limit_bytes=KIB)
 
 

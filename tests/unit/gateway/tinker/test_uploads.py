@@ -121,6 +121,6 @@ def test_disconnected_upload_keeps_its_bytes() -> None:
     checkpoints = FakeCheckpoints()
     sender = Sender(piece_bytes=1000, seconds=0)
     sender.disconnects_at = 50
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnected):
         upload(sender, checkpoints)
     assert checkpoints.received_bytes == 50_000
