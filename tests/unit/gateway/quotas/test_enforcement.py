@@ -201,21 +201,21 @@ async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
 async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
     """Creations of one tenant run one at a time, and each creation beyond the limit receives the limit."""
     harness = Harness(max_adapters=2)
-    adapters = harness.adapters
-    adapters.existing.add('ad-0')
+    census = harness.census
+    census.existing.add('ad-0')
 
     async def create(number: int) -> int | None:
         async with harness.training.creating('alice') as limit:
             await asyncio.sleep(0)
             if limit is None:
-                adapters.existing.add(f'new-{number}')
+                census.existing.add(f'new-{number}')
             return limit
 
     assert sorted(str(limit) for limit in await asyncio.gather(*(create(number) for number in range(4)))) == [
         *['2'] * 3,
         'None',
     ]
-    adapters.existing.clear()
+    census.existing.clear()
     assert await create(10) is None
 
 
@@ -231,7 +231,7 @@ async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> No
     harness, trainer = Harness(max_adapters=1), RecordTrainer()
     limited = LimitedTrainer(trainer, harness.training)
     await limited.create_adapter('alice', creation('one'), request_id='f1')
-    harness.adapters.existing.add('ad-1')
+    harness.census.existing.add('ad-1')
     await limited.create_adapter('alice', creation('two'), request_id='f2')
     assert trainer.created == {'f1': creation('one'), 'f2': creation('two', limit=1)}
 
