@@ -18,6 +18,7 @@ from services.checkpoint.application.versions import Versions
 from services.checkpoint.application.weight_feed import WeightFeed
 from services.checkpoint.backends.archive_uploads import ArchiveUploads
 from services.checkpoint.backends.disk import open_disk
+from services.checkpoint.backends.errors import StoreThreads
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_tier import MemoryTier
 from services.checkpoint.backends.model_folders import ModelFolders
@@ -48,7 +49,7 @@ def main() -> None:
 async def serve(config: CheckpointConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
     clock = SystemClock()
-    threads = Threads('store', count=config.thread_count)
+    threads = StoreThreads('store', count=config.thread_count)
     try:
         async with open_store(config, threads) as store:
             registry = await load_registry(config, store, clock)

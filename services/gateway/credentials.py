@@ -56,6 +56,7 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint': Access.INTERNAL,
     'twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility': Access.INTERNAL,
     'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints': Access.INTERNAL,
+    'twinkle.api.checkpoint.v1.VersionService/DeleteVersions': Access.INTERNAL,
     'twinkle.api.gateway.v1.CatalogueService/PublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.CatalogueService/UnpublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,

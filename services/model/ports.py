@@ -121,8 +121,12 @@ class WeightStore(Protocol):
         """Return a checkpoint's state.
 
         Raises:
-            CheckpointNotFound, ServiceUnreachable: The checkpoint cannot be read.
+            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
         """
+        ...
+
+    async def delete_versions(self, adapter_id: str) -> None:
+        """Delete the versions of a deleted adapter, except pinned ones; repeating the call has no effect."""
         ...
 
 

@@ -67,6 +67,7 @@ def test_error_survives_the_wire(error: type[DomainError]) -> None:
 
 
 DECLARED = {
+    'CHECKPOINT_DAMAGED': Disposition.REFUSED,
     'CHUNK_CORRUPT': Disposition.INTERRUPTED,
     'DIGEST_MISMATCH': Disposition.INTERRUPTED,
     'DRAINING': Disposition.RETRYABLE,
@@ -76,6 +77,7 @@ DECLARED = {
     'NO_REPLICA': Disposition.RETRYABLE,
     'REQUEST_ID_REUSED': Disposition.REFUSED,
     'SEQUENCE_GAP': Disposition.UNKNOWN,
+    'STORE_UNAVAILABLE': Disposition.RETRYABLE,
     'VERSION_NOT_READY': Disposition.RETRYABLE,
 }
 """Dispositions by reason, where they differ from that of the status code."""

@@ -109,6 +109,13 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         await self._versions.delete(current_caller(), adapter_id, number)
         return version_service_pb2.DeleteVersionResponse()
 
+    async def DeleteVersions(
+        self, request: version_service_pb2.DeleteVersionsRequest, context: _Context
+    ) -> version_service_pb2.DeleteVersionsResponse:
+        adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
+        await self._versions.delete_all(current_caller(), adapter_id)
+        return version_service_pb2.DeleteVersionsResponse()
+
 
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     """Serves CheckpointService."""

@@ -1,10 +1,10 @@
-"""Versions of adapters: get, list, pin and delete them, and delete unused ones."""
+"""Versions of adapters: get, list, pin and delete them, and delete unused ones and those of deleted adapters."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from services.checkpoint.application.registry import Registry
 from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark
-from services.kit.authority import require_scope
+from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound
 from services.kit.paging import Page, SortKey
@@ -74,6 +74,18 @@ class Versions:
 
         await self._registry.change(adapter, change)
 
+    async def delete_all(self, caller: Caller, adapter_id: str) -> None:
+        """Delete all unpinned versions of an adapter, including the newest; their numbers are not reused.
+
+        Does nothing if the adapter has no versions.
+
+        Raises:
+            ScopeMissing: The caller is not a service.
+        """
+        require_internal(caller)
+        adapter = AdapterKey(caller.tenant_id, adapter_id)
+        await self._registry.change(adapter, lambda: self._delete_unpinned(adapter))
+
     async def collect(self, idle: timedelta) -> int:
         """Delete all versions that have not been used for the time `idle`, and return their number.
 
@@ -87,21 +99,26 @@ class Versions:
         return count
 
     async def _collect(self, adapter: AdapterKey, idle: timedelta) -> int:
+        if self._registry.announcements.is_watched(adapter):
+            return 0
+        return await self._delete_unpinned(adapter, unused_since=self._registry.now() - idle)
+
+    async def _delete_unpinned(self, adapter: AdapterKey, *, unused_since: datetime | None = None) -> int:
+        """Delete an adapter's unpinned versions, or only those without a use since a time; return their number."""
         store = self._registry.store
         try:
             ring = self._registry.catalogue.ring(adapter)
         except AdapterNotFound:
             return 0
-        if self._registry.announcements.is_watched(adapter):
-            return 0
-        cutoff = self._registry.now() - idle
-        unused = [
-            version for version in ring.all_newest_first() if not version.is_pinned and store.last_use(version) < cutoff
+        deleted = [
+            version
+            for version in ring.all_newest_first()
+            if not version.is_pinned and (unused_since is None or store.last_use(version) < unused_since)
         ]
-        if ring.newest in unused:
+        if ring.newest in deleted:
             # Written before the deletion: version numbers must not restart if the service crashes in between.
             await store.mark_newest(NewestMark(adapter, ring.newest.version))
-        for version in reversed(unused):
+        for version in reversed(deleted):
             ring.remove(version.version)
             await store.delete(version.key)
-        return len(unused)
+        return len(deleted)

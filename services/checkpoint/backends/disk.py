@@ -157,7 +157,9 @@ class LocalDisk(Disk):
         file.close()
 
     def abandon(self, file: IO[bytes]) -> None:
-        file.close()
+        # Closing a file writes its buffer, which fails on a full disk; the descriptor is closed nevertheless.
+        with suppress(OSError):
+            file.close()
 
     def write(self, name: str, data: bytes) -> None:
         file = self.open_to_write(name)

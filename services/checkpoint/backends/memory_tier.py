@@ -31,6 +31,8 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 30.0
 _QUIET_SECONDS = 0.25
 _PATIENCE_SECONDS = 1.0
+_MAX_VERSIONS = 4096
+"""Maximum number of versions in memory; the system limits the number of mappings of a process."""
 
 
 @dataclass(eq=False)
@@ -173,8 +175,9 @@ class MemoryTier:
     async def reserve(self, size_bytes: int) -> bool:
         """Reserve memory for a state, removing spilled versions if necessary; return whether there was enough."""
         self._touch()
-        evicted = list(self._evictable(size_bytes - (self._capacity_bytes - self._used_bytes)))
-        if self._used_bytes - sum(entry.size_bytes for entry in evicted) + size_bytes > self._capacity_bytes:
+        evicted = list(self._evictable(size_bytes))
+        used_bytes = self._used_bytes - sum(entry.size_bytes for entry in evicted)
+        if used_bytes + size_bytes > self._capacity_bytes or len(self._entries) - len(evicted) >= _MAX_VERSIONS:
             return False
         self._used_bytes += size_bytes
         for entry in evicted:
@@ -237,12 +240,15 @@ class MemoryTier:
             self._to_spill.put_nowait(entry.cached.record.key)
 
     def _evictable(self, size_bytes: int) -> Iterator[_Entry]:
-        """Yield spilled versions without readers, least recently used first, until they add up to `size_bytes`."""
+        """Yield spilled versions without readers, least recently used first, until another version fits."""
+        excess_bytes = self._used_bytes + size_bytes - self._capacity_bytes
+        excess_count = len(self._entries) + 1 - _MAX_VERSIONS
         for entry in self._entries.values():
-            if size_bytes <= 0:
+            if excess_bytes <= 0 and excess_count <= 0:
                 return
             if entry.is_spilled and not entry.reader_count and not entry.lock.locked():
-                size_bytes -= entry.size_bytes
+                excess_bytes -= entry.size_bytes
+                excess_count -= 1
                 yield entry
 
     async def _drop(self, entry: _Entry) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from services.checkpoint.backends.errors import domain_errors
 from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
-from services.checkpoint.domain import CheckpointKey, Record, VersionKey
+from services.checkpoint.domain import CheckpointKey, Record, StoreUnavailable, VersionKey
 from services.checkpoint.ports import StateWriter
 from services.kit import failpoints
 from services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
@@ -120,8 +120,8 @@ class TierWriter:
         self._receiver = _Receiver(self._manifest, self._cache)
         try:
             await self._threads.run(self._receiver.open)
-        except OSError:
-            # The host has less free memory than configured.
+        except (OSError, StoreUnavailable):
+            # The host has less free memory than configured, or too many files are open.
             self._receiver = None
             self._tier.release(self._manifest.size_bytes)
 

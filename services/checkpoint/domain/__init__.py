@@ -2,7 +2,7 @@
 
 from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog
-from services.checkpoint.domain.errors import CheckpointExists, VersionConflict
+from services.checkpoint.domain.errors import CheckpointExists, StoreUnavailable, VersionConflict
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
 from services.checkpoint.domain.records import AdapterVersion, Checkpoint, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
@@ -18,6 +18,7 @@ __all__ = [
     'CheckpointKey',
     'NewestMark',
     'Record',
+    'StoreUnavailable',
     'VersionConflict',
     'VersionKey',
     'VersionRing',

@@ -48,6 +48,7 @@ from services.kit.errors.disposition import Code, Disposition, disposition_by_co
 from services.kit.errors.resources import (
     AdapterNotFound,
     BaseModelNotFound,
+    CheckpointDamaged,
     CheckpointNotFound,
     ChunkCorrupt,
     DigestMismatch,
@@ -64,6 +65,7 @@ __all__ = [
     'BaseModelNotFound',
     'BytesFull',
     'Cancelled',
+    'CheckpointDamaged',
     'CheckpointNotFound',
     'ChunkCorrupt',
     'Code',

@@ -79,6 +79,17 @@ class DigestMismatch(DataLoss):
     actual: str
 
 
+@domain_error(
+    'CHECKPOINT_DAMAGED',
+    'the stored files of {checkpoint_id!r} differ from the saved ones and are not served; use another checkpoint',
+    disposition=Disposition.REFUSED,
+)
+class CheckpointDamaged(DataLoss):
+    """The stored files of a checkpoint or version are damaged or incomplete."""
+
+    checkpoint_id: str
+
+
 @domain_error('MEMORY_NOT_SHARED', 'the segment is not in shared memory of this host; send the bytes')
 class MemoryNotShared(FailedPrecondition):
     """The receiver cannot open the sender's shared-memory segment."""

@@ -6,9 +6,10 @@ import asyncio
 import ipaddress
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ _log = structlog.get_logger('server')
 _TRANSPORT_FACTOR = 4
 """The transport accepts messages up to this multiple of the limit, so that the error can report their size."""
 _MAX_CONCURRENT_CALLS = 4096
+_MAX_DESCRIPTORS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ async def serve_until_stopped(
     Raises:
         SystemExit: The server cannot listen on the address; the message names the setting.
     """
+    raise_descriptor_limit()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -250,6 +253,16 @@ async def serve_until_stopped(
         await stopping.wait()
     _log.info('draining', seconds=config.drain_seconds)
     await server.stop()
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's soft limit of open file descriptors to its hard limit, up to about a million."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        # Some systems refuse the value that they report as the hard limit.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def write_address_file(path: Path, *, service: str, address: str) -> None:

@@ -8,7 +8,6 @@ outlives its process, and its creator removes it. An open segment stays readable
 
 import errno
 import fcntl
-import mmap
 import os
 import re
 import stat
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from services.kit.errors import MemoryNotShared
 from services.kit.weights.frames import SegmentRef
+from services.kit.weights.mapping import Mapping
 
 _log = structlog.get_logger('weights')
 
@@ -50,20 +50,20 @@ class SegmentsConfig(BaseModel):
 class Segment:
     """An open segment. The name of a temporary segment exists as long as a view of `data` exists."""
 
-    def __init__(self, ref: SegmentRef, path: str, mapping: mmap.mmap, *, owner: 'Segments | None') -> None:
+    def __init__(self, ref: SegmentRef, path: str, mapping: Mapping, *, owner: 'Segments | None') -> None:
         """Wrap an opened segment; with an owner, the name is removed together with the last view of the bytes."""
         self.ref = ref
         self.path = path
-        self._mapping: mmap.mmap | None = mapping
+        self._mapping: Mapping | None = mapping
         # The segment references the owner, because other processes remove segments whose owner's lock is released.
-        self._remove = None if owner is None else weakref.finalize(mapping, _remove, path, owner)
+        self._remove = None if owner is None else weakref.finalize(mapping.area, _remove, path, owner)
 
     @property
     def data(self) -> memoryview:
         """Bytes of the segment; writable only if this process created it."""
         if self._mapping is None:
             raise RuntimeError('the segment was released')
-        return memoryview(self._mapping)
+        return self._mapping.data
 
     def release(self) -> None:
         """Release the bytes; existing views stay valid. Unmapping large segments is slow, so call it in a thread."""
@@ -119,7 +119,7 @@ class Segments:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
         try:
             os.posix_fallocate(file, 0, size_bytes)
-            mapping = mmap.mmap(file, size_bytes)
+            mapping = Mapping(file, size_bytes, is_writable=True)
         except BaseException:
             os.unlink(name, dir_fd=self._directory)
             raise
@@ -140,7 +140,7 @@ class Segments:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._directory)
         try:
             size_bytes = _write(file, parts)
-            mapping = mmap.mmap(file, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            mapping = Mapping(file, size_bytes, is_writable=False)
         except BaseException:
             os.unlink(name, dir_fd=self._directory)
             raise
@@ -201,7 +201,7 @@ class Segments:
                 with suppress(FileNotFoundError):
                     os.unlink(entry, dir_fd=self._directory)
 
-    def _segment(self, name: str, size_bytes: int, mapping: mmap.mmap) -> Segment:
+    def _segment(self, name: str, size_bytes: int, mapping: Mapping) -> Segment:
         ref = SegmentRef(self.host_id, name, size_bytes)
         owner = None if name.startswith(_PERSISTENT_PREFIX) else self
         return Segment(ref, str(self._folder / name), mapping, owner=owner)
@@ -216,7 +216,7 @@ class Segments:
             is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
             if not is_ours or facts.st_size != size_bytes:
                 raise MemoryNotShared()
-            mapping = mmap.mmap(file, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            mapping = Mapping(file, size_bytes, is_writable=False)
         finally:
             os.close(file)
         return self._segment(name, size_bytes, mapping)

@@ -1,16 +1,22 @@
-"""Deletes adapters. Their checkpoints remain stored."""
+"""Deletes adapters and their unpinned versions. Their checkpoints and pinned versions remain stored."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
 
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound
+from services.kit.errors import AdapterNotFound, DomainError
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
-from services.model.ports import Journal
+from services.model.ports import Ports
+
+_log = structlog.get_logger('adapters')
 
 
 class DeleteAdapter:
@@ -23,14 +29,14 @@ class DeleteAdapter:
         dispatcher: Dispatcher,
         fetch_batch: FetchBatch,
         residency: Residency,
-        journal: Journal,
+        ports: Ports,
     ) -> None:
         self._directory = directory
         self._dispatcher = dispatcher
         self._fetch_batch = fetch_batch
         self._queues = queues
         self._residency = residency
-        self._journal = journal
+        self._ports = ports
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
@@ -45,10 +51,8 @@ class DeleteAdapter:
         adapter = self._directory.get(caller, adapter_id)
         # The adapter is removed from the directory first, so that no new operation starts.
         self._directory.remove(caller, adapter_id)
-        deletion = asyncio.create_task(self._delete(adapter), name=f'delete-{adapter_id}')
-        self._deletions.add(deletion)
-        deletion.add_done_callback(self._on_done)
-        await asyncio.shield(deletion)
+        await asyncio.shield(self._start(self._delete(adapter), name=f'delete-{adapter_id}'))
+        self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
 
     async def close(self) -> None:
         """Wait for the deletions in progress."""
@@ -63,11 +67,24 @@ class DeleteAdapter:
             self._residency.reject_waiters(adapter_id)
             await self._queues.forget(adapter_id)
             await self._residency.forget(adapter_id)
-            await self._journal.remove_adapter(adapter_id)
+            await self._ports.journal.remove_adapter(adapter_id)
             is_done = True
         finally:
             if not is_done:
                 self._directory.put(adapter)
+
+    async def _delete_versions(self, adapter_id: str) -> None:
+        """Delete the adapter's versions; after a failure, the checkpoint service deletes them when they are unused."""
+        try:
+            await self._ports.store.delete_versions(adapter_id)
+        except DomainError as error:
+            _log.warning('versions of a deleted adapter remain', adapter_id=adapter_id, error=str(error))
+
+    def _start(self, deletion: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(deletion, name=name)
+        self._deletions.add(task)
+        task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._deletions.discard(task)

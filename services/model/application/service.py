@@ -90,7 +90,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, ports.clock), carry_out, clock=ports.clock)
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
 
-    delete = DeleteAdapter(directory, queues, dispatcher, fetch_batch, residency, ports.journal)
+    delete = DeleteAdapter(directory, queues, dispatcher, fetch_batch, residency, ports)
 
     return ModelService(
         create_adapter=create,

@@ -6,12 +6,13 @@ import grpc
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import duration_to_proto
+from services.kit.rpc.status import error_from_call
 from services.kit.weights import Segments
 from services.kit.weights.wire import ReceivedState, WeightClient
 from services.model.domain.engine import AdapterState
 from services.model.domain.operation import Save
 from services.model.domain.result import PublishResult, SaveResult
-from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.api.checkpoint.v1 import version_service_pb2, version_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import StateSection, unpack_state
 from twinkle.checkpoint_engine.packing import StatePlan, plan_state
 from twinkle.data_format import LoraConfig
@@ -30,6 +31,7 @@ class CheckpointClient:
         """
         self._base_model = base_model
         self._weights = WeightClient(channel, segments=segments)
+        self._versions = version_service_pb2_grpc.VersionServiceStub(channel)
 
     async def publish_version(
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
@@ -57,7 +59,7 @@ class CheckpointClient:
 
         Raises:
             InvalidField: The checkpoint has another base model, or lacks the requested trainer's state.
-            CheckpointNotFound, ServiceUnreachable: The checkpoint cannot be read.
+            CheckpointNotFound, CheckpointDamaged, ServiceUnreachable: The checkpoint cannot be read.
         """
         received = await self._weights.fetch_checkpoint(checkpoint_path, is_adapter_only=not is_trainer_included)
         base_model = received.state.manifest.base_model
@@ -70,6 +72,13 @@ class CheckpointClient:
         if is_trainer_included and not received.state.manifest.is_trainer_included:
             raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')
         return await asyncio.to_thread(_unpack, received)
+
+    async def delete_versions(self, adapter_id: str) -> None:
+        request = version_service_pb2.DeleteVersionsRequest(adapter_id=adapter_id)
+        try:
+            await self._versions.DeleteVersions(request)
+        except grpc.aio.AioRpcError as failure:
+            raise error_from_call(failure, service='checkpoint') from failure
 
 
 def _plan(state: AdapterState, base_model: str) -> StatePlan:

@@ -269,3 +269,42 @@ class DeleteVersionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteVersionResponse: _TypeAlias = DeleteVersionResponse  # noqa: Y015
+
+@_typing.final
+class DeleteVersionsRequest(_message.Message):
+    """Request message for DeleteVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    adapter_id: _builtins.str
+    """Id of the adapter. Required."""
+    def __init__(
+        self,
+        *,
+        adapter_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteVersionsRequest: _TypeAlias = DeleteVersionsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteVersionsResponse(_message.Message):
+    """Response message for DeleteVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteVersionsResponse: _TypeAlias = DeleteVersionsResponse  # noqa: Y015

@@ -63,6 +63,11 @@ class VersionServiceStub:
                 request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionResponse.FromString,
                 _registered_method=True)
+        self.DeleteVersions = channel.unary_unary(
+                '/twinkle.api.checkpoint.v1.VersionService/DeleteVersions',
+                request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsResponse.FromString,
+                _registered_method=True)
 
 
 class VersionServiceServicer:
@@ -109,6 +114,15 @@ class VersionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteVersions(self, request, context):
+        """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
+        if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
+        (ERROR_REASON_SCOPE_MISSING) for other callers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VersionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -136,6 +150,11 @@ def add_VersionServiceServicer_to_server(servicer, server):
                     servicer.DeleteVersion,
                     request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionResponse.SerializeToString,
+            ),
+            'DeleteVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteVersions,
+                    request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -277,6 +296,33 @@ class VersionService:
             '/twinkle.api.checkpoint.v1.VersionService/DeleteVersion',
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionRequest.SerializeToString,
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.checkpoint.v1.VersionService/DeleteVersions',
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsRequest.SerializeToString,
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_version__service__pb2.DeleteVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,11 @@ class VersionServiceStub:
     """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
     the version is the newest one or is pinned.
     """
+    DeleteVersions: _aio.UnaryUnaryMultiCallable[_version_service_pb2.DeleteVersionsRequest, _version_service_pb2.DeleteVersionsResponse]
+    """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
+    if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
+    (ERROR_REASON_SCOPE_MISSING) for other callers.
+    """
 
 class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages adapter versions. Each adapter has a ring of its newest versions: a new version evicts the oldest version
@@ -84,6 +89,17 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_version_service_pb2.DeleteVersionResponse]:
         """Deletes a version. Errors: NOT_FOUND (ERROR_REASON_VERSION_NOT_FOUND); FAILED_PRECONDITION (ERROR_REASON_IN_USE) if
         the version is the newest one or is pinned.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteVersions(
+        self,
+        request: _version_service_pb2.DeleteVersionsRequest,
+        context: _aio.ServicerContext[_version_service_pb2.DeleteVersionsRequest, _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]],
+    ) -> _abc.Awaitable[_version_service_pb2.DeleteVersionsResponse]:
+        """Deletes all versions of a deleted adapter that are not pinned, including the newest one. Succeeds without an effect
+        if the adapter has no versions. Version numbers are not reused. Only for services. Errors: PERMISSION_DENIED
+        (ERROR_REASON_SCOPE_MISSING) for other callers.
         """
 
 def add_VersionServiceServicer_to_server(servicer: VersionServiceServicer, server: _aio.Server) -> None: ...

@@ -161,6 +161,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE with RetryInfo. No replica of the fleet can serve the request at the moment. Metadata: service,
     baseModel.
     """
+    ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 98
+    """UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
+    or read-only. Nothing was stored. Metadata: problem.
+    """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
@@ -171,6 +175,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_PAYLOAD_LOST: _ErrorReason.ValueType  # 103
     """DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
+    ERROR_REASON_CHECKPOINT_DAMAGED: _ErrorReason.ValueType  # 105
+    """DATA_LOSS. A stored checkpoint or version differs from the bytes that were saved, and is not served. Other
+    checkpoints are not affected. Metadata: checkpointId.
+    """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
     finish.
@@ -350,6 +358,10 @@ ERROR_REASON_NO_REPLICA: ErrorReason.ValueType  # 96
 """UNAVAILABLE with RetryInfo. No replica of the fleet can serve the request at the moment. Metadata: service,
 baseModel.
 """
+ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 98
+"""UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
+or read-only. Nothing was stored. Metadata: problem.
+"""
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 101
@@ -360,6 +372,10 @@ adapterId.
 """
 ERROR_REASON_PAYLOAD_LOST: ErrorReason.ValueType  # 103
 """DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
+ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 105
+"""DATA_LOSS. A stored checkpoint or version differs from the bytes that were saved, and is not served. Other
+checkpoints are not affected. Metadata: checkpointId.
+"""
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
 finish.
