@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fixtures.tinker_sdk import running_stack
+from fixtures.tinker_sdk import running_stack, tracebacks
 from fixtures.tiny_model import build_tiny_model
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
@@ -17,12 +17,17 @@ TINY_MODEL = 'twinkle/tiny-qwen3'
 
 @pytest.fixture(scope='session')
 def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack that all tests share, with a tiny Qwen3 model and the torch engine."""
+    """Running stack that all tests share, with a tiny Qwen3 model and the torch engine.
+
+    At its end, its logs must not contain a traceback.
+    """
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{TINY_MODEL}={model}')
-        with running_stack(tmp_path_factory.mktemp('stack'), TINY_MODEL) as state:
+        folder = tmp_path_factory.mktemp('stack')
+        with running_stack(folder, TINY_MODEL) as state:
             yield state
+        assert tracebacks(folder) == []
 
 
 @pytest.fixture

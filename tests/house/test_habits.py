@@ -1,6 +1,7 @@
-"""Servicers are thin, and tests neither sleep nor patch."""
+"""Servicers are thin, generators do not yield inside task groups, and tests neither sleep nor patch."""
 
 import ast
+from collections.abc import Iterator
 
 from fixtures.source_tree import body_lines, functions, imported_names, modules
 
@@ -46,6 +47,31 @@ def test_tests_do_not_patch() -> None:
         for line in [*_mock_imports(module.tree), *_attribute_patches(module.tree)]
     ]
     assert offenders == []
+
+
+def test_generators_do_not_yield_inside_a_task_group() -> None:
+    """No generator yields inside a TaskGroup, which turns the GeneratorExit of a closed generator into a group.
+
+    A function with `asynccontextmanager` may, because contextlib resumes it at the end of its block.
+    """
+    offenders = [
+        f'{module.path}:{block.lineno}: {name}'
+        for module in modules('services/', 'sdk/python/', 'examples/')
+        for name, function in functions(module)
+        if not any('contextmanager' in ast.unparse(decorator) for decorator in function.decorator_list)
+        for block in _own_nodes(function)
+        if isinstance(block, ast.AsyncWith) and any('TaskGroup(' in ast.unparse(item) for item in block.items)
+        if any(isinstance(node, ast.Yield) for node in _own_nodes(block))
+    ]
+    assert offenders == []
+
+
+def _own_nodes(root: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below `root`, without those of nested functions."""
+    for child in ast.iter_child_nodes(root):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _own_nodes(child)
 
 
 def _mock_imports(tree: ast.Module) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -98,7 +99,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
                 aclosing(behaviour(call.received(request), context)) as responses,
             ):
                 async for response in responses:
-                    await context.write(response)
+                    await _write(response, context)
 
         return serve
 
@@ -118,7 +119,21 @@ async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]
         return
     async with aclosing(responses):
         async for response in responses:
-            await context.write(response)
+            await _write(response, context)
+
+
+async def _write(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Write a response; if the client has left, cancel the call, as grpc does shortly after the failed write.
+
+    Raises:
+        CancelledError: The connection is closed, or the server has stopped.
+    """
+    try:
+        await context.write(response)
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except grpc.aio.BaseError as error:
+        raise asyncio.CancelledError() from error
 
 
 class _NoResponses:

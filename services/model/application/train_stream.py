@@ -45,13 +45,15 @@ class TrainStream:
     ) -> AsyncGenerator[OperationResult | OperationFailure, None]:
         """Yield one result per operation, in the order of the numbers of each adapter."""
         stream = _Stream(self._execute, self._queues, caller)
-        async with asyncio.TaskGroup() as group:
-            feeding = group.create_task(stream.feed(operations))
-            try:
-                while (result := await stream.results.get()) is not None:
-                    yield result
-            finally:
-                feeding.cancel()
+        # A task group around `yield` would turn the GeneratorExit of a closed generator into an exception group.
+        feeding = asyncio.create_task(stream.feed(operations))
+        try:
+            while (result := await stream.results.get()) is not None:
+                yield result
+            await feeding
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
 
 
 class _Stream:
@@ -70,6 +72,19 @@ class _Stream:
         self.results: asyncio.Queue[OperationResult | OperationFailure | None] = asyncio.Queue(WINDOW)
 
     async def feed(self, operations: AsyncIterator[Operation | OperationFailure]) -> None:
+        """Run all operations; None in `results` says that they have ended.
+
+        Raises:
+            BaseExceptionGroup: The operations could not be read, or an operation failed unexpectedly.
+        """
+        try:
+            await self._run_all(operations)
+        except BaseExceptionGroup:
+            await self.results.put(None)
+            raise
+        await self.results.put(None)
+
+    async def _run_all(self, operations: AsyncIterator[Operation | OperationFailure]) -> None:
         """Start each operation; read the next one once this one has a slot in the tenant's queue."""
         async with asyncio.TaskGroup() as group:
             async for operation in operations:
@@ -78,7 +93,6 @@ class _Stream:
                 admitted = asyncio.Event()
                 group.create_task(self._execute_in_order(operation, admitted))
                 await admitted.wait()
-        await self.results.put(None)
 
     async def _execute_in_order(self, operation: Operation | OperationFailure, admitted: asyncio.Event) -> None:
         adapter_id, number = operation.adapter_id, operation.sequence_number

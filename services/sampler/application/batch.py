@@ -61,26 +61,35 @@ class Batch:
     async def run(self, worker_count: int) -> AsyncGenerator[CompletedPrompt, None]:
         """Run the prompts with `worker_count` workers and yield each prompt when it is finished.
 
-        An error in one worker cancels all workers. At most `worker_count` finished prompts wait for a slow reader.
-        """
-        async with asyncio.TaskGroup() as group:
-            workers = [group.create_task(self._work()) for _ in range(worker_count)]
-            try:
-                running = worker_count
-                while running:
-                    result = await self._finished.get()
-                    if result is None:
-                        running -= 1
-                    else:
-                        yield result
-            finally:
-                for worker in workers:
-                    worker.cancel()
+        Closing the generator cancels the workers. At most `worker_count` finished prompts wait for a slow reader.
 
-    async def _work(self) -> None:
+        Raises:
+            BaseExceptionGroup: The error of a worker, which cancelled the other workers.
+        """
+        # A task group around `yield` would turn the GeneratorExit of a closed generator into an exception group.
+        work = asyncio.create_task(self._work(worker_count))
+        try:
+            while (result := await self._finished.get()) is not None:
+                yield result
+            await work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _work(self, worker_count: int) -> None:
+        """Run all workers; None in the queue says that they have ended."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(worker_count):
+                    group.create_task(self._complete_prompts())
+        except BaseExceptionGroup:
+            await self._finished.put(None)
+            raise
+        await self._finished.put(None)
+
+    async def _complete_prompts(self) -> None:
         for index, token_ids in self._prompts:
             await self._finished.put(await self._complete(index, token_ids))
-        await self._finished.put(None)
 
     async def _complete(self, index: int, token_ids: tuple[int, ...]) -> CompletedPrompt:
         run = PromptRun(token_ids=token_ids, params=self._params, weights=self._weights, prompt_index=index)

@@ -10,11 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from fixtures.byte_proxy import ByteProxy
 from services.kit.caller import Caller
 from services.kit.config import LimitsConfig, ServiceConfig
 from services.kit.errors import InvalidField, QueueFull, UnknownComponent
@@ -235,6 +237,39 @@ async def test_cancelled_stream_closes_its_generator() -> None:
         await call.read()
         call.cancel()
         await asyncio.wait_for(servicer.was_cancelled.wait(), 5)
+
+
+@pytest.mark.parametrize('end', ['cancelled', 'cut', 'stopped'])
+async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A stream whose client cancels, whose connection breaks or whose server stops ends as CANCELLED, without error."""
+    with structlog.testing.capture_logs() as entries:
+        async with _serving() as (servicer, server, _), _cut_channel(server) as (proxy, channel):
+            stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
+            call = stub.ExportDataset(dataset_service_pb2.ExportDatasetRequest())
+            await call.read()
+            match end:
+                case 'cancelled':
+                    call.cancel()
+                case 'cut':
+                    proxy.cut()
+                case _:
+                    await server.stop(timedelta())
+            await asyncio.wait_for(servicer.was_cancelled.wait(), 5)
+    assert [entry['status'] for entry in entries if entry['event'] == 'call'] == ['CANCELLED']
+    assert [entry for entry in entries if entry['log_level'] == 'error' or 'exc_info' in entry] == []
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+@asynccontextmanager
+async def _cut_channel(server: RpcServer) -> AsyncIterator[tuple[ByteProxy, grpc.aio.Channel]]:
+    """Provide a channel to the server, and the proxy that can cut it."""
+    proxy = ByteProxy(server.ports[0], is_counting_responses=True)
+    address = await proxy.start()
+    try:
+        async with open_channel(address, internal_token=TOKEN) as channel:
+            yield proxy, channel
+    finally:
+        await proxy.stop()
 
 
 async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:

@@ -1,12 +1,14 @@
 """The sampler service over loopback: streams, batches, scores, aborts, pauses and refusals."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 
 from fixtures.checkpoint_service import failure_of
 from fixtures.fake_sampler_engine import FakeSamplerEngine
@@ -150,6 +152,24 @@ async def test_cancelled_batch_leaves_the_engine(sampler):
     call.cancel()
     await asyncio.wait([reading])
     await sampler.wait_for_load(0)
+
+
+async def test_batch_whose_reader_leaves_logs_no_error(sampler, caplog):
+    """A batch that is cancelled between two finished prompts ends as CANCELLED, without an error in the log."""
+    request = wire.SampleBatchRequest(
+        base_model='tiny',
+        prompts=[sampling_pb2.Prompt(token_ids=ints(PROMPT))] * 200,
+        params=sampling_pb2.SamplingParams(max_tokens=1),
+    )
+    with structlog.testing.capture_logs() as entries:
+        call = sampler.stub.SampleBatch(request, metadata=ALICE)
+        await call.read()
+        call.cancel()
+        await sampler.wait_for_load(0)
+        while not (calls := [entry for entry in entries if entry.get('method', '').endswith('/SampleBatch')]):
+            await sampler.stub.GetLoad(wire.GetLoadRequest(), metadata=ALICE)
+    assert [entry['status'] for entry in calls] == ['CANCELLED']
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_scores_are_those_of_the_prompt(sampler):

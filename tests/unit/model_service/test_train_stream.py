@@ -262,3 +262,32 @@ async def test_a_call_to_a_full_queue_is_refused_or_waits() -> None:
     ports.trainer.gate.set()
     await asyncio.gather(*held, patient, urgent)
     assert len(ports.trainer.ran) == 4
+
+
+async def test_stream_that_is_closed_early_raises_nothing() -> None:
+    """Closing a stream between two results ends its generator without an error."""
+    verbs = FakePorts().verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    sender = Sender(verbs)
+    sender.send(operation_of(adapter, 1, ZeroGrad()), operation_of(adapter, 2, ZeroGrad()))
+    await sender.take(1)
+    await sender.results.aclose()
+
+
+async def test_operations_that_cannot_be_read_end_the_stream() -> None:
+    """Results of earlier operations are returned before the error that interrupted the reading."""
+    verbs = FakePorts().verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    has_result = asyncio.Event()
+
+    async def operations() -> AsyncIterator[Operation]:
+        yield operation_of(adapter, 1, ZeroGrad())
+        await has_result.wait()
+        raise InvalidField('request', 'cannot be parsed')
+
+    results = verbs.train_stream(ALICE, operations())
+    assert (await anext(results)).sequence_number == 1
+    has_result.set()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await anext(results)
+    assert caught.group_contains(InvalidField)
