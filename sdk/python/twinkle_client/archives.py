@@ -156,28 +156,29 @@ async def _send(
     path: Path,
     report: ReportBytes,
 ) -> checkpoint_pb2.Checkpoint:
-    stub, backoff = CheckpointServiceStub(connection.channel), connection.backoff()
+    stub = CheckpointServiceStub(connection.channel)
     # A query is a stream that carries only the header; the server responds with the offset that it expects.
     committed, is_query = 0, True
-    while True:
-        requests = _requests(header, None if is_query else path, committed, report)
-        try:
-            response = await connection.upload(
-                stub.UploadCheckpoint, requests, request_type=checkpoint_service_pb2.UploadCheckpointRequest
-            )
-        except Error as error:
-            offset = _expected_offset(error)
-            if offset is None or not is_query:
-                await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
-            if offset is None:
-                is_query = True
+    with connection.backoff() as backoff:
+        while True:
+            requests = _requests(header, None if is_query else path, committed, report)
+            try:
+                response = await connection.upload(
+                    stub.UploadCheckpoint, requests, request_type=checkpoint_service_pb2.UploadCheckpointRequest
+                )
+            except Error as error:
+                offset = _expected_offset(error)
+                if offset is None or not is_query:
+                    await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
+                if offset is None:
+                    is_query = True
+                    continue
+                if offset > committed:
+                    backoff.reset()
+                committed, is_query = offset, not is_query
                 continue
-            if offset > committed:
-                backoff.reset()
-            committed, is_query = offset, not is_query
-            continue
-        report(header.size_bytes, header.size_bytes)
-        return response.checkpoint
+            report(header.size_bytes, header.size_bytes)
+            return response.checkpoint
 
 
 def _expected_offset(error: Error) -> int | None:

@@ -102,6 +102,11 @@ class Error(Exception):
         return self._facts.code
 
     @property
+    def message(self) -> str:
+        """The server's description of the problem, without reason and request id."""
+        return self._facts.message
+
+    @property
     def reason(self) -> str:
         """Name of an `ErrorReason` without its prefix; empty if the transport failed."""
         return self._facts.reason

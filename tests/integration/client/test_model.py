@@ -66,10 +66,10 @@ async def test_operation_with_a_lost_response_is_applied_once(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
     """An operation whose response was lost is sent again and answered from the record."""
-    gateway.fail('AfterExecute', *[UNREACHABLE] * 6)
+    gateway.fail('AfterExecute', *[UNREACHABLE] * 4)
     await model.step.aio()
     assert gateway.applied == ['step']
-    assert len(gateway.calls['Execute']) == 7
+    assert len(gateway.calls['Execute']) == 5
 
 
 async def test_number_of_a_refused_operation_is_reused(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:

@@ -9,6 +9,7 @@ import pytest
 from twinkle_client import RetryableError
 from twinkle_client.errors import ErrorFacts
 from twinkle_client.rpc.backoff import Backoff
+from twinkle_client.rpc.outages import Outages
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -21,8 +22,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize(('lasting', 'attempts'), [(2.0, 3), (11.0, 5)])
-def test_attempts_that_take_grpc_s_own_retries_are_one_outage(lasting: float, attempts: int) -> None:
-    """Attempts prolonged by grpc's own retries count as one outage; only a longer attempt starts a new outage."""
+def test_attempts_of_a_few_seconds_are_one_outage(lasting: float, attempts: int) -> None:
+    """Attempts of a few seconds count as one outage; only a longer attempt starts a new outage."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         assert runner.run(_failures(timedelta(seconds=3), lasting=lasting, max_failures=5)) == attempts
 
@@ -31,7 +32,7 @@ async def _failures(retry_timeout: timedelta, *, lasting: float, max_failures: i
     """Return the number of failed attempts until the backoff gives up, at most `max_failures`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
-    backoff = Backoff(retry_timeout.total_seconds())
+    backoff = Backoff(retry_timeout.total_seconds(), Outages('127.0.0.1:8000'))
     error = RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message='', retry_after=timedelta(0)))
     for attempt in range(1, max_failures):
         loop.ahead += lasting

@@ -49,16 +49,16 @@ class UnarySender:
         self._uploads = BatchUploads(connection)
 
     async def send(self, operation: Operation) -> OperationResult:
-        backoff = self._connection.backoff()
-        while True:
-            fitted = await self._uploads.fit(operation)
-            request = training_service_pb2.ExecuteRequest(operation=fitted, is_waiting_allowed=True)
-            try:
-                return (await self._connection.unary(self._stub.Execute, request)).result
-            except Error as error:
-                if error.reason != _UPLOAD_LOST:
-                    raise
-                await backoff.wait_or_raise(error, may_retry=True)
+        with self._connection.backoff() as backoff:
+            while True:
+                fitted = await self._uploads.fit(operation)
+                request = training_service_pb2.ExecuteRequest(operation=fitted, is_waiting_allowed=True)
+                try:
+                    return (await self._connection.unary(self._stub.Execute, request)).result
+                except Error as error:
+                    if error.reason != _UPLOAD_LOST:
+                        raise
+                    await backoff.wait_or_raise(error, may_retry=True)
 
 
 @dataclass
@@ -87,7 +87,8 @@ class StreamSender:
         self._pending: dict[int, _PendingOperation] = {}
         self._outgoing: asyncio.Queue[Operation | None] = asyncio.Queue()
         self._retries: set[asyncio.Task[None]] = set()
-        self._result_count = 0
+        self._backoff: Backoff | None = None
+        """Backoff between streams; None before the first one."""
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, operation: Operation) -> OperationResult:
@@ -106,21 +107,18 @@ class StreamSender:
             await self._task
 
     async def _run(self) -> None:
-        backoff = self._connection.backoff()
-        while True:
-            before = self._result_count
-            try:
-                await self._one_stream()
-            except Error as error:
-                if self._result_count > before:
-                    backoff.reset()
+        with self._connection.backoff() as self._backoff:
+            while True:
                 try:
-                    await backoff.wait_or_raise(error)
-                except Error:
-                    self._fail_all(error)
+                    await self._one_stream()
+                except Error as error:
+                    try:
+                        await self._backoff.wait_or_raise(error)
+                    except Error:
+                        self._fail_all(error)
+                        return
+                else:
                     return
-            else:
-                return
 
     async def _one_stream(self) -> None:
         """Exchange operations and results on one stream until all results have arrived.
@@ -196,7 +194,9 @@ class StreamSender:
 
     def _complete(self, entry: _PendingOperation, outcome: OperationResult | Error) -> None:
         self._pending.pop(entry.operation.sequence_number, None)
-        self._result_count += 1
+        for backoff in (self._backoff, entry.backoff):
+            if backoff is not None:
+                backoff.reset()
         if entry.future.done():
             return
         if isinstance(outcome, Error):

@@ -73,22 +73,22 @@ class BatchUploads:
         header = training_service_pb2.BatchHeader(
             upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
         )
-        backoff = self._connection.backoff()
         # The first stream carries only the header: the response reports how much a previous attempt has uploaded.
         committed, is_query = 0, True
-        while committed < len(data):
-            requests = _requests(header, b'' if is_query else data, begin=committed)
-            try:
-                response = await self._connection.upload(
-                    self._training.UploadBatch, requests, request_type=training_service_pb2.UploadBatchRequest
-                )
-            except Error as error:
-                await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
-                is_query = True
-                continue
-            if response.committed_bytes > committed:
-                backoff.reset()
-            committed, is_query = response.committed_bytes, False
+        with self._connection.backoff() as backoff:
+            while committed < len(data):
+                requests = _requests(header, b'' if is_query else data, begin=committed)
+                try:
+                    response = await self._connection.upload(
+                        self._training.UploadBatch, requests, request_type=training_service_pb2.UploadBatchRequest
+                    )
+                except Error as error:
+                    await backoff.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
+                    is_query = True
+                    continue
+                if response.committed_bytes > committed:
+                    backoff.reset()
+                committed, is_query = response.committed_bytes, False
         return header.upload_id
 
 

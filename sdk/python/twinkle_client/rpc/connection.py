@@ -21,6 +21,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
+from twinkle_client.rpc.outages import Outages
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
@@ -34,6 +35,8 @@ _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
     ('grpc.keepalive_timeout_ms', 10_000),
+    # `Backoff` retries all calls. Retries of grpc would hide an outage from it for three seconds.
+    ('grpc.enable_retries', 0),
 )
 _tracer = trace.get_tracer('twinkle.client')
 
@@ -83,6 +86,7 @@ class Connection:
         self.loop_thread = LoopThread()
         self._api_key = api_key
         self._retry_timeout = retry_timeout.total_seconds()
+        self._outages = Outages(address.target)
         self.channel = self.loop_thread.run(self._open())
 
     async def _open(self) -> grpc.aio.Channel:
@@ -110,8 +114,7 @@ class Connection:
             Error: see `twinkle_client.errors`.
         """
         seconds = None if deadline is None else deadline.total_seconds()
-        with _client_span(type(request)) as context:
-            backoff = self.backoff()
+        with _client_span(type(request)) as context, self.backoff() as backoff:
             while True:
                 try:
                     response = await call(request, metadata=context.metadata(self._api_key), timeout=seconds)
@@ -129,14 +132,14 @@ class Connection:
         Raises:
             Error: see `twinkle_client.errors`.
         """
-        with _client_span(type(request)) as context:
-            backoff = self.backoff()
+        with _client_span(type(request)) as context, self.backoff() as backoff:
             while True:
                 has_begun = False
                 responses = call(request, metadata=context.metadata(self._api_key))
                 try:
                     async for response in responses:
                         has_begun = self._has_connected = True
+                        backoff.reset()
                         yield response
                     return
                 except grpc.aio.AioRpcError as error:
@@ -209,7 +212,7 @@ class Connection:
 
     def backoff(self) -> Backoff:
         """Return a new backoff of `retry_timeout`, for a coroutine that handles its own retries."""
-        return Backoff(self._retry_timeout)
+        return Backoff(self._retry_timeout, self._outages)
 
 
 @contextmanager
