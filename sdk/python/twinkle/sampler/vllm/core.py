@@ -10,14 +10,13 @@ from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from twinkle.sampler.errors import EngineFailed
 from twinkle.sampler.vllm.heartbeat import HANG_SECONDS, Heartbeat
 from twinkle.sampler.vllm.load import EngineStats
 from twinkle.sampler.vllm.model_facts import ModelFacts, read_model_facts
-from twinkle.sampler.vllm.options import engine_args, is_cpu, prepare_environment
+from twinkle.sampler.vllm.options import engine_args, engine_config, is_cpu, prepare_environment
 
 _Result = TypeVar('_Result')
 _log = logging.getLogger(__name__)
@@ -36,7 +35,12 @@ def make_async_llm(folder: str, args: Mapping[str, Any], *, thread_count: int = 
         ValueError: an argument is unknown to vLLM.
     """
     prepare_environment(thread_count=thread_count)
-    return AsyncLLM.from_engine_args(engine_args(folder, args))
+    given = engine_args(folder, args)
+    return AsyncLLM.from_vllm_config(
+        engine_config(given),
+        enable_log_requests=given.enable_log_requests,
+        disable_log_stats=given.disable_log_stats,
+    )
 
 
 class VllmCore:
@@ -59,7 +63,7 @@ class VllmCore:
     ) -> None:
         prepare_environment(thread_count=thread_count)
         self.args = engine_args(folder, args)
-        config = self.args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        config = engine_config(self.args)
         self.facts: ModelFacts = read_model_facts(folder, config)
         if self.facts.dtype != self.args.dtype:
             raise ValueError(

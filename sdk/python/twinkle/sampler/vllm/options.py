@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm.config import StructuredOutputsConfig
+from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
 from twinkle.sampler.vllm.forms import BACKEND
-from twinkle.sampler.vllm.penalties import CONTINUED_PENALTIES
+from twinkle.sampler.vllm.penalties import penalty_processor
 from twinkle.sampler.vllm.watchdog import record_owner
 
 EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
@@ -88,13 +89,28 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
         'enable_lora': True,
         'worker_extension_cls': EXTENSION,
         'logprobs_mode': 'raw_logprobs',
-        'logits_processors': [*values.pop('logits_processors', []), CONTINUED_PENALTIES],
         'max_cpu_loras': max(NEVER_EVICT, int(values['max_loras'])),
     }
     try:
         return AsyncEngineArgs(**values, **fixed)
     except TypeError as error:
         raise ValueError(f'vLLM has no such engine argument: {error}') from error
+
+
+def engine_config(args: AsyncEngineArgs) -> VllmConfig:
+    """Return vLLM's configuration, with the penalties of continued sequences."""
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    add_penalties(config)
+    return config
+
+
+def add_penalties(config: VllmConfig) -> None:
+    """Add the penalties of continued sequences to a configuration, in the form of its model runner.
+
+    vLLM chooses the model runner from the complete configuration, so engine arguments cannot name the class.
+    """
+    given = config.model_config.logits_processors or []
+    config.model_config.logits_processors = [*given, penalty_processor(is_v2=config.use_v2_model_runner)]
 
 
 def explicit_dtype(folder: str, dtype: str) -> str:
