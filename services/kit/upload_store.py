@@ -22,6 +22,7 @@ from blake3 import blake3
 from pydantic import TypeAdapter
 
 from services.kit.clock import Clock
+from services.kit.disk_space import check_free_space
 from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
 
 _HEADER_FILE, _BYTES_FILE = 'header.json', 'bytes'
@@ -114,6 +115,7 @@ class UploadStore:
             InUse: Another stream sends this upload.
             InvalidField: The header contradicts the first header, or the size is below the number of stored bytes.
             QuotaExceeded: The tenant has too many uploads or bytes.
+            DiskFull: The disk has too little space for the missing bytes.
         """
         folder = self._folder(tenant_id, header.upload_id)
         if folder in self._open:
@@ -163,9 +165,11 @@ class UploadStore:
             known = _status_in(folder)
             if known is None:
                 self._check_quotas(folder, header, is_new=True)
+                check_free_space(folder, header.size_bytes)
                 _create(folder, header)
                 return 0
             self._check_header(header, known)
+            check_free_space(folder, header.size_bytes - known.committed_bytes)
             if not self._rules.is_header_binding:
                 self._check_quotas(folder, header, is_new=False)
                 if header != known.header:

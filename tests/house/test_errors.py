@@ -70,6 +70,7 @@ DECLARED = {
     'CHECKPOINT_DAMAGED': Disposition.REFUSED,
     'CHUNK_CORRUPT': Disposition.INTERRUPTED,
     'DIGEST_MISMATCH': Disposition.INTERRUPTED,
+    'DISK_FULL': Disposition.RETRYABLE,
     'DRAINING': Disposition.RETRYABLE,
     'ENGINE_PAUSED': Disposition.RETRYABLE,
     'EXPORT_UNAVAILABLE': Disposition.RETRYABLE,

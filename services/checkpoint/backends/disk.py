@@ -16,6 +16,8 @@ import fsspec.core
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
+from services.kit.disk_space import check_free_space
+
 _S3_DEFAULTS = {
     # A cached listing would miss files written since and include files deleted since.
     'use_listings_cache': False,
@@ -92,6 +94,14 @@ class Disk(ABC):
             self._fs.rm(self._path(name), recursive=True)
 
     @abstractmethod
+    def check_free_space(self, size_bytes: int) -> None:
+        """Check that there is enough space for new data.
+
+        Raises:
+            DiskFull: There is too little space.
+        """
+
+    @abstractmethod
     def unsynced(self) -> 'Disk':
         """Return this disk without syncs: written data survives a crash of the process, but not a power failure."""
 
@@ -139,6 +149,9 @@ class LocalDisk(Disk):
     def __init__(self, file_system: Any, root: str, *, is_synced: bool = True) -> None:
         super().__init__(file_system, root)
         self._is_synced = is_synced
+
+    def check_free_space(self, size_bytes: int) -> None:
+        check_free_space(Path(self._root), size_bytes)
 
     def unsynced(self) -> 'LocalDisk':
         return LocalDisk(self._fs, self._root, is_synced=False)
@@ -189,6 +202,9 @@ class RemoteDisk(Disk):
     """Objects in a remote store, which are durable and complete as soon as they are visible."""
 
     keeps_open_files = False
+
+    def check_free_space(self, size_bytes: int) -> None:
+        """Do nothing: the space of a remote store is not known."""
 
     def unsynced(self) -> Self:
         return self

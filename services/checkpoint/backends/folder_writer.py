@@ -117,6 +117,7 @@ class FolderWriter:
             raise RuntimeError('the writer has already committed or was discarded')
         if self._files:
             return
+        self._disk.check_free_space(self._manifest.size_bytes)
         self._files.append(self._disk.open_to_write(self._name(weights_file(self._manifest))))
         self._files[0].write(weights_header(self._manifest))
         if self._manifest.is_trainer_included:

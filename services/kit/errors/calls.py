@@ -171,6 +171,18 @@ class ServiceUnreachable(Unavailable):
 
 
 @domain_error(
+    'DISK_FULL',
+    'the disk of this service has space for {free_bytes} more bytes, but {needed_bytes} are needed; retry later',
+    disposition=Disposition.RETRYABLE,
+)
+class DiskFull(Unavailable):
+    """The disk has too little free space for the request; nothing was stored."""
+
+    free_bytes: int
+    needed_bytes: int
+
+
+@domain_error(
     'DRAINING', 'the service is not ready or is shutting down; retry later', disposition=Disposition.RETRYABLE
 )
 class Draining(Unavailable):

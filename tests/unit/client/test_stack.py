@@ -93,6 +93,13 @@ def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path
                 start_stack(options, report=_never)
 
 
+def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:
+    """A stack whose disk has too little free space is refused before any service starts, and leaves no record."""
+    with pytest.raises(StackError, match='MiB of free space, and a stack needs at least'):
+        start_stack(StackOptions(state_dir=tmp_path, min_free_bytes=1 << 60), report=_never)
+    assert StackState.load(tmp_path) is None
+
+
 def test_memory_is_read_without_ps() -> None:
     """The memory of a process is known in small images that lack `ps`."""
     code = 'import os; from twinkle_client.stack.processes import resident_bytes; print(resident_bytes(os.getpid()))'

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.kit.clock import FakeClock
-from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
+from services.kit.errors import DigestMismatch, DiskFull, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
 from services.kit.upload_store import Upload, UploadChunk, UploadHeader, UploadQuota, UploadRules, UploadStore
 
 HOUR = timedelta(hours=1)
@@ -247,6 +247,20 @@ async def test_an_announced_size_counts_while_the_stream_is_open(announced: Stor
         await announced.open(51, upload_id='second')
     await announced.announce(50, upload_id='second')
     await announced.announce(60, upload_id='first')
+
+
+async def test_an_upload_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
+    """An upload above the free space is refused before a byte is stored, and so is one that grows above it."""
+    storage = Storage(tmp_path, UploadRules(time_to_live=HOUR, is_header_binding=False))
+    with pytest.raises(DiskFull) as caught:
+        await storage.announce(1 << 60)
+    assert caught.value.needed_bytes == 1 << 60
+    assert storage.folders() == []
+    await storage.send(b'four')
+    with pytest.raises(DiskFull) as caught:
+        await storage.announce(1 << 60)
+    assert caught.value.needed_bytes == (1 << 60) - 4
+    assert await storage.announce(8) == 4
 
 
 async def test_the_number_of_uploads_is_limited(storage: Storage) -> None:

@@ -1,6 +1,7 @@
 """Waiting for samplers to join the gateway's fleet, after which they receive requests."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,21 +16,25 @@ _POLL_SECONDS = 0.05
 _CALL_SECONDS = 10.0
 
 
-def wait_until_joined(gateway: str, api_key: str, addresses: set[str], *, ca: str = '') -> None:
+def wait_until_joined(
+    gateway: str, api_key: str, addresses: set[str], *, check: Callable[[], None], ca: str = ''
+) -> None:
     """Wait until all samplers at the given addresses are ready in the fleet.
 
     Args:
         gateway: Address of the gateway, 'host:port'.
         api_key: API key with the scope 'operator'.
         addresses: Addresses of the samplers.
+        check: Raises an error if a sampler has exited.
         ca: Path of the gateway's CA certificate. Empty: the gateway does not use TLS.
 
     Raises:
-        StackError: A sampler did not join in time.
+        StackError: A sampler exited, or did not join in time.
     """
     end = time.monotonic() + JOIN_LIMIT_SECONDS
     with _open(gateway, ca) as channel:
         while missing := addresses - _ready(channel, api_key):
+            check()
             if time.monotonic() > end:
                 raise StackError(
                     f'samplers at {", ".join(sorted(missing))} did not join the fleet of {gateway} in time'

@@ -4,6 +4,7 @@ import fcntl
 import importlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
             return state
         if state is not None:
             _stop(state, report=report)
+        _check_free_space(options)
         launch = _Launch(options, report)
         try:
             return launch.run()
@@ -89,7 +91,7 @@ def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
             state.save()
         for name in spawner.started:
             spawner.wait_for(name)
-        _wait_for_fleet(state)
+        _wait_for_fleet(state, spawner)
         return state
 
 
@@ -129,7 +131,7 @@ def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: R
     except BaseException:
         _remove_started(spawner, state_dir, report=report)
         raise
-    _wait_for_fleet(state)
+    _wait_for_fleet(state, spawner)
     return spawner.state_of(name)
 
 
@@ -233,7 +235,7 @@ class _Launch:
             if name not in spawner.addresses:
                 spawner.wait_for(name)
         state = self._save(http_address=read_address(spawner.address_file('gateway-http')))
-        _wait_for_fleet(state)
+        _wait_for_fleet(state, spawner)
         return state
 
     def _start_model(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
@@ -330,9 +332,11 @@ def _next_sampler(state: StackState) -> str:
     return next(name for number in range(1, len(taken) + 2) if (name := _numbered('sampler', number)) not in taken)
 
 
-def _wait_for_fleet(state: StackState) -> None:
+def _wait_for_fleet(state: StackState, spawner: Spawner) -> None:
     samplers = {item.address for item in state.services if service_of(item.name) == 'sampler' and item.is_restarted}
-    wait_until_joined(reachable(state.address), state.read_api_key(), samplers, ca=state.ca)
+    wait_until_joined(
+        reachable(state.address), state.read_api_key(), samplers, check=spawner.check_running, ca=state.ca
+    )
 
 
 def _trainer_threads() -> int:
@@ -354,6 +358,15 @@ def _stop_service(service: ServiceState, *, report: Report) -> None:
         end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
         report(service.name, 'stopped')
     children[:] = [child for child in children if child.poll() is None]
+
+
+def _check_free_space(options: StackOptions) -> None:
+    free_bytes, needed_bytes = shutil.disk_usage(options.state_dir).free, options.min_free_bytes
+    if free_bytes < needed_bytes:
+        raise StackError(
+            f'the disk of {options.state_dir} has {free_bytes >> 20} MiB of free space, and a stack needs at least '
+            f'{needed_bytes >> 20} MiB; free some space, choose another folder with --state-dir, or set min_free_bytes'
+        )
 
 
 def _make_private(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,19 +82,29 @@ class Spawner:
         """Wait until a process is ready and return its address.
 
         Raises:
-            StackError: The process exited or was not ready in time; the message contains the end of its log.
+            StackError: A started process exited, or this one was not ready in time; the message contains the end of its
+                log.
         """
-        process, path = self._processes[name], self.address_file(name)
+        path = self.address_file(name)
         end = time.monotonic() + START_LIMIT_SECONDS
         while not path.exists():
-            if process.poll() is not None:
-                raise StackError(f'{name} exited with status {process.returncode}:\n{self._log_tail(name)}')
+            self.check_running()
             if time.monotonic() > end:
                 raise StackError(f'{name} was not ready within {START_LIMIT_SECONDS:.0f} s:\n{self._log_tail(name)}')
             time.sleep(_POLL_SECONDS)
         self.addresses[name] = read_address(path)
         self._report(name, 'ready')
         return self.addresses[name]
+
+    def check_running(self) -> None:
+        """Check that all started processes are running.
+
+        Raises:
+            StackError: A process exited; the message contains the end of its log.
+        """
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise StackError(f'{name} {_exit_text(process.returncode)}; its log ends with:\n{self._log_tail(name)}')
 
     def state_of(self, name: str) -> ServiceState:
         """Return the record of a started process."""
@@ -127,6 +138,14 @@ class Spawner:
     def _log_tail(self, name: str) -> str:
         lines = self._log_path(name).read_text(encoding='utf-8', errors='replace').splitlines()
         return '\n'.join(f'  {name} | {line}' for line in lines[-_LOG_TAIL_LINES:])
+
+
+def _exit_text(status: int) -> str:
+    """Return how a process exited, as a part of a sentence."""
+    if status >= 0:
+        return f'exited with status {status}'
+    hint = ' (the host may have too little memory)' if -status == signal.SIGKILL else ''
+    return f'was killed by {signal.Signals(-status).name}{hint}'
 
 
 def service_of(name: str) -> str:

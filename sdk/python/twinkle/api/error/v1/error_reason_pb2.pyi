@@ -165,6 +165,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
     or read-only. Nothing was stored. Metadata: problem.
     """
+    ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 99
+    """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was
+    checked before anything was stored. Metadata: freeBytes, neededBytes.
+    """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
@@ -361,6 +365,10 @@ baseModel.
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 98
 """UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
 or read-only. Nothing was stored. Metadata: problem.
+"""
+ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 99
+"""UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was
+checked before anything was stored. Metadata: freeBytes, neededBytes.
 """
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum. Send it again. Metadata: offset."""
