@@ -275,6 +275,18 @@ class Journal(Protocol):
         """Record an operation that is running, durably, and replace an earlier one with its number and no outcome."""
         ...
 
+    async def begin_attempt(self, operation: Operation) -> int:
+        """Count an attempt to replay an accepted operation, durably, and return the number of attempts.
+
+        The count starts at 0 when the operation is accepted. An attempt remains counted only if the process ends
+        before `end_attempt`.
+        """
+        ...
+
+    def end_attempt(self, operation: Operation) -> None:
+        """Reset the count of attempts with the next commit, because the process survived the replay."""
+        ...
+
     async def revoke(self, operation: Operation) -> None:
         """Delete an accepted operation that was refused, durably, so that its number can be used again."""
         ...

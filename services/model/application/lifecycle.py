@@ -10,7 +10,8 @@ from services.model.application.create_adapter import CreateAdapter
 from services.model.application.directory import AdapterDirectory
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
-from services.model.ports import JournaledAdapter, Ports
+from services.model.domain.errors import OperationCrashed
+from services.model.ports import Ports
 
 _log = structlog.get_logger('recovery')
 
@@ -44,16 +45,21 @@ class Recover:
         unsettled = [item for item in journaled if not item.is_settled]
         _log.info('recovery started', adapters=len(journaled), unsettled=len(unsettled))
         for done, item in enumerate(unsettled, start=1):
-            await self._settle(item)
+            await self._settle(item.adapter.adapter_id)
             _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
-    async def _settle(self, item: JournaledAdapter) -> None:
+    async def _settle(self, adapter_id: str) -> None:
+        """Restore an adapter, and park it if its last operation had crashed the service."""
         try:
-            async with self._residency.hold(item.adapter.adapter_id):
+            async with self._residency.hold(adapter_id):
                 pass
+            record = await self._ports.journal.record(adapter_id, size=1)
+            errors = [entry.outcome for entry in record if isinstance(entry.outcome, DomainError)]
+            if any(error.reason == OperationCrashed.reason for error in errors):
+                await self._residency.park(adapter_id)
         except DomainError as error:
             # The adapter's next operation reports the error; other adapters are not affected.
-            _log.error('adapter not recovered', adapter=item.adapter.adapter_id, error=str(error))
+            _log.error('adapter not recovered', adapter=adapter_id, error=str(error))
 
 
 class Cleanup:

@@ -14,13 +14,16 @@ from services.model.application.progress import adapter_after, result_of
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.engine import VerbRun
-from services.model.domain.errors import AdapterDamaged
+from services.model.domain.errors import AdapterDamaged, OperationCrashed
 from services.model.domain.operation import ComputeVerb, Operation, StateVerb
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
+MAX_ATTEMPTS = 3
+"""Number of attempts, including the first run, during which the process may end. Then the operation fails, so that it
+cannot prevent the service from starting."""
 _PROGRESS_EVERY = 100
 """Number of replayed operations between two progress logs."""
 
@@ -63,7 +66,8 @@ class Restore:
         """Restore an adapter to its state after operation `until`, or after the last one.
 
         Missing outcomes are recorded. A refused operation is removed. An operation that fails because of a defect is
-        skipped from now on, so that it cannot block the adapter or the service.
+        skipped from now on, so that it cannot block the adapter or the service; so is one that ends the process in each
+        of `MAX_ATTEMPTS` attempts, which are counted durably before they begin.
 
         Args:
             current: The adapter in its current state; its published versions remain published.
@@ -103,6 +107,9 @@ class Restore:
         adapter_id = current.adapter_id
         entries = await self._journal.entries(adapter_id, after=restored.snapshot_number, until=until)
         for entry in entries:
+            if entry.outcome is None and await self._journal.begin_attempt(entry.operation) >= MAX_ATTEMPTS:
+                restored = await self._fail_crashed(restored, current, entry.operation)
+                continue
             reach('restore.replaying')
             restored = await self._replay_one(restored, current, entry)
             if restored.replayed_count % _PROGRESS_EVERY == 0:
@@ -111,11 +118,8 @@ class Restore:
 
     async def _replay_one(self, restored: RestoredAdapter, current: Adapter, entry: JournalEntry) -> RestoredAdapter:
         operation = entry.operation
-        run, outcome = await self._run(operation)
-        adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
-        # Saves are not replayed, so the known checkpoint stays valid unless a step followed it.
-        is_current_step = adapter.step_count == current.step_count
-        adapter = replace(adapter, checkpoint_path=current.checkpoint_path if is_current_step else '')
+        run, outcome = await self._run(entry)
+        adapter = self._adapter_after(restored, current, operation, run)
         if entry.outcome is None and isinstance(outcome, Internal):
             # An operation that failed because of a defect has no effect, and the engine's state is undefined.
             await self._journal.settle(adapter, operation, outcome)
@@ -134,13 +138,39 @@ class Restore:
             divergence_count=restored.divergence_count + self._compare(operation, entry.outcome, outcome),
         )
 
-    async def _run(self, operation: Operation) -> tuple[VerbRun | None, OperationResult | DomainError]:
+    def _adapter_after(
+        self, restored: RestoredAdapter, current: Adapter, operation: Operation, run: VerbRun | None
+    ) -> Adapter:
+        adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
+        # Saves are not replayed, so the known checkpoint stays valid unless a step followed it.
+        is_current_step = adapter.step_count == current.step_count
+        return replace(adapter, checkpoint_path=current.checkpoint_path if is_current_step else '')
+
+    async def _fail_crashed(self, restored: RestoredAdapter, current: Adapter, operation: Operation) -> RestoredAdapter:
+        """Record that an operation failed because the process ended during each attempt; it is not applied."""
+        adapter = self._adapter_after(restored, current, operation, None)
+        error = OperationCrashed(operation.adapter_id, operation.sequence_number)
+        _log.error(
+            'operation crashed the service',
+            adapter=operation.adapter_id,
+            operation=operation.sequence_number,
+            verb=operation.verb_name,
+            attempts=MAX_ATTEMPTS,
+        )
+        await self._journal.settle(adapter, operation, error)
+        return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
+
+    async def _run(self, entry: JournalEntry) -> tuple[VerbRun | None, OperationResult | DomainError]:
+        operation = entry.operation
         try:
             run = await self._backend.run(operation.adapter_id, _compute_verb(operation))
         except AdapterNotFound as error:
             raise AdapterDamaged(operation.adapter_id, 'the engine lost the adapter during the replay') from error
         except DomainError as error:
             return None, error
+        finally:
+            if entry.outcome is None:
+                self._journal.end_attempt(operation)
         return run, result_of(operation, run)
 
     def _compare(

@@ -77,6 +77,18 @@ class LossNotFinite(FailedPrecondition):
 
 
 @domain_error(
+    'OPERATION_CRASHED',
+    'the model service crashed each time it ran operation {sequence_number} of adapter {adapter_id!r}, which was not '
+    'applied; continue with the next number, for example with a smaller batch',
+)
+class OperationCrashed(FailedPrecondition):
+    """The process ended during each attempt to run the operation, which is not attempted again."""
+
+    adapter_id: str
+    sequence_number: int
+
+
+@domain_error(
     'BATCH_TOO_LARGE',
     'the batch has {token_count} tokens, but this replica processes at most {token_limit} at once; split it',
 )

@@ -293,3 +293,22 @@ def _is_equal_state(one, other):
         and {name: (t.dtype, t.shape, bytes(t.data)) for name, t in {**one.adapter, **one.trainer}.items()}
         == {name: (t.dtype, t.shape, bytes(t.data)) for name, t in {**other.adapter, **other.trainer}.items()}
     )
+
+
+async def test_attempts_are_counted_until_one_is_survived(reopen):
+    """Attempts to replay an operation add up over restarts, and are reset by a survived attempt or a new request."""
+    journal = await reopen()
+    await add(journal, make_adapter())
+    operation = batch_operation(1)
+    await journal.accept(operation)
+    for count in (1, 2):
+        journal = await reopen()
+        assert await journal.begin_attempt(operation) == count
+    journal.end_attempt(operation)
+    journal = await reopen()
+    assert await journal.begin_attempt(operation) == 1
+    await journal.accept(operation)
+    assert await journal.begin_attempt(operation) == 1
+    await journal.remove_adapter('ad-1')
+    journal.end_attempt(operation)
+    await reopen()

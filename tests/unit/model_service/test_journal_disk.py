@@ -185,20 +185,27 @@ async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path)
         await open_journal(tmp_path, engine='two')
 
 
-async def test_journal_of_the_first_version_is_upgraded(tmp_path: Path):
-    """A journal of version 1 is upgraded with its adapters, and its recorded ids count as used."""
+@pytest.mark.parametrize(
+    ('version', 'downgrade'), [(1, 'DROP TABLE used_ids;'), (2, '')], ids=['without-used-ids', 'without-attempts']
+)
+async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: int, downgrade: str):
+    """A journal of an older version is upgraded with its adapters, used ids and operations without an outcome."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
+    await journal.accept(batch_operation(1))
     await journal.close()
     with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
-        database.executescript('DROP TABLE used_ids; PRAGMA user_version=1;')
+        downgrade += f'ALTER TABLE operations DROP COLUMN attempts; PRAGMA user_version={version};'
+        database.executescript(downgrade)
     database.close()
     copy = await SqliteJournal.open_copy(tmp_path, codec=CODEC)
     assert [item.adapter for item in await copy.adapters()] == [adapter]
+    assert len(await copy.entries('ad-1', after=0)) == 1
     await copy.close()
     journal = await open_journal(tmp_path)
-    assert [item.adapter for item in await journal.adapters()] == [adapter]
+    assert [(item.adapter, item.is_settled) for item in await journal.adapters()] == [(adapter, False)]
     assert (await journal.creation_of('ad-1')).tenant_id == adapter.tenant_id
+    assert await journal.begin_attempt(batch_operation(1)) == 1
     await journal.close()
 
 

@@ -28,6 +28,7 @@ class _Row:
     fingerprint: str
     kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
+    attempt_count: int = 0
 
 
 @dataclass
@@ -73,6 +74,17 @@ class MemoryJournal:
     async def accept(self, operation: Operation) -> None:
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
         self._history_of(operation.adapter_id).rows[operation.sequence_number] = row
+
+    async def begin_attempt(self, operation: Operation) -> int:
+        row = self._history_of(operation.adapter_id).rows[operation.sequence_number]
+        row.attempt_count += 1
+        return row.attempt_count
+
+    def end_attempt(self, operation: Operation) -> None:
+        history = self._adapters.get(operation.adapter_id)
+        row = None if history is None else history.rows.get(operation.sequence_number)
+        if row is not None:
+            row.attempt_count = 0
 
     async def revoke(self, operation: Operation) -> None:
         self._history_of(operation.adapter_id).rows.pop(operation.sequence_number, None)

@@ -156,6 +156,18 @@ def set_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None:
     tx.execute('UPDATE operations SET outcome = ? WHERE adapter = ? AND number = ?', outcome, key, number)
 
 
+def add_attempt(tx: Transaction, key: int, number: int) -> int:
+    """Count an attempt to replay an operation, and return the number of attempts."""
+    where = 'adapter = ? AND number = ?'
+    tx.execute(f'UPDATE operations SET attempts = attempts + 1 WHERE {where}', key, number)  # noqa: S608 - constant
+    return tx.execute(f'SELECT attempts FROM operations WHERE {where}', key, number).fetchone()[0]  # noqa: S608
+
+
+def reset_attempts(tx: Transaction, key: int, number: int) -> None:
+    """Reset the number of attempts to replay an operation."""
+    tx.execute('UPDATE operations SET attempts = 0 WHERE adapter = ? AND number = ?', key, number)
+
+
 def update_adapter(tx: Transaction, key: int, number: int, record: bytes) -> None:
     """Update an adapter's record, unless a later operation has already updated it."""
     tx.execute('UPDATE adapters SET number = ?, record = ? WHERE key = ? AND number <= ?', number, record, key, number)

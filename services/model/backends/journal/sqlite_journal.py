@@ -139,6 +139,18 @@ class SqliteJournal:
         finally:
             self._payloads.unpin(digest)
 
+    async def begin_attempt(self, operation: Operation) -> int:
+        def count(tx: Transaction) -> int:
+            return rows.add_attempt(tx, rows.key_of(tx, operation.adapter_id), operation.sequence_number)
+
+        return await self._run(operation.adapter_id, count)
+
+    def end_attempt(self, operation: Operation) -> None:
+        def reset(tx: Transaction) -> None:
+            rows.reset_attempts(tx, rows.key_of(tx, operation.adapter_id), operation.sequence_number)
+
+        self._writer.add(reset)
+
     async def revoke(self, operation: Operation) -> None:
         def delete(tx: Transaction) -> None:
             key = rows.key_of(tx, operation.adapter_id)

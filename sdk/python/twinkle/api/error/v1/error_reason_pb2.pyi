@@ -223,6 +223,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The loader has no batch after the position, because all its epochs were read. Metadata:
     loaderId, consumedRows.
     """
+    ERROR_REASON_OPERATION_CRASHED: _ErrorReason.ValueType  # 210
+    """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
+    applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reason of an error. The comment of each value lists its `metadata` keys."""
@@ -423,5 +427,9 @@ that may call it.
 ERROR_REASON_LOADER_AT_END: ErrorReason.ValueType  # 201
 """FAILED_PRECONDITION. The loader has no batch after the position, because all its epochs were read. Metadata:
 loaderId, consumedRows.
+"""
+ERROR_REASON_OPERATION_CRASHED: ErrorReason.ValueType  # 210
+"""FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
+applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

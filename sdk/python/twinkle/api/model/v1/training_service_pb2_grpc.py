@@ -83,8 +83,9 @@ class TrainingServiceServicer:
     def Execute(self, request, context):
         """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
         ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
-        (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+        (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
+        ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

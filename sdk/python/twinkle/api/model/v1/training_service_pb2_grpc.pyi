@@ -22,8 +22,9 @@ class TrainingServiceStub:
     Execute: _aio.UnaryUnaryMultiCallable[_training_service_pb2.ExecuteRequest, _training_service_pb2.ExecuteResponse]
     """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
     ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
-    (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+    (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
+    ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
+    (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
     """
     Train: _aio.StreamStreamMultiCallable[_training_service_pb2.TrainRequest, _training_service_pb2.TrainResponse]
     """Runs a stream of operations on any of the caller's adapters that have the base model of the first one. The results
@@ -65,8 +66,9 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_training_service_pb2.ExecuteResponse]:
         """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
         ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
-        (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE); RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
+        (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
+        ERROR_REASON_OPERATION_CRASHED); RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL); ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) for Save.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,113 @@
+"""An operation that crashes the service each time it runs fails after a bounded number of attempts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import journals
+from fixtures.crashing import Died, PoisonedTrainer, Service, StrictStore, create, start
+from services.kit.errors import Disposition
+from services.model.application.restore import MAX_ATTEMPTS
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.divergence import first_difference
+from services.model.domain.errors import OperationCrashed
+from services.model.domain.result import OperationResult
+from services.model.ports import Journal
+
+POISON = 29
+"""Number of tokens of the batch that crashes the trainer."""
+
+
+@pytest.fixture(params=['memory', 'sqlite'])
+async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
+    """Each implementation of the journal; it outlives the service."""
+    opened = MemoryJournal() if request.param == 'memory' else await journals.open_journal(tmp_path / 'journal')
+    yield opened
+    await opened.close()
+
+
+def _poison(number: int, adapter_id: str) -> Any:
+    return journals.batch_operation(number, adapter_id, length=POISON)
+
+
+async def _crash_during(service: Service, *operations: Any) -> None:
+    outcomes = await asyncio.gather(*map(service.execute, operations), return_exceptions=True)
+    assert any(isinstance(outcome, Died) for outcome in outcomes)
+
+
+async def _serve_after_crashes(journal: Journal, store: StrictStore) -> Service:
+    """Start the service until it no longer crashes, and check the number of starts."""
+    for _ in range(MAX_ATTEMPTS - 1):
+        with pytest.raises(Died):
+            await start(journal, store, trainer=PoisonedTrainer(POISON))
+    return await start(journal, store, trainer=PoisonedTrainer(POISON))
+
+
+async def _train(service: Service, adapter_id: str, numbers: range) -> list[OperationResult]:
+    results: list[OperationResult] = []
+    for number in numbers:
+        make = journals.batch_operation if number % 2 else journals.step_operation
+        results.append(await service.execute(make(number, adapter_id)))
+    return results
+
+
+@pytest.mark.parametrize('is_culprit_older', [False, True])
+async def test_only_the_poisoned_operation_fails(journal: Journal, *, is_culprit_older: bool) -> None:
+    """Only the poisoned operation of a shared pass fails, and all results of the other adapter are equal."""
+    store = StrictStore()
+    service = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    names = ['culprit', 'innocent'] if is_culprit_older else ['innocent', 'culprit']
+    ids = {name: await create(service, name) for name in names}
+    results = await _train(service, ids['innocent'], range(1, 3))
+    await _train(service, ids['culprit'], range(1, 3))
+    await _crash_during(service, journals.batch_operation(3, ids['innocent']), _poison(3, ids['culprit']))
+    service = await _serve_after_crashes(journal, store)
+    results += await _train(service, ids['innocent'], range(3, 7))
+    reference = await create(service, 'reference')
+    expected = await _train(service, reference, range(1, 7))
+    assert [first_difference(*pair) for pair in zip(expected, results, strict=True)] == [None] * 6
+
+
+async def test_poisoned_adapter_continues_from_its_last_good_state(journal: Journal) -> None:
+    """The failed operation keeps its number and error; the adapter is parked, and continues as if it never ran."""
+    store = StrictStore()
+    service = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    adapter_id = await create(service, 'culprit')
+    await _train(service, adapter_id, range(1, 3))
+    await _crash_during(service, _poison(3, adapter_id))
+    service = await _serve_after_crashes(journal, store)
+    assert not service.verbs.is_resident(adapter_id)
+    for _ in range(2):
+        error = await service.execute(_poison(3, adapter_id))
+        assert (error.reason, error.disposition) == (OperationCrashed.reason, Disposition.FAILED)
+        assert error.metadata() == {'adapterId': adapter_id, 'sequenceNumber': '3'}
+        service = await start(journal, store)
+    found = [
+        await service.execute(journals.batch_operation(4, adapter_id, seed=8)),
+        await service.execute(journals.step_operation(5, adapter_id)),
+    ]
+    reference = await create(service, 'reference')
+    await _train(service, reference, range(1, 3))
+    expected = [
+        await service.execute(journals.batch_operation(3, reference, seed=8)),
+        await service.execute(journals.step_operation(4, reference)),
+    ]
+    assert [first_difference(*pair) for pair in zip(expected, found, strict=True)] == [None, None]
+
+
+async def test_crashes_outside_the_replay_are_not_counted(journal: Journal) -> None:
+    """Any number of crashes before the replay of an operation, or after one that succeeded, does not fail it."""
+    store = StrictStore()
+    service = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    adapter_id = await create(service, 'r1')
+    await _crash_during(service, _poison(1, adapter_id))
+    for moment_limit in (1, 2, 3, 4, 5, 6):
+        with pytest.raises(Died):
+            await start(journal, store, moment_limit=moment_limit)
+    for _ in range(MAX_ATTEMPTS):
+        await (await start(journal, store)).verbs.close()
+    outcome = await (await start(journal, store)).execute(_poison(1, adapter_id))
+    assert isinstance(outcome, OperationResult)
