@@ -20,6 +20,7 @@ class Scope(StrEnum):
     DATA = 'data'
     OPERATOR = 'operator'
     ADMIN = 'admin'
+    FULL_PARAMETERS = 'full_parameters'
 
 
 class Access(StrEnum):
@@ -61,6 +62,7 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.gateway.v1.CatalogueService/UnpublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
+    'twinkle.api.model.v1.AdapterService/EndLease': Scope.OPERATOR,
     'twinkle.api.model.v1.AdapterService/ParkAdapter': Access.INTERNAL,
     'twinkle.api.model.v1.AdapterService/WatchAdapters': Access.INTERNAL,
     'twinkle.api.sampler.v1.SamplerService/Pause': Scope.OPERATOR,

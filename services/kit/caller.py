@@ -14,6 +14,6 @@ class Caller:
     project_id: str = ''
     """Project of created resources if the request names none; empty for no project."""
     scopes: frozenset[str] = frozenset()
-    """Subset of 'train', 'sample', 'data', 'operator' and 'admin'."""
+    """Subset of 'train', 'full_parameters', 'sample', 'data', 'operator' and 'admin'."""
     is_internal: bool = False
     """Whether a service of this deployment makes the call itself instead of forwarding a client's call."""

@@ -18,7 +18,7 @@ from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec
 from services.model.application.admission import QueueLimits
 from services.model.application.create_adapter import AdapterLimits
-from services.model.application.residency import ResidencyBounds
+from services.model.application.resident import ResidencyBounds
 from services.model.application.service import Limits, ModelService, make_service
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.data_client import MAX_BATCH_BYTES, DataClient, NoDataService
@@ -161,6 +161,7 @@ def make_limits(config: ModelConfig) -> Limits:
             idle_seconds=config.idle_seconds,
             snapshot_device_seconds=config.snapshot_device_seconds,
             snapshot_operations=config.snapshot_operations,
+            is_lease_allowed=config.full_parameters,
         ),
     )
 

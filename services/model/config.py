@@ -49,6 +49,9 @@ class ModelConfig(ServiceConfig):
     matter only if not all waiting work fits into one pass."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Positive weight of each tenant when tenants compete for the device; 1 for tenants that are not listed."""
+    full_parameters: bool = False
+    """Whether API keys with the scope `full_parameters` may train the base model itself. Such a run leases this
+    replica: until its lease ends, operations on other adapters are refused."""
     max_adapters: int = Field(default=65536, ge=1)
     """Maximum number of adapters of all tenants. An adapter that is not resident uses disk space and a few kilobytes of
     memory."""

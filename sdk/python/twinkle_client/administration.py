@@ -14,6 +14,7 @@ SCOPES: dict[str, pb.Scope.ValueType] = {
     'data': pb.SCOPE_DATA,
     'operator': pb.SCOPE_OPERATOR,
     'admin': pb.SCOPE_ADMIN,
+    'full_parameters': pb.SCOPE_FULL_PARAMETERS,
 }
 
 

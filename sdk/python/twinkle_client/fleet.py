@@ -5,6 +5,8 @@ from contextlib import aclosing
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
+from twinkle.api.model.v1.adapter_service_pb2 import EndLeaseRequest
+from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.rpc import LoopThread, remote_method, remote_stream
 
@@ -17,7 +19,7 @@ STATES = {
 
 
 class FleetAdministration:
-    """Lists, watches and drains replicas.
+    """Lists, watches and drains replicas, and ends their leases.
 
     The API key needs the scope 'operator'. `client` defaults to the client initialized last.
     """
@@ -25,6 +27,7 @@ class FleetAdministration:
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
         self._connection = current_client(client).connection
         self._stub = FleetServiceStub(self._connection.channel)
+        self._adapters = AdapterServiceStub(self._connection.channel)
 
     @property
     def loop_thread(self) -> LoopThread:
@@ -52,6 +55,19 @@ class FleetAdministration:
         """
         response = await self._connection.unary(self._stub.Drain, pb.DrainRequest(replica_id=replica_id))
         return response.replica
+
+    @remote_method
+    async def end_lease(self, base_model: str) -> str:
+        """Park the full-parameter run that leases the trainer of a base model, and refuse its operations for a while.
+
+        Returns:
+            Id of the run; empty if the trainer was not leased.
+
+        Raises:
+            NotFoundError: The base model is not served.
+        """
+        response = await self._connection.unary(self._adapters.EndLease, EndLeaseRequest(base_model=base_model))
+        return response.adapter_id
 
     @remote_stream
     async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:

@@ -36,6 +36,7 @@ _SCOPES: Mapping[messages.Scope.ValueType, Scope] = {
     messages.SCOPE_DATA: Scope.DATA,
     messages.SCOPE_OPERATOR: Scope.OPERATOR,
     messages.SCOPE_ADMIN: Scope.ADMIN,
+    messages.SCOPE_FULL_PARAMETERS: Scope.FULL_PARAMETERS,
 }
 _SCOPE_NUMBERS = {scope: number for number, scope in _SCOPES.items()}
 

@@ -76,6 +76,4 @@ class GrpcAdapters:
 
 
 def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:
-    # A full-parameter run keeps its replica until it is deleted, so parking it again would have no effect.
-    is_idle = adapter.is_parked or adapter.HasField('full_parameters')
-    return ParkedAdapter(is_idle=is_idle, checkpoint_path=adapter.checkpoint_path)
+    return ParkedAdapter(is_idle=adapter.is_parked and not adapter.has_lease, checkpoint_path=adapter.checkpoint_path)

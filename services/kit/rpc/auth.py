@@ -14,7 +14,7 @@ KEY_ID_KEY = 'x-twinkle-key'
 SCOPES_KEY = 'x-twinkle-scopes'
 INTERNAL_KEY = 'x-twinkle-internal'
 """'1' if a service makes the call itself; absent if the gateway forwards a client's call."""
-ALL_SCOPES = frozenset({'train', 'sample', 'data', 'operator', 'admin'})
+ALL_SCOPES = frozenset({'train', 'sample', 'data', 'operator', 'admin', 'full_parameters'})
 
 
 class Authenticator(Protocol):

@@ -73,6 +73,12 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         adapter = await self._service.park_adapter(current_caller(), adapter_id, save_prefix=prefix)
         return wire.ParkAdapterResponse(adapter=self._message(adapter))
 
+    async def EndLease(  # noqa: N802 - name of the RPC
+        self, request: wire.EndLeaseRequest, context: Context[Any, Any]
+    ) -> wire.EndLeaseResponse:
+        adapter_id = await self._service.end_lease(current_caller(), request.base_model)
+        return wire.EndLeaseResponse(adapter_id=adapter_id or '')
+
     async def Estimate(  # noqa: N802 - name of the RPC
         self, request: wire.EstimateRequest, context: Context[Any, Any]
     ) -> wire.EstimateResponse:

@@ -53,6 +53,7 @@ def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb
         session_id=adapter.session_id,
         checkpoint_path=adapter.checkpoint_path,
         is_parked=is_parked,
+        has_lease=adapter.has_lease,
     )
 
 

@@ -75,6 +75,7 @@ class ProtoRecordCodec:
             user_metadata=dict(message.user_metadata),
             session_id=message.session_id,
             checkpoint_path=message.checkpoint_path,
+            has_lease=message.has_lease,
         )
 
 

@@ -113,6 +113,11 @@ class AdapterQueue:
         """Cancel an operation that waits for its turn; return False if it does not wait."""
         return self._fail(number, Cancelled())
 
+    def drop_all(self) -> None:
+        """Cancel all operations that wait for their turn."""
+        for number in list(self._waiters):
+            self.drop(number)
+
     def skip(self, number: int, *, missing: int) -> bool:
         """Reject an operation that waits for a missing number; return False if it does not wait for it."""
         is_behind = number > missing > self.sequence.last_number

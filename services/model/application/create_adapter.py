@@ -96,16 +96,19 @@ class CreateAdapter:
         Cancellation: a creation that has started completes; repeating the request returns its adapter.
 
         Raises:
-            ScopeMissing: The API key lacks the scope `train`.
+            ScopeMissing: The API key lacks the scope `train`, or `full_parameters` for a full-parameter adapter.
             BaseModelNotFound, CheckpointNotFound: The base model or the checkpoint does not exist.
             InvalidField, UnknownComponent: The configuration is invalid, or a client chose the id.
             QuotaExceeded: The tenant or the replica has reached its limit of adapters.
             ReplicaLeased: A full-parameter adapter uses the replica exclusively.
+            ReplicaInUse, FullParametersDisabled: A full-parameter adapter cannot get the lease of the replica.
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with other content.
             AdapterIdTaken: The chosen id was used before.
         """
         require_scope(caller, 'train')
+        if request.full_parameters is not None:
+            require_scope(caller, 'full_parameters')
         if request.adapter_id and not caller.is_internal:
             # AdapterIdTaken would reveal ids of other tenants to a client.
             raise InvalidField('adapter_id', 'must be empty: the service chooses it')
@@ -167,6 +170,7 @@ class CreateAdapter:
             training_config=description.training_config,
             parameter_count=description.parameter_count,
             full_parameters=request.full_parameters,
+            has_lease=request.full_parameters is not None,
             create_time=now,
             update_time=now,
             user_metadata=request.user_metadata,
@@ -187,7 +191,7 @@ class CreateAdapter:
             raise QuotaExceeded(quota='adapters', limit=self._limits.tenant)
         if len(self._directory) >= self._limits.total:
             raise QuotaExceeded(quota='adapters', limit=self._limits.total)
-        if self._residency.lease.is_taken:
+        if self._residency.lease.holder_id is not None:
             raise ReplicaLeased()
 
     @asynccontextmanager
@@ -196,7 +200,7 @@ class CreateAdapter:
         if request.full_parameters is None:
             yield
             return
-        self._residency.lease.take(adapter_id)
+        self._residency.take_lease(adapter_id)
         is_done = False
         try:
             yield

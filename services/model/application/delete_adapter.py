@@ -64,7 +64,6 @@ class DeleteAdapter:
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
             self._fetch_batch.cancel(adapter_id, AdapterNotFound(adapter_id))
-            self._residency.reject_waiters(adapter_id)
             await self._queues.forget(adapter_id)
             await self._residency.forget(adapter_id)
             await self._ports.journal.remove_adapter(adapter_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.model.application.admission import Admission
@@ -43,11 +44,13 @@ class ExecuteOperation:
 
         Raises:
             AdapterNotFound: The caller has no such adapter.
-            ScopeMissing: The batch comes from a loader, and the API key lacks the scope `data`.
+            ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
+                full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
             DomainError: The operation failed.
         """
-        self._directory.get(caller, operation.adapter_id)
+        if self._directory.get(caller, operation.adapter_id).is_full_parameter:
+            require_scope(caller, 'full_parameters')
         require_loader_scope(caller, operation)
         arrival = self._clock.monotonic()
         async with self._queues.use(operation.adapter_id) as queue:

@@ -5,7 +5,7 @@ a repeated operation returns the recorded result without fetching.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
@@ -43,21 +43,16 @@ class FetchBatch:
     Concurrency: use it from one event loop only.
     """
 
-    def __init__(
-        self, batches: BatchSource, codec: RecordCodec, *, tenant_bytes: int, is_alone: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, batches: BatchSource, codec: RecordCodec, *, tenant_bytes: int) -> None:
         """Initialize the limits.
 
         Args:
             batches: Source of the batches.
             codec: Inserts batches into operations.
             tenant_bytes: Maximum bytes of one tenant's batches in memory; a single larger batch is allowed.
-            is_alone: Returns whether an adapter uses the replica exclusively. The batches of such an adapter are not
-                limited, because the operations of the batches in memory may be waiting for that adapter.
         """
         self._batches = batches
         self._codec = codec
-        self._is_alone = is_alone
         self._gate = ByteGate(
             tenant_bytes=tenant_bytes, total_bytes=_FULL_QUOTA_COUNT * tenant_bytes, wait_seconds=None
         )
@@ -76,12 +71,9 @@ class FetchBatch:
             return operation
         if self._is_closed:
             raise Draining()
-        if self._is_alone(operation.adapter_id):
-            fetch = self._batches.load(operation.batch_reference)
-        else:
-            hold = self._gate.hold(caller.tenant_id)
-            stack.callback(hold.release)
-            fetch = self._in_turn(caller.tenant_id, hold, operation.batch_reference)
+        hold = self._gate.hold(caller.tenant_id)
+        stack.callback(hold.release)
+        fetch = self._in_turn(caller.tenant_id, hold, operation.batch_reference)
         loaded = await self._unless_cancelled(operation.adapter_id, fetch)
         reach('batch.fetched')
         if len(loaded.content) < _THREAD_BYTES:

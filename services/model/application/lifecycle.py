@@ -1,6 +1,7 @@
 """Recovers adapters at startup, and evicts idle ones periodically."""
 
 import asyncio
+from dataclasses import replace
 from typing import NoReturn
 
 import structlog
@@ -10,6 +11,7 @@ from services.model.application.create_adapter import CreateAdapter
 from services.model.application.directory import AdapterDirectory
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
+from services.model.domain.adapter import Adapter
 from services.model.domain.errors import OperationCrashed
 from services.model.ports import Ports
 
@@ -28,7 +30,9 @@ class Recover:
         self._create_adapter = create_adapter
 
     async def __call__(self) -> None:
-        """Register all adapters, and restore those with unrecorded outcomes. The others are restored on demand.
+        """Register all adapters, and restore those with unrecorded outcomes and the one that has the lease.
+
+        The others are restored on demand.
 
         Raises:
             BaseModelNotFound: An adapter's base model is no longer served, because the configuration changed.
@@ -38,15 +42,25 @@ class Recover:
         for item in journaled:
             if item.adapter.base_model not in known:
                 raise BaseModelNotFound(item.adapter.base_model, known)
-            self._directory.put(item.adapter)
-            if item.adapter.is_full_parameter:
-                self._residency.lease.take(item.adapter.adapter_id)
+            self._directory.put(self._with_lease(item.adapter))
         self._create_adapter.remember(await self._ports.journal.creations())
-        unsettled = [item for item in journaled if not item.is_settled]
+        is_held = self._residency.lease.is_held_by
+        unsettled = [item for item in journaled if not item.is_settled or is_held(item.adapter.adapter_id)]
         _log.info('recovery started', adapters=len(journaled), unsettled=len(unsettled))
         for done, item in enumerate(unsettled, start=1):
             await self._settle(item.adapter.adapter_id)
             _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
+
+    def _with_lease(self, adapter: Adapter) -> Adapter:
+        """Return an adapter after renewing its lease; without it if it cannot be renewed."""
+        if not adapter.has_lease:
+            return adapter
+        try:
+            self._residency.take_lease(adapter.adapter_id)
+        except DomainError as error:
+            _log.error('lease not renewed', adapter=adapter.adapter_id, error=str(error))
+            return replace(adapter, has_lease=False)
+        return adapter
 
     async def _settle(self, adapter_id: str) -> None:
         """Restore an adapter, and park it if its last operation had crashed the service."""

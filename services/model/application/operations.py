@@ -136,6 +136,13 @@ class Operations:
                 await queue.wait_for_change()
             return entry.is_running
 
+    def drop_waiting(self, adapter_id: str) -> None:
+        """Cancel all operations of an adapter that are not being computed yet."""
+        queue = self._queues.find(adapter_id)
+        if queue is not None:
+            queue.drop_all()
+        self._stop(adapter_id)
+
     def close(self) -> None:
         """Close all watches; otherwise open watches would delay the shutdown."""
         self._is_closed = True

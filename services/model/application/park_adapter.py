@@ -1,26 +1,26 @@
-"""Parks an adapter: stores its state on disk and frees its memory until the next operation.
+"""Parks adapters: stores their state on disk and frees their memory until the next operation.
 
 Unsaved steps can be saved first, as a checkpoint that remains when the adapter is deleted. Saving uses no sequence
 number, so the client's next number stays the same.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import structlog
 
-from services.kit.authority import require_internal
+from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
-from services.kit.errors import Code, DomainError
+from services.kit.errors import BaseModelNotFound, Code, DomainError
 from services.kit.failpoints import reach
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
-from services.model.domain.errors import ReplicaLeased
 from services.model.domain.operation import Save
-from services.model.ports import Ports
+from services.model.ports import Ports, TrainerBackend
 
 _log = structlog.get_logger('parking')
 
@@ -28,14 +28,25 @@ _log = structlog.get_logger('parking')
 class ParkAdapter:
     """Parks the adapters of finished sessions. Concurrency: use it from one event loop only."""
 
-    def __init__(self, ports: Ports, directory: AdapterDirectory, residency: Residency) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        directory: AdapterDirectory,
+        residency: Residency,
+        *,
+        drop_waiting: Callable[[str], None],
+    ) -> None:
+        """Initialize; `drop_waiting` cancels the operations of an adapter that are not being computed yet."""
+        self._drop_waiting = drop_waiting
         self._ports = ports
         self._directory = directory
         self._residency = residency
         self._adapter_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, caller: Caller, adapter_id: str, *, save_prefix: str = '') -> Adapter:
-        """Park an adapter, unless one of its operations is running or it has leased the replica; return the adapter.
+        """Cancel an adapter's waiting operations, and park it unless an operation is running; return the adapter.
+
+        A full-parameter adapter is parked after its running operation, and is not saved as a checkpoint.
 
         Idempotency: the call can be repeated, even after a crash; the checkpoint is saved only once.
 
@@ -51,18 +62,17 @@ class ParkAdapter:
             DomainError: Saving failed; the adapter is unchanged.
         """
         require_internal(caller)
-        adapter = self._directory.get(caller, adapter_id)
-        if adapter.is_full_parameter:
-            return adapter
+        self._directory.get(caller, adapter_id)
         async with self._adapter_locks.setdefault(adapter_id, asyncio.Lock()):
-            if save_prefix and self._directory.get(caller, adapter_id).is_unsaved:
+            self._drop_waiting(adapter_id)
+            adapter = self._directory.get(caller, adapter_id)
+            if save_prefix and adapter.is_unsaved and not adapter.is_full_parameter:
                 await self._save(adapter_id, save_prefix)
+            await self._residency.end_lease(adapter_id)
             await self._residency.park(adapter_id)
         return self._directory.get(caller, adapter_id)
 
     async def _save(self, adapter_id: str, prefix: str) -> None:
-        if self._residency.lease.excludes(adapter_id):
-            raise ReplicaLeased()
         exported = await self._state_at_rest(adapter_id)
         if exported is None:
             return
@@ -108,3 +118,32 @@ class ParkAdapter:
             adapter.adapter_id, state, base_model=adapter.base_model, save=save, request_id=request_id
         )
         return saved.checkpoint_path
+
+
+class EndLease:
+    """Ends the lease of the replica. Concurrency: use it from one event loop only."""
+
+    def __init__(self, backend: TrainerBackend, residency: Residency, *, suspended_seconds: float) -> None:
+        self._backend = backend
+        self._residency = residency
+        self._suspended_seconds = suspended_seconds
+
+    async def __call__(self, caller: Caller, base_model: str) -> str | None:
+        """Park the adapter that has the lease, after its running operation; refuse its operations for a while.
+
+        Returns:
+            Id of the adapter; None if no adapter had the lease.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+            BaseModelNotFound: This replica does not serve the base model.
+            JournalUnavailable: The end of the lease could not be recorded.
+        """
+        require_scope(caller, 'operator')
+        known = tuple(model.base_model for model in self._backend.facts().base_models)
+        if base_model not in known:
+            raise BaseModelNotFound(base_model, known)
+        holder_id = self._residency.lease.holder_id
+        if holder_id is not None:
+            await self._residency.end_lease(holder_id, suspended_seconds=self._suspended_seconds)
+        return holder_id

@@ -5,39 +5,26 @@ Snapshots make the restore fast. They are copied between two operations and writ
 """
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import structlog
 
 from services.kit.clock import Clock
-from services.kit.errors import AdapterNotFound, DomainError, Draining
+from services.kit.errors import AdapterNotFound, DomainError
 from services.kit.failpoints import reach
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.directory import AdapterDirectory
-from services.model.application.resident import ReplicaLease, Resident
+from services.model.application.lease import ReplicaLease
+from services.model.application.resident import ResidencyBounds, Resident
 from services.model.application.restore import Restore, RestoredAdapter
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
 from services.model.ports import Journal, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('residency')
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidencyBounds:
-    """Limits that determine when adapters are evicted and snapshotted."""
-
-    resident_adapters: int = 256
-    """Maximum number of adapters in the engine."""
-    idle_seconds: float = 600.0
-    """Seconds without an operation after which an adapter is evicted."""
-    snapshot_device_seconds: float = 30.0
-    """A snapshot is due once replaying the operations since the last one would take this many seconds."""
-    snapshot_operations: int = 256
-    """A snapshot is due at the latest after this many operations."""
 
 
 class Residency:
@@ -58,13 +45,12 @@ class Residency:
         self._clock = clock
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
-        self.lease = ReplicaLease()
-        """The lease of the replica; while an adapter has it, all other adapters are evicted."""
+        self.lease = ReplicaLease(journal, directory, clock=clock, is_allowed=bounds.is_lease_allowed)
+        """The lease of the replica; while an adapter has it, no other adapter is in the engine."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._eviction_lock = asyncio.Lock()
         self._changes = ChangeNotifier()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
 
     @property
     def resident_count(self) -> int:
@@ -82,6 +68,8 @@ class Residency:
 
         Raises:
             AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
+            ReplicaLeased: Another adapter has the lease of the replica.
+            ReplicaInUse, FullParametersDisabled: The adapter needs the lease and cannot get it.
         """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
@@ -97,7 +85,11 @@ class Residency:
 
     @asynccontextmanager
     async def reserve(self, adapter_id: str) -> AsyncIterator[None]:
-        """Reserve a slot for an adapter that the block creates; if the block fails, the adapter is removed."""
+        """Reserve a slot for an adapter that the block creates; if the block fails, the adapter is removed.
+
+        Raises:
+            ReplicaLeased: Another adapter has the lease of the replica.
+        """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
         is_done = False
@@ -132,29 +124,54 @@ class Residency:
             yield is_at_rest
 
     async def park(self, adapter_id: str) -> None:
-        """Evict an adapter now, after a snapshot; do nothing if an operation uses it or waits for it."""
+        """Evict an adapter now, after a snapshot, and end its lease; do nothing if an operation uses or awaits it.
+
+        Raises:
+            JournalUnavailable: The end of the lease could not be recorded.
+        """
         resident = self._residents.get(adapter_id)
-        if resident is not None and not resident.user_count and not self.lease.is_held_by(adapter_id):
+        if resident is not None and not resident.user_count:
             await _wait_for(resident.copying)
             await self._page_out(resident)
+
+    def take_lease(self, adapter_id: str) -> None:
+        """Lease the replica to an adapter.
+
+        Raises:
+            ReplicaLeased, ReplicaInUse, FullParametersDisabled: The lease cannot be granted.
+        """
+        self.lease.take(adapter_id, is_in_use=self._is_used_by_others(adapter_id))
+
+    async def end_lease(self, adapter_id: str, *, suspended_seconds: float = 0.0) -> None:
+        """Park an adapter that has the lease after its running operation, and refuse its waiting operations.
+
+        Args:
+            adapter_id: Id of the adapter; the call does nothing if the adapter does not have the lease.
+            suspended_seconds: Time after the end for which the adapter's operations are refused, so that others can
+                use the replica.
+
+        Raises:
+            JournalUnavailable: The end of the lease could not be recorded.
+        """
+        if not self.lease.is_held_by(adapter_id):
+            return
+        self.lease.suspend(adapter_id, seconds=math.inf)
+        try:
+            while self.lease.is_held_by(adapter_id):
+                resident = self._resident_of(adapter_id)
+                if resident.holder_count:
+                    await self._changes.wait()
+                else:
+                    await _wait_for(resident.copying)
+                    await self._page_out(resident)
+        finally:
+            self.lease.suspend(adapter_id, seconds=suspended_seconds)
 
     async def discard(self, adapter_id: str) -> None:
         """Drop an adapter's state in the engine; the next use restores it from the journal."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             await self._unload(resident)
-
-    def reject_waiters(self, adapter_id: str) -> None:
-        """Reject the operations that wait for the end of a lease and whose adapter is being deleted."""
-        resident = self._residents.get(adapter_id)
-        if resident is not None:
-            resident.is_being_deleted = True
-            self._changes.notify()
-
-    def reject_all_waiters(self) -> None:
-        """Reject all operations that wait for the end of a lease, because the service is shutting down."""
-        self._is_closing = True
-        self._changes.notify()
 
     async def forget(self, adapter_id: str) -> None:
         """Remove a deleted adapter once its snapshots are written, and release its lease."""
@@ -164,19 +181,21 @@ class Residency:
             await _wait_for(resident.writing)
             async with resident.lock:
                 await self._unload(resident)
-            # If the deletion cannot be recorded, the adapter remains and may be loaded again.
-            resident.is_being_deleted = False
-            self._drop_unused(resident)
         self.lease.end(adapter_id)
+        if resident is not None:
+            self._drop_unused(resident)
         self._changes.notify()
 
     async def evict_idle(self) -> None:
-        """Evict the adapters that have been idle for longer than the limit."""
+        """Evict the adapters that have been idle for longer than the limit, and end their leases."""
         limit = self._clock.monotonic() - self._bounds.idle_seconds
-        for resident in [item for item in self._residents.values() if _is_evictable(item)]:
-            is_leaseholder = self.lease.is_held_by(resident.adapter_id)
-            if resident.last_used <= limit and _is_evictable(resident) and not is_leaseholder:
+        for resident in list(self._residents.values()):
+            if resident.last_used > limit or not self._is_parkable(resident):
+                continue
+            try:
                 await self._page_out(resident)
+            except DomainError as error:
+                _log.warning('lease not ended; retrying', adapter=resident.adapter_id, error=str(error))
 
     async def close(self) -> None:
         """Wait until all snapshots in progress are written."""
@@ -187,6 +206,7 @@ class Residency:
         # A due snapshot is taken first; otherwise a busy adapter would never get one.
         await _wait_for(resident.copying)
         async with resident.lock:
+            self.lease.check(resident.adapter_id)
             if not resident.is_loaded:
                 await self._page_in(resident)
             # Count the holder before releasing the lock, so that the adapter never looks idle in between.
@@ -194,6 +214,9 @@ class Residency:
         self._residents.move_to_end(resident.adapter_id)
 
     async def _page_in(self, resident: Resident) -> None:
+        known = self._directory.find(resident.adapter_id)
+        if known is not None and known.is_full_parameter:
+            await self.lease.resume(known, is_in_use=self._is_used_by_others(known.adapter_id))
         await self._reserve_slot(resident)
         is_done = False
         try:
@@ -223,37 +246,25 @@ class Residency:
             )
 
     async def _reserve_slot(self, resident: Resident) -> None:
-        """Wait for a slot in the engine and take it."""
-        while not resident.is_loaded:
-            while self.lease.excludes(resident.adapter_id):
-                self._check_can_wait(resident)
-                await self._changes.wait()
-            async with self._eviction_lock:
-                await self._evict_until_free(resident)
-                resident.is_loaded = not self.lease.excludes(resident.adapter_id)
-
-    def _check_can_wait(self, resident: Resident) -> None:
-        """Check that the adapter may still get a slot.
+        """Wait for a slot in the engine and take it.
 
         Raises:
-            AdapterNotFound: The adapter is being deleted.
-            Draining: The service is shutting down.
+            ReplicaLeased: Another adapter has the lease.
         """
-        if resident.is_being_deleted:
-            raise AdapterNotFound(resident.adapter_id)
-        if self._is_closing:
-            raise Draining()
+        async with self._eviction_lock:
+            while self.resident_count >= self._bounds.resident_adapters:
+                self.lease.check(resident.adapter_id)
+                victim = self._victim()
+                if victim is None:
+                    await self._changes.wait()
+                else:
+                    await self._page_out(victim)
+            # The replica may have been leased during the wait.
+            self.lease.check(resident.adapter_id)
+            resident.is_loaded = True
 
-    async def _evict_until_free(self, resident: Resident) -> None:
-        """Evict adapters until a slot is free, or until another adapter leases the replica."""
-        is_alone = self.lease.is_held_by(resident.adapter_id)
-        capacity = 1 if is_alone else self._bounds.resident_adapters
-        while self.resident_count >= capacity and not self.lease.excludes(resident.adapter_id):
-            victim = self._victim()
-            if victim is None:
-                await self._changes.wait()
-            else:
-                await self._page_out(victim)
+    def _is_used_by_others(self, adapter_id: str) -> bool:
+        return any(item.is_loaded for item in self._residents.values() if item.adapter_id != adapter_id)
 
     def _victim(self) -> Resident | None:
         """Return the least recently used adapter, preferring those without a pending Forward."""
@@ -262,14 +273,20 @@ class Residency:
 
     async def _page_out(self, resident: Resident) -> None:
         async with resident.lock:
-            if not resident.is_loaded or resident.holder_count:
+            if resident.holder_count:
                 return
-            await _wait_for(resident.writing)
-            if resident.operation_count:
-                await self._snapshot_now(resident)
-            reach('page_out.recorded')
-            await self._unload(resident)
+            if resident.is_loaded:
+                await self._snapshot_and_unload(resident)
+            await self.lease.release(resident.adapter_id)
+        self._changes.notify()
         self._drop_unused(resident)
+
+    async def _snapshot_and_unload(self, resident: Resident) -> None:
+        await _wait_for(resident.writing)
+        if resident.operation_count:
+            await self._snapshot_now(resident)
+        reach('page_out.recorded')
+        await self._unload(resident)
 
     async def _snapshot_now(self, resident: Resident) -> None:
         adapter = self._directory.find(resident.adapter_id)
@@ -303,8 +320,14 @@ class Residency:
 
     def _drop_unused(self, resident: Resident) -> None:
         is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
+        # The holder of a lease stays known, so that its lease can end even if it cannot be loaded.
+        is_in_use = is_in_use or self.lease.is_held_by(resident.adapter_id)
         if not is_in_use and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]
+
+    def _is_parkable(self, resident: Resident) -> bool:
+        is_idle_leaseholder = self.lease.is_held_by(resident.adapter_id) and not resident.user_count
+        return _is_evictable(resident) or is_idle_leaseholder
 
     def _is_snapshot_due(self, resident: Resident) -> bool:
         is_costly = resident.device_seconds >= self._bounds.snapshot_device_seconds

@@ -1,9 +1,23 @@
-"""The state of an adapter in the engine, and the lease of the replica. `residency` uses both."""
+"""The state of an adapter in the engine, and the limits of adapters in memory, for `residency`."""
 
 import asyncio
 from dataclasses import dataclass, field
 
-from services.model.domain.errors import ReplicaLeased
+
+@dataclass(frozen=True, kw_only=True)
+class ResidencyBounds:
+    """Limits that determine when adapters are evicted and snapshotted."""
+
+    resident_adapters: int = 256
+    """Maximum number of adapters in the engine."""
+    idle_seconds: float = 600.0
+    """Seconds without an operation after which an adapter is evicted."""
+    snapshot_device_seconds: float = 30.0
+    """A snapshot is due once replaying the operations since the last one would take this many seconds."""
+    snapshot_operations: int = 256
+    """A snapshot is due at the latest after this many operations."""
+    is_lease_allowed: bool = False
+    """Whether full-parameter runs may lease the replica."""
 
 
 @dataclass(eq=False)
@@ -22,8 +36,6 @@ class Resident:
     """Number of operations since the last snapshot."""
     is_pending: bool = False
     """True if a Forward waits for its Backward; if the adapter is evicted, the Forward must run again."""
-    is_being_deleted: bool = False
-    """True if the adapter is being deleted; operations that wait for it are rejected."""
     last_used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the adapter is loaded, evicted or copied."""
@@ -38,41 +50,3 @@ class Resident:
     def mark_snapshotted(self) -> None:
         """Reset the counters after a snapshot of the current state."""
         self.device_seconds, self.operation_count = 0.0, 0
-
-
-class ReplicaLease:
-    """The exclusive lease of the replica for a full-parameter run, which changes the shared base model.
-
-    Only one adapter at a time has the lease, from its creation to its deletion.
-    """
-
-    def __init__(self) -> None:
-        self._holder_id: str | None = None
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether an adapter has the lease."""
-        return self._holder_id is not None
-
-    def take(self, adapter_id: str) -> None:
-        """Grant the lease to an adapter; do nothing if it already has it.
-
-        Raises:
-            ReplicaLeased: Another adapter has the lease.
-        """
-        if self.excludes(adapter_id):
-            raise ReplicaLeased()
-        self._holder_id = adapter_id
-
-    def end(self, adapter_id: str) -> None:
-        """Release the lease if this adapter has it."""
-        if self._holder_id == adapter_id:
-            self._holder_id = None
-
-    def is_held_by(self, adapter_id: str) -> bool:
-        """Return whether this adapter has the lease."""
-        return self._holder_id == adapter_id
-
-    def excludes(self, adapter_id: str) -> bool:
-        """Return whether another adapter has the lease."""
-        return self._holder_id not in (None, adapter_id)

@@ -99,7 +99,7 @@ class Restore:
     async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
         begun = await begin_from(snapshot, self._backend)
-        adapter = replace(begun, version=current.version)
+        adapter = replace(begun, version=current.version, has_lease=current.has_lease)
         restored = RestoredAdapter(adapter=adapter, snapshot_number=snapshot.sequence_number)
         return await self._replay(restored, current, until)
 

@@ -15,9 +15,10 @@ from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.lifecycle import Cleanup, Recover
 from services.model.application.operations import Operations
-from services.model.application.park_adapter import ParkAdapter
+from services.model.application.park_adapter import EndLease, ParkAdapter
 from services.model.application.queues import Queues
-from services.model.application.residency import Residency, ResidencyBounds
+from services.model.application.residency import Residency
+from services.model.application.resident import ResidencyBounds
 from services.model.application.state_verbs import StateVerbRunner
 from services.model.application.train_stream import TrainStream
 from services.model.application.upload_batch import ReadUpload, UploadBatch
@@ -55,6 +56,7 @@ class ModelService:
     estimate: Estimate
     delete_adapter: DeleteAdapter
     park_adapter: ParkAdapter
+    end_lease: EndLease
     is_resident: Callable[[str], bool]
     """Returns whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
@@ -82,24 +84,24 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds)
-    tenant_bytes, is_alone = limits.queue.request_bytes, residency.lease.is_held_by
-    fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=tenant_bytes, is_alone=is_alone)
+    fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=limits.queue.request_bytes)
     carry_out = CarryOut(
         ports, directory, residency, StateVerbRunner(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
     )
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, ports.clock), carry_out, clock=ports.clock)
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
-
+    operations = Operations(directory, queues, dispatcher, fetch_batch)
     delete = DeleteAdapter(directory, queues, dispatcher, fetch_batch, residency, ports)
 
     return ModelService(
         create_adapter=create,
         estimate=Estimate(ports.backend, ports.estimator),
         delete_adapter=delete,
-        park_adapter=ParkAdapter(ports, directory, residency),
+        park_adapter=ParkAdapter(ports, directory, residency, drop_waiting=operations.drop_waiting),
+        end_lease=EndLease(ports.backend, residency, suspended_seconds=limits.residency.idle_seconds),
         is_resident=residency.is_resident,
         execute_operation=execute,
-        operations=Operations(directory, queues, dispatcher, fetch_batch),
+        operations=operations,
         train_stream=TrainStream(execute, queues),
         upload_batch=UploadBatch(ports.uploads),
         read_upload=ReadUpload(ports.uploads),
@@ -114,7 +116,6 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
 async def _close(
     residency: Residency, fetch_batch: FetchBatch, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
 ) -> None:
-    residency.reject_all_waiters()
     fetch_batch.close()
     await dispatcher.close()
     await queues.close()

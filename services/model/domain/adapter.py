@@ -21,8 +21,9 @@ class Adapter:
     """Configuration in use."""
     parameter_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's parameters that it trains, or an empty tuple for all of them; None for LoRA. A
-    full-parameter adapter has the lease of the replica."""
+    """Names of the base model's parameters that it trains, or an empty tuple for all of them; None for LoRA."""
+    has_lease: bool = False
+    """Whether it has the lease of the replica, which a full-parameter adapter needs to be in the engine."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0

@@ -122,10 +122,36 @@ class UndoTooFar(FailedPrecondition):
 
 @domain_error(
     'REPLICA_LEASED',
-    'the base weights of this replica are leased to a full-parameter run; delete its adapter first',
+    'the base weights of this replica are leased to a full-parameter run; retry when its lease has ended',
+    disposition=Disposition.REFUSED,
 )
 class ReplicaLeased(FailedPrecondition):
     """Another adapter trains the base weights."""
+
+
+@domain_error(
+    'REPLICA_IN_USE',
+    'a full-parameter run needs the whole replica, but {problem}',
+    disposition=Disposition.REFUSED,
+)
+class ReplicaInUse(FailedPrecondition):
+    """The replica cannot be leased now."""
+
+    problem: str
+
+    def metadata(self) -> Mapping[str, str]:
+        """Return no metadata, because the problem is a sentence."""
+        return {}
+
+
+@domain_error(
+    'FULL_PARAMETERS_DISABLED',
+    'this server does not train the base model itself; an operator can set full_parameters of its model service, '
+    'or train an adapter',
+    disposition=Disposition.REFUSED,
+)
+class FullParametersDisabled(FailedPrecondition):
+    """The operator does not allow full-parameter runs."""
 
 
 @domain_error(

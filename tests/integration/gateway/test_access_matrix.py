@@ -59,6 +59,7 @@ CREATING_METHODS = {'SessionService/CreateSession'}
 """Methods whose responses contain a new id."""
 METHODS_WITHOUT_NOT_FOUND = {
     'AdapterService/CreateAdapter',
+    'AdapterService/EndLease',
     'AdapterService/Estimate',
     'AdapterService/ListAdapters',
     'CatalogueService/GetUsage',

@@ -26,9 +26,11 @@ RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> None:
     """The loss falls, the exported model has the trained loss, and later adapters use the original base model."""
     folder = build_tiny_model(tmp_path / 'model')
-    async with serving_model(folder, tmp_path / 'state') as running:
+    async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id
         before = await running.result(lora, 1, forward_only={'batch': batch_of(FEATURES)})
+        with acting_for(Caller(tenant_id='alice', is_internal=True)):
+            await running.internal_adapters.ParkAdapter(adapter_service_pb2.ParkAdapterRequest(adapter_id=lora))
         full = (await running.create(request_id='full', full_parameters={}, training_config=RATE)).adapter_id
         losses: list[float] = []
         for number in range(1, 12, 2):
@@ -50,7 +52,7 @@ async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
     """Each published version is a full model with which a sampler gets bitwise the same log-probabilities."""
     folder = build_tiny_model(tmp_path / 'model')
     sampler = TorchSampler(str(folder))
-    async with serving_model(folder, tmp_path / 'state') as running:
+    async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         full = await running.create(full_parameters={'target_modules': ['mlp']}, training_config=RATE)
         run = full.adapter_id
         digests: set[str] = set()
@@ -73,7 +75,8 @@ async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
 
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
     """A second full-parameter adapter is refused while the replica is leased."""
-    async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
+    folder = build_tiny_model(tmp_path / 'model')
+    async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         created = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})
         assert not created.HasField('lora_config')
         assert list(created.full_parameters.target_modules) == ['mlp']

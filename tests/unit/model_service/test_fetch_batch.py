@@ -134,9 +134,9 @@ async def test_without_a_data_service_handles_are_refused():
         await NoDataService().load(by_handle('ad', 1).batch_reference)
 
 
-def fill_of(batches: FakeBatches, *, tenant_bytes: int, alone: str = '') -> FetchBatch:
-    """Return a batch fetcher; one adapter may use the replica exclusively."""
-    return FetchBatch(batches, CODEC, tenant_bytes=tenant_bytes, is_alone=lambda adapter_id: adapter_id == alone)
+def fill_of(batches: FakeBatches, *, tenant_bytes: int) -> FetchBatch:
+    """Return a batch fetcher."""
+    return FetchBatch(batches, CODEC, tenant_bytes=tenant_bytes)
 
 
 class CountingBatches(FakeBatches):
@@ -263,24 +263,6 @@ async def test_tenants_do_not_wait_for_each_others_batches():
         await let_others_run()
         assert batches.current == 2
         gate.set()
-
-
-async def test_adapter_with_the_lease_ignores_the_memory_limit():
-    """An adapter with the lease ignores the memory limit, because others may wait for the end of its lease."""
-    gate = asyncio.Event()
-    gate.set()
-    fill = fill_of(CountingBatches(gate), tenant_bytes=16, alone='alone')
-    async with AsyncExitStack() as held:
-        with acting_for(ALICE):
-            await fill(held, ALICE, by_handle('first', 1))
-            waiting = asyncio.create_task(fill(held, ALICE, by_handle('second', 1)))
-            await let_others_run()
-            filled = await fill(held, ALICE, by_handle('alone', 1))
-        assert not filled.is_batch_missing
-        assert not waiting.done()
-        fill.cancel('second')
-        with pytest.raises(Cancelled):
-            await waiting
 
 
 async def test_number_is_used_on_the_current_adapter_state():

@@ -1,18 +1,17 @@
-"""Callers that disconnect at the worst moment and leases that are never released block no other caller."""
+"""Callers that disconnect at the worst moment block no other caller."""
 
 import asyncio
 
 import pytest
 
 from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
-from services.kit.errors import AdapterNotFound, Draining
-from services.model.domain.operation import Step
+from services.model.application.resident import ResidencyBounds
 
 
 async def test_deletion_completes_after_its_caller_disconnects() -> None:
     """A deletion completes after its caller disconnects: the journal has no adapter and the lease is free."""
     ports = FakePorts()
-    verbs = ports.verbs()
+    verbs = ports.verbs(residency=ResidencyBounds(is_lease_allowed=True))
     full = await verbs.create_adapter(ALICE, create_request('full', full_parameters=()))
     ports.trainer.gate.clear()
     running = asyncio.ensure_future(execute(verbs, full, 1, training()))
@@ -50,40 +49,11 @@ async def test_shutdown_waits_for_a_running_deletion() -> None:
     assert not await ports.journal.adapters()
 
 
-async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
-    """Operations that wait for another adapter's lease end as NOT_FOUND when their adapter is deleted."""
-    verbs = FakePorts().verbs()
-    adapter = await verbs.create_adapter(ALICE, create_request())
-    full = await verbs.create_adapter(BOB, create_request('full', full_parameters=()))
-    waiting = [asyncio.ensure_future(execute(verbs, adapter, number, Step())) for number in (1, 2)]
-    await let_others_run()
-    await verbs.delete_adapter(ALICE, adapter.adapter_id)
-    for operation in waiting:
-        with pytest.raises(AdapterNotFound):
-            await operation
-    await execute(verbs, full, 1, training())
-    await verbs.close()
-
-
-async def test_lease_does_not_delay_a_shutdown() -> None:
-    """A shutdown refuses operations that wait for a lease, and their numbers stay free."""
-    verbs = FakePorts().verbs()
-    adapter = await verbs.create_adapter(ALICE, create_request())
-    await verbs.create_adapter(BOB, create_request('full', full_parameters=()))
-    waiting = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
-    await let_others_run()
-    closing = asyncio.ensure_future(verbs.close())
-    await let_others_run()
-    assert closing.done()
-    with pytest.raises(Draining):
-        await waiting
-
-
 @pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
 async def test_creation_completes_after_its_caller_disconnects(full_parameters) -> None:
     """A creation completes after its caller disconnects, and repeating the request returns the adapter."""
     ports = FakePorts()
-    verbs = ports.verbs()
+    verbs = ports.verbs(residency=ResidencyBounds(is_lease_allowed=True))
     add_adapter, is_free = ports.journal.add_adapter, asyncio.Event()
 
     async def add_slowly(*args, **kwargs):

@@ -1,125 +1,217 @@
-"""The lease of a replica: a full-parameter adapter uses it exclusively until it is deleted."""
+"""The lease of a replica: a full-parameter adapter uses it exclusively, and no operation waits for its end."""
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from fixtures.fake_estimator import FakeEstimator
-from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
-from fixtures.journals import CODEC
+from fixtures.fake_trainer import FakeTrainer
+from fixtures.model_verbs import FakePorts, create_request, execute, let_others_run, training
 from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import NotBuiltYet
-from services.model.application.admission import QueueLimits
-from services.model.application.create_adapter import AdapterLimits, CreateAdapterRequest
-from services.model.application.residency import ResidencyBounds
-from services.model.application.service import Limits, ModelService, make_service
-from services.model.backends.data_client import NoDataService
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import ReplicaLeased
-from services.model.domain.operation import Operation, Save, Verb, ZeroGrad
-from services.model.domain.training_config import TrainingConfig
-from services.model.ports import Ports
+from services.kit.errors import BaseModelNotFound, Cancelled, NotBuiltYet, ScopeMissing
+from services.model.application.resident import ResidencyBounds
+from services.model.application.service import ModelService
+from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterDescription
+from services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
+from services.model.domain.operation import Save, Step, ZeroGrad
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
-BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
-LIMITS = Limits(
-    adapters=AdapterLimits(tenant=10, total=10),
-    lora_rank=64,
-    pass_tokens=1024,
-    queue=QueueLimits(operation_count=100, request_bytes=1 << 20),
-    gap_seconds=5.0,
-    residency=ResidencyBounds(),
-)
-LORA = CreateAdapterRequest(
-    request_id='lora', base_model=BASE_MODEL, lora_config=None, training_config=TrainingConfig()
-)
-FULL = replace(LORA, request_id='full', full_parameters=())
+BOB = Caller(tenant_id='bob', scopes=frozenset({'train', 'full_parameters'}))
+OPERATOR = Caller(tenant_id='ops', scopes=frozenset({'operator'}))
+LORA = create_request('lora')
+FULL = create_request('full', full_parameters=())
+IDLE_SECONDS = 600.0
 
 
 @pytest.fixture
-def ports() -> Ports:
-    """Ports with fakes and a journal in memory."""
-    return Ports(
-        backend=FakeTrainer(),
-        estimator=FakeEstimator(),
-        store=FakeStore(),
-        exporter=None,  # pyright: ignore[reportArgumentType] - nothing is exported here
-        uploads=None,  # pyright: ignore[reportArgumentType] - nor uploaded
-        batches=NoDataService(),
-        journal=MemoryJournal(),
-        codec=CODEC,
-        clock=FakeClock(),
-    )
+def ports() -> FakePorts:
+    """Fake ports that outlive the service."""
+    return FakePorts()
 
 
-async def _execute(verbs: ModelService, caller: Caller, adapter_id: str, number: int, verb: Verb) -> None:
-    operation = Operation(adapter_id=adapter_id, sequence_number=number, verb=verb, fingerprint=f'{number}')
-    await verbs.execute_operation(caller, operation, is_waiting_allowed=True)
+def leasing(ports: FakePorts) -> ModelService:
+    """Return a service that allows leases."""
+    return ports.verbs(residency=ResidencyBounds(is_lease_allowed=True, idle_seconds=IDLE_SECONDS))
 
 
-async def test_other_adapters_wait_until_the_lease_ends(ports: Ports) -> None:
-    """A lease evicts other adapters, whose operations wait and continue when the lease ends."""
-    verbs = make_service(ports, LIMITS)
+async def park(verbs: ModelService, adapter: Adapter) -> Adapter:
+    """Park an adapter as at the end of its session."""
+    caller = Caller(tenant_id=adapter.tenant_id, is_internal=True)
+    return await verbs.park_adapter(caller, adapter.adapter_id, save_prefix='session-expired')
+
+
+async def test_leases_are_disabled_by_default(ports: FakePorts) -> None:
+    """A lease needs the operator's permission and its own scope."""
+    with pytest.raises(FullParametersDisabled):
+        await ports.verbs().create_adapter(BOB, FULL)
+    with pytest.raises(ScopeMissing):
+        await leasing(ports).create_adapter(ALICE, FULL)
+    assert not ports.trainer.adapters
+
+
+async def test_lease_is_refused_while_other_adapters_are_in_memory(ports: FakePorts) -> None:
+    """A lease is refused while another adapter is in memory, and during it the other adapter is refused at once."""
+    verbs = leasing(ports)
     lora = await verbs.create_adapter(ALICE, LORA)
-    await _execute(verbs, ALICE, lora.adapter_id, 1, ZeroGrad())
+    await execute(verbs, lora, 1, ZeroGrad())
+    with pytest.raises(ReplicaInUse):
+        await verbs.create_adapter(BOB, FULL)
+    await execute(verbs, lora, 2, ZeroGrad())
+    await park(verbs, lora)
     full = await verbs.create_adapter(BOB, FULL)
-    assert list(ports.backend.adapters) == [full.adapter_id]
-    waiting = asyncio.ensure_future(_execute(verbs, ALICE, lora.adapter_id, 2, ZeroGrad()))
-    await _execute(verbs, BOB, full.adapter_id, 1, ZeroGrad())
-    assert not waiting.done()
-    await verbs.delete_adapter(BOB, full.adapter_id)
-    await waiting
-    assert list(ports.backend.adapters) == [lora.adapter_id]
-    await verbs.close()
-
-
-async def test_no_adapter_is_created_during_a_lease(ports: Ports) -> None:
-    """No other adapter can be created while the replica is leased."""
-    verbs = make_service(ports, LIMITS)
-    full = await verbs.create_adapter(ALICE, FULL)
-    for command in (LORA, replace(FULL, request_id='another')):
+    for _ in range(2):
         with pytest.raises(ReplicaLeased):
-            await verbs.create_adapter(BOB, command)
-    await verbs.delete_adapter(ALICE, full.adapter_id)
-    await verbs.create_adapter(BOB, LORA)
+            await execute(verbs, lora, 3, ZeroGrad())
+    await verbs.delete_adapter(BOB, full.adapter_id)
+    await execute(verbs, lora, 3, ZeroGrad())
+    assert list(ports.trainer.adapters) == [lora.adapter_id]
     await verbs.close()
 
 
-async def test_failed_creation_leaves_no_lease(ports: Ports) -> None:
-    """If the engine refuses a full-parameter adapter, the replica is not leased."""
-    verbs = make_service(ports, LIMITS)
-
-    async def refuse(*_args: object, **_options: object) -> None:
-        raise ReplicaLeased()
-
-    create, ports.backend.create_adapter = ports.backend.create_adapter, refuse
-    with pytest.raises(ReplicaLeased):
-        await verbs.create_adapter(ALICE, FULL)
-    ports.backend.create_adapter = create
+async def test_no_adapter_is_created_during_a_lease(ports: FakePorts) -> None:
+    """No other adapter can be created while the replica is leased."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    for request in (LORA, replace(FULL, request_id='another')):
+        with pytest.raises(ReplicaLeased):
+            await verbs.create_adapter(BOB, request)
+    await verbs.delete_adapter(BOB, full.adapter_id)
     await verbs.create_adapter(ALICE, LORA)
     await verbs.close()
 
 
-async def test_lease_holds_after_a_restart(ports: Ports) -> None:
-    """The lease still excludes other adapters after a restart, and its holder continues."""
-    verbs = make_service(ports, LIMITS)
-    full = await verbs.create_adapter(ALICE, FULL)
-    await _execute(verbs, ALICE, full.adapter_id, 1, ZeroGrad())
+async def test_failed_creation_leaves_no_lease(ports: FakePorts) -> None:
+    """If the engine refuses a full-parameter adapter, the replica is not leased."""
+    verbs = leasing(ports)
+
+    async def refuse(*_args: object, **_options: object) -> AdapterDescription:
+        raise ReplicaLeased()
+
+    create, ports.trainer.create_adapter = ports.trainer.create_adapter, refuse
+    with pytest.raises(ReplicaLeased):
+        await verbs.create_adapter(BOB, FULL)
+    ports.trainer.create_adapter = create
+    await verbs.create_adapter(ALICE, LORA)
     await verbs.close()
-    again = make_service(replace(ports, backend=FakeTrainer()), LIMITS)
+
+
+async def test_lease_holds_after_a_restart(ports: FakePorts) -> None:
+    """The lease still excludes other adapters after a restart, and its holder continues."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    await execute(verbs, full, 1, ZeroGrad())
+    await verbs.close()
+    ports.trainer = FakeTrainer()
+    again = leasing(ports)
     await again.recover()
     with pytest.raises(ReplicaLeased):
-        await again.create_adapter(BOB, LORA)
-    await _execute(again, ALICE, full.adapter_id, 2, ZeroGrad())
+        await again.create_adapter(ALICE, LORA)
+    await execute(again, full, 2, ZeroGrad())
     await again.close()
 
 
-async def test_weights_of_the_base_are_not_saved_as_an_adapter(ports: Ports) -> None:
+async def test_ended_lease_is_not_renewed_by_a_restart(ports: FakePorts) -> None:
+    """A restart renews neither a lease that has ended nor one that the operator no longer allows."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    await park(verbs, full)
+    await verbs.close()
+    again = leasing(ports)
+    await again.recover()
+    lora = await again.create_adapter(ALICE, LORA)
+    await again.delete_adapter(ALICE, lora.adapter_id)
+    await execute(again, full, 1, ZeroGrad())
+    await again.close()
+    ports.trainer = FakeTrainer()
+    disabled = ports.verbs()
+    await disabled.recover()
+    await disabled.create_adapter(ALICE, replace(LORA, request_id='next'))
+    with pytest.raises(FullParametersDisabled):
+        await execute(disabled, full, 2, ZeroGrad())
+    await disabled.close()
+
+
+async def test_lease_of_a_busy_run_ends_with_its_session(ports: FakePorts) -> None:
+    """When a session ends, the running operation completes, waiting ones are cancelled, and others continue."""
+    verbs, reference = leasing(ports), FakePorts()
+    full = await verbs.create_adapter(BOB, FULL)
+    ports.trainer.gate.clear()
+    running = asyncio.ensure_future(execute(verbs, full, 1, training()))
+    waiting = asyncio.ensure_future(execute(verbs, full, 2, Step()))
+    await let_others_run()
+    parking = asyncio.ensure_future(park(verbs, full))
+    await let_others_run()
+    ports.trainer.gate.set()
+    await running
+    with pytest.raises(Cancelled):
+        await waiting
+    assert not (await parking).has_lease
+    assert not ports.trainer.adapters
+    lora = await verbs.create_adapter(ALICE, LORA)
+    with pytest.raises(ReplicaInUse):
+        await execute(verbs, full, 2, Step())
+    await verbs.delete_adapter(ALICE, lora.adapter_id)
+    await execute(verbs, full, 2, Step())
+    expected = leasing(reference)
+    undisturbed = await expected.create_adapter(BOB, FULL)
+    await execute(expected, undisturbed, 1, training())
+    await execute(expected, undisturbed, 2, Step())
+    weights = reference.trainer.adapters[undisturbed.adapter_id].weights
+    assert ports.trainer.adapters[full.adapter_id].weights.tobytes() == weights.tobytes()
+    await verbs.close()
+
+
+async def test_operator_ends_a_lease(ports: FakePorts) -> None:
+    """An operator of any tenant can end a lease, and the run cannot take it again for a while."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    with pytest.raises(ScopeMissing):
+        await verbs.end_lease(BOB, full.base_model)
+    with pytest.raises(BaseModelNotFound):
+        await verbs.end_lease(OPERATOR, 'unknown')
+    assert await verbs.end_lease(OPERATOR, full.base_model) == full.adapter_id
+    assert await verbs.end_lease(OPERATOR, full.base_model) is None
+    with pytest.raises(ReplicaInUse):
+        await execute(verbs, full, 1, ZeroGrad())
+    lora = await verbs.create_adapter(ALICE, LORA)
+    await verbs.delete_adapter(ALICE, lora.adapter_id)
+    ports.clock.advance(timedelta(seconds=IDLE_SECONDS))
+    await execute(verbs, full, 1, ZeroGrad())
+    await verbs.close()
+
+
+async def test_idle_lease_ends(ports: FakePorts) -> None:
+    """The lease of a run without operations ends like the residency of an idle adapter, even after a restart."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    await verbs.close()
+    ports.trainer = FakeTrainer()
+    again = leasing(ports)
+    await again.recover()
+    ports.clock.advance(timedelta(seconds=IDLE_SECONDS))
+    await again.cleanup()
+    assert not again.is_resident(full.adapter_id)
+    await again.create_adapter(ALICE, LORA)
+    await again.close()
+
+
+async def test_resumed_run_needs_the_scope(ports: FakePorts) -> None:
+    """A key without the scope cannot execute operations of a full-parameter run of its tenant."""
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
+    await park(verbs, full)
+    with pytest.raises(ScopeMissing):
+        await execute(verbs, full, 1, ZeroGrad(), caller=replace(BOB, scopes=frozenset({'train'})))
+    assert not ports.trainer.adapters
+    await verbs.close()
+
+
+async def test_weights_of_the_base_are_not_saved_as_an_adapter(ports: FakePorts) -> None:
     """Save is refused for full-parameter adapters."""
-    verbs = make_service(ports, LIMITS)
-    full = await verbs.create_adapter(ALICE, FULL)
+    verbs = leasing(ports)
+    full = await verbs.create_adapter(BOB, FULL)
     with pytest.raises(NotBuiltYet):
-        await _execute(verbs, ALICE, full.adapter_id, 1, Save(name='x'))
+        await execute(verbs, full, 1, Save(name='x'))
     await verbs.close()

@@ -11,7 +11,7 @@ from fixtures.crashing import ALICE, Died, StrictStore, create, start
 from fixtures.model_verbs import let_others_run
 from services.checkpoint.domain.errors import CheckpointExists
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, ScopeMissing, ServiceUnreachable
+from services.kit.errors import AdapterNotFound, Cancelled, ScopeMissing, ServiceUnreachable
 from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import ReplicaLeased
@@ -164,6 +164,25 @@ async def test_adapter_with_a_running_operation_is_not_parked(journal, store):
     assert len(store.checkpoints) == 1
 
 
+async def test_waiting_operations_are_cancelled(journal, store):
+    """Parking cancels operations that wait behind the running one, and frees their numbers."""
+    service = await start(journal, store)
+    adapter_id, other_id = await _trained(service), await create(service, 'other')
+    service.trainer.gate.clear()
+    running = asyncio.ensure_future(service.execute(journals.batch_operation(1, other_id)))
+    await let_others_run()
+    waiting = [
+        asyncio.ensure_future(service.execute(journals.batch_operation(number, adapter_id))) for number in (3, 4)
+    ]
+    await let_others_run()
+    parking = asyncio.ensure_future(_park(service, adapter_id))
+    assert [type(error) for error in await asyncio.gather(*waiting)] == [Cancelled, Cancelled]
+    service.trainer.gate.set()
+    await parking
+    assert isinstance(await running, OperationResult)
+    assert isinstance(await service.execute(journals.batch_operation(3, adapter_id)), OperationResult)
+
+
 async def test_operation_during_a_save_stays_unsaved(journal, store):
     """If an operation arrives during the save, its step still counts as unsaved."""
     service = await start(journal, store)
@@ -249,10 +268,12 @@ async def test_an_evicted_adapter_is_saved(journal, store):
     assert {second, third} >= set(service.trainer.adapters)
 
 
-async def test_full_parameter_adapter_is_not_parked(journal, store):
-    """A full-parameter adapter is not parked, and others wait for its lease only if they must be saved."""
-    service = await start(journal, store)
+async def test_full_parameter_adapter_is_parked_without_a_checkpoint(journal, store):
+    """A full-parameter adapter is parked unsaved, and others are saved only after its lease has ended."""
+    service = await start(journal, store, is_lease_allowed=True)
     trained, fresh = await _trained(service), await create(service, 'r2')
+    for adapter_id in (trained, fresh):
+        await _park(service, adapter_id, '')
     full = CreateAdapterRequest(
         request_id='full', base_model='tiny', lora_config=None, training_config=TrainingConfig(), full_parameters=()
     )
@@ -260,8 +281,12 @@ async def test_full_parameter_adapter_is_not_parked(journal, store):
     with pytest.raises(ReplicaLeased):
         await _park(service, trained)
     await _park(service, fresh)
-    await _park(service, leaseholder.adapter_id)
-    assert service.verbs.is_resident(leaseholder.adapter_id)
+    await service.execute(journals.batch_operation(1, leaseholder.adapter_id))
+    await service.execute(journals.step_operation(2, leaseholder.adapter_id))
+    parked = await _park(service, leaseholder.adapter_id)
+    assert (parked.has_lease, parked.checkpoint_path) == (False, '')
+    assert not service.trainer.adapters
+    assert (await _park(service, trained)).checkpoint_path
 
 
 async def test_only_services_can_park_adapters(journal, store):

@@ -110,6 +110,17 @@ def drain(
     console.print(f'{replica_id} has left', highlight=False)
 
 
+@app.command('end-lease')
+def end_lease(
+    model: Annotated[str, typer.Argument(help='Base model of the trainer.')],
+    state_dir: StateDirOption = None,
+) -> None:
+    """Park the full-parameter run that leases the trainer of a base model, so that others can train."""
+    with open_client(state_dir) as client:
+        run_id = FleetAdministration(client=client).end_lease(model)
+    console.print(f'{run_id} is parked' if run_id else f'{model} is not leased', highlight=False)
+
+
 def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
     end = time.monotonic() + _DRAIN_LIMIT_SECONDS
     with console.status(f'draining {replica_id}') as status:

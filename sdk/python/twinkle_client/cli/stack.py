@@ -74,6 +74,9 @@ class UpOptions:
     ] = None
     engine: Annotated[str, typer.Option('--engine', help='Sampler engine: auto, torch or vllm. Default: auto.')] = ''
     tls: Annotated[bool, typer.Option('--tls', help='Use TLS, with certificates created in the state folder.')] = False
+    full_parameters: Annotated[
+        bool, typer.Option('--full-parameters', help='Allow full-parameter runs, which lease the trainer.')
+    ] = False
     state_dir: LocalStateDirOption = None
     detach: Annotated[bool, typer.Option('--detach', help='Run the services in the background.')] = False
 
@@ -86,6 +89,7 @@ class UpOptions:
             'sampler_count': self.samplers,
             'engine': self.engine or None,
             'tls': self.tls or None,
+            'full_parameters': self.full_parameters or None,
         }
         return {name: value for name, value in chosen.items() if value is not None}
 

@@ -52,7 +52,7 @@ class MultiLoraTransformersModel(
             config_or_dir: A `LoraConfig` of peft or of `twinkle`, or the `twinkle://` path of a checkpoint to start
                 from. Unset: a `LoraConfig` with default values.
             full_parameters: Train all weights of the base model (True) or the named ones instead of an adapter.
-                The run leases the replica exclusively until it is removed.
+                The run leases the replica exclusively until it is removed or its session ends; see docs/training.md.
             gradient_accumulation_steps: Number of batches whose gradients are summed before a step is applied.
             user_metadata: Labels in the catalogue.
 
@@ -63,7 +63,7 @@ class MultiLoraTransformersModel(
             ValueError: The configuration is not supported, or the name is taken.
             NotFoundError: The server has no such base model or checkpoint.
             QuotaError: The tenant has reached its number of adapters.
-            StateError: The replica is leased to another full-parameter run.
+            StateError: The replica is leased to another full-parameter run, or the lease for this run is refused.
         """
         self._check_name(adapter_name)
         if full_parameters is not False and config_or_dir is not None:

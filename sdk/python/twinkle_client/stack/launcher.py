@@ -245,6 +245,7 @@ class _Launch:
         patches = {'patches': dict(options.patches)} if options.patches else {}
         threads = max(1, _trainer_threads() // len(options.base_models))
         model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
+        model = {**model, 'full_parameters': True} if options.full_parameters else model
         self._start(_numbered('model', index + 1), model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
         sampler = {**shared, 'engine': options.resolved_engine, 'gateways': [gateway]}

@@ -23,6 +23,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'sampler_count': (int, 'an integer'),
     'tls': (bool, 'true or false'),
     'min_free_bytes': (int, 'an integer'),
+    'full_parameters': (bool, 'true or false'),
 }
 """All other keys of the configuration file, with type and name of the type."""
 DEFAULT_MODEL = 'smollm2-135m-instruct'
@@ -48,6 +49,8 @@ class StackOptions:
     """Whether clients and services use TLS, with certificates created in the state folder."""
     min_free_bytes: int = 256 << 20
     """Free space that the disk of the state folder must have at the start, for logs, databases and first snapshots."""
+    full_parameters: bool = False
+    """Whether the trainers may train the base model itself."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Patches of the base model, options by name, applied in order by trainer and samplers."""
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -88,7 +91,7 @@ class StackOptions:
         """Return these options, overridden by those of a YAML file.
 
         The file may contain `base_model`, `more_models`, `listen`, `http_listen`, `engine`, `sampler_count`, `tls`,
-        `min_free_bytes`, `patches`, and a mapping for each service.
+        `min_free_bytes`, `full_parameters`, `patches`, and a mapping for each service.
 
         Raises:
             ValueError: The file is not a YAML mapping, or has an unknown key or an invalid value.

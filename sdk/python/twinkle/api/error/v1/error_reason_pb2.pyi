@@ -128,7 +128,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     stepCount, stepLimit.
     """
     ERROR_REASON_REPLICA_LEASED: _ErrorReason.ValueType  # 78
-    """FAILED_PRECONDITION. The replica's base weights are leased to a full-parameter run. Metadata: none."""
+    """FAILED_PRECONDITION. The replica's base weights are leased to a full-parameter run. The request had no effect.
+    Metadata: none.
+    """
     ERROR_REASON_NOT_SUPPORTED_HERE: _ErrorReason.ValueType  # 79
     """FAILED_PRECONDITION. The engine or platform of this replica does not support the request. Metadata: what, engine."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 80
@@ -227,6 +229,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
     applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
     """
+    ERROR_REASON_REPLICA_IN_USE: _ErrorReason.ValueType  # 212
+    """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
+    its session or an operator has ended its lease. The request had no effect. Metadata: none.
+    """
+    ERROR_REASON_FULL_PARAMETERS_DISABLED: _ErrorReason.ValueType  # 213
+    """FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reason of an error. The comment of each value lists its `metadata` keys."""
@@ -333,7 +341,9 @@ ERROR_REASON_UNDO_TOO_FAR: ErrorReason.ValueType  # 77
 stepCount, stepLimit.
 """
 ERROR_REASON_REPLICA_LEASED: ErrorReason.ValueType  # 78
-"""FAILED_PRECONDITION. The replica's base weights are leased to a full-parameter run. Metadata: none."""
+"""FAILED_PRECONDITION. The replica's base weights are leased to a full-parameter run. The request had no effect.
+Metadata: none.
+"""
 ERROR_REASON_NOT_SUPPORTED_HERE: ErrorReason.ValueType  # 79
 """FAILED_PRECONDITION. The engine or platform of this replica does not support the request. Metadata: what, engine."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 80
@@ -432,4 +442,10 @@ ERROR_REASON_OPERATION_CRASHED: ErrorReason.ValueType  # 210
 """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
 applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
 """
+ERROR_REASON_REPLICA_IN_USE: ErrorReason.ValueType  # 212
+"""FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
+its session or an operator has ended its lease. The request had no effect. Metadata: none.
+"""
+ERROR_REASON_FULL_PARAMETERS_DISABLED: ErrorReason.ValueType  # 213
+"""FAILED_PRECONDITION. The operator does not allow full-parameter runs. Metadata: none."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -36,9 +36,11 @@ class _ScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Scope.ValueType
     SCOPE_DATA: _Scope.ValueType  # 3
     """Create and read datasets."""
     SCOPE_OPERATOR: _Scope.ValueType  # 4
-    """Pause engines and inspect the fleet."""
+    """Pause engines, inspect the fleet, and end leases of replicas."""
     SCOPE_ADMIN: _Scope.ValueType  # 5
     """Manage tenants, projects, keys and quotas."""
+    SCOPE_FULL_PARAMETERS: _Scope.ValueType  # 6
+    """Train the base model itself, in addition to SCOPE_TRAIN. Such a run leases a replica for exclusive use."""
 
 class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
     """Permission of an API key."""
@@ -52,9 +54,11 @@ SCOPE_SAMPLE: Scope.ValueType  # 2
 SCOPE_DATA: Scope.ValueType  # 3
 """Create and read datasets."""
 SCOPE_OPERATOR: Scope.ValueType  # 4
-"""Pause engines and inspect the fleet."""
+"""Pause engines, inspect the fleet, and end leases of replicas."""
 SCOPE_ADMIN: Scope.ValueType  # 5
 """Manage tenants, projects, keys and quotas."""
+SCOPE_FULL_PARAMETERS: Scope.ValueType  # 6
+"""Train the base model itself, in addition to SCOPE_TRAIN. Such a run leases a replica for exclusive use."""
 Global___Scope: _TypeAlias = Scope  # noqa: Y015
 
 @_typing.final

@@ -62,6 +62,7 @@ class Adapter(_message.Message):
     CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
     IS_PARKED_FIELD_NUMBER: _builtins.int
     TRAINED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    HAS_LEASE_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Id of the adapter, assigned by the service. It is also the id of the run in the catalogue."""
     base_model: _builtins.str
@@ -89,6 +90,10 @@ class Adapter(_message.Message):
     trained_token_count: _builtins.int
     """Number of tokens computed for the adapter's operations since its creation. Operations that failed are not counted,
     and an undo does not reduce the number.
+    """
+    has_lease: _builtins.bool
+    """Whether the run leases the replica. A full-parameter run has the lease from its creation, or from its first
+    operation after it was parked, until it is parked or deleted. False for all other adapters.
     """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
@@ -133,10 +138,11 @@ class Adapter(_message.Message):
         checkpoint_path: _builtins.str = ...,
         is_parked: _builtins.bool = ...,
         trained_token_count: _builtins.int = ...,
+        has_lease: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "create_time", b"create_time", "full_parameters", b"full_parameters", "is_parked", b"is_parked", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "session_id", b"session_id", "step_count", b"step_count", "trained_token_count", b"trained_token_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "create_time", b"create_time", "full_parameters", b"full_parameters", "has_lease", b"has_lease", "is_parked", b"is_parked", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "session_id", b"session_id", "step_count", b"step_count", "trained_token_count", b"trained_token_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,8 +103,11 @@ class CreateAdapterRequest(_message.Message):
 
     @_builtins.property
     def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
-        """If set, the run trains the base model's weights, and `lora_config` must be unset. The request fails with
-        FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) if another such adapter exists.
+        """If set, the run trains the base model's weights, and `lora_config` must be unset. The run leases the replica; see
+        `Adapter.has_lease`. Clients need SCOPE_FULL_PARAMETERS to create the run and to execute its operations. Errors:
+        FAILED_PRECONDITION with the reason ERROR_REASON_FULL_PARAMETERS_DISABLED unless the operator allows such runs,
+        ERROR_REASON_REPLICA_LEASED while another run has the lease, and ERROR_REASON_REPLICA_IN_USE while other adapters
+        are in memory.
         """
 
     def __init__(
@@ -359,6 +362,50 @@ class ParkAdapterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ParkAdapterResponse: _TypeAlias = ParkAdapterResponse  # noqa: Y015
+
+@_typing.final
+class EndLeaseRequest(_message.Message):
+    """Request message for EndLease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    base_model: _builtins.str
+    """Base model of the replica. Required."""
+    def __init__(
+        self,
+        *,
+        base_model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndLeaseRequest: _TypeAlias = EndLeaseRequest  # noqa: Y015
+
+@_typing.final
+class EndLeaseResponse(_message.Message):
+    """Response message for EndLease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    adapter_id: _builtins.str
+    """The run that had the lease. Empty if the replica was not leased."""
+    def __init__(
+        self,
+        *,
+        adapter_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndLeaseResponse: _TypeAlias = EndLeaseResponse  # noqa: Y015
 
 @_typing.final
 class EstimateRequest(_message.Message):

@@ -61,6 +61,11 @@ class AdapterServiceStub:
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.FromString,
                 _registered_method=True)
+        self.EndLease = channel.unary_unary(
+                '/twinkle.api.model.v1.AdapterService/EndLease',
+                request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.FromString,
+                _registered_method=True)
         self.Estimate = channel.unary_unary(
                 '/twinkle.api.model.v1.AdapterService/Estimate',
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EstimateRequest.SerializeToString,
@@ -81,7 +86,7 @@ class AdapterServiceServicer:
     def CreateAdapter(self, request, context):
         """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
         does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run uses the replica; ABORTED
+        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
         (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,10 +116,20 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ParkAdapter(self, request, context):
-        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
-        not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
+        operations are cancelled. The call does not wait for a running operation, and has no effect on a parked adapter. The
+        lease of a full-parameter run ends after its running operation, and no checkpoint is saved. Errors:
         PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
         (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndLease(self, request, context):
+        """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
+        run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
+        SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +178,11 @@ def add_AdapterServiceServicer_to_server(servicer, server):
                     servicer.ParkAdapter,
                     request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.SerializeToString,
+            ),
+            'EndLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndLease,
+                    request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.SerializeToString,
             ),
             'Estimate': grpc.unary_unary_rpc_method_handler(
                     servicer.Estimate,
@@ -312,6 +332,33 @@ class AdapterService:
             '/twinkle.api.model.v1.AdapterService/ParkAdapter',
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.SerializeToString,
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.model.v1.AdapterService/EndLease',
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseRequest.SerializeToString,
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EndLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,7 @@ class AdapterServiceStub:
     CreateAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.CreateAdapterRequest, _adapter_service_pb2.CreateAdapterResponse]
     """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
     does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-    adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run uses the replica; ABORTED
+    adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
     (ERROR_REASON_REQUEST_ID_REUSED).
     """
     GetAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.GetAdapterRequest, _adapter_service_pb2.GetAdapterResponse]
@@ -33,10 +33,16 @@ class AdapterServiceStub:
     Deleting an adapter again returns NOT_FOUND.
     """
     ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
-    """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
-    not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+    """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
+    operations are cancelled. The call does not wait for a running operation, and has no effect on a parked adapter. The
+    lease of a full-parameter run ends after its running operation, and no checkpoint is saved. Errors:
     PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
     (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+    """
+    EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
+    """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
+    run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
+    SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
     """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
     """Estimates the memory and time of a run without allocating resources."""
@@ -59,7 +65,7 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_adapter_service_pb2.CreateAdapterResponse]:
         """Creates an adapter. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND if the base model or the checkpoint
         does not exist; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant or the service has too many
-        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run uses the replica; ABORTED
+        adapters; FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) while a full-parameter run leases the replica; ABORTED
         (ERROR_REASON_REQUEST_ID_REUSED).
         """
 
@@ -95,10 +101,22 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.ParkAdapterRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.ParkAdapterRequest, _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]:
-        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. The call does
-        not wait for running operations, and has no effect on a full-parameter run or on a parked adapter. Errors:
+        """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
+        operations are cancelled. The call does not wait for a running operation, and has no effect on a parked adapter. The
+        lease of a full-parameter run ends after its running operation, and no checkpoint is saved. Errors:
         PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
         (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
+        """
+
+    @_abc_1.abstractmethod
+    def EndLease(
+        self,
+        request: _adapter_service_pb2.EndLeaseRequest,
+        context: _aio.ServicerContext[_adapter_service_pb2.EndLeaseRequest, _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]],
+    ) -> _abc.Awaitable[_adapter_service_pb2.EndLeaseResponse]:
+        """Ends the lease of a replica: parks the full-parameter run that has it after its running operation. Operations of the
+        run are then refused for the time after which idle adapters are parked (ERROR_REASON_REPLICA_IN_USE). Requires
+        SCOPE_OPERATOR instead of SCOPE_TRAIN. Errors: NOT_FOUND if no replica serves the base model.
         """
 
     @_abc_1.abstractmethod
