@@ -33,6 +33,24 @@ class RunNotFound(NotFound):
     run_id: str
 
 
+@domain_error(
+    'VERSION_NOT_FOUND',
+    'adapter {adapter_id!r} has no published version; publish its weights with publish_version(), or with '
+    'save_weights_for_sampler() of a Tinker client, before sampling from it',
+)
+class AdapterNotPublished(NotFound):
+    """The adapter exists, but has no version to sample from."""
+
+    adapter_id: str
+
+
+@domain_error('CHECKPOINT_NOT_FOUND', 'no weights {checkpoint_id!r}; save them with save_weights_for_sampler() first')
+class WeightsNotSaved(NotFound):
+    """A Tinker client has not saved weights under the path that it samples from."""
+
+    checkpoint_id: str
+
+
 @domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')
 class KeyNotFound(NotFound):
     """No such API key exists."""

@@ -102,6 +102,8 @@ class RunFilter:
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels that a run must have."""
     is_active: bool | None = None
+    is_published: bool | None = None
+    """Whether the run has published a version."""
 
 
 @dataclass(frozen=True, kw_only=True)

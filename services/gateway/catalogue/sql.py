@@ -199,6 +199,8 @@ def _run_conditions(wanted: RunFilter, dialect: str) -> Iterator[ColumnElement[b
         yield RunRow.session_id == wanted.session_id
     if wanted.is_active is not None:
         yield RunRow.is_active.is_(wanted.is_active)
+    if wanted.is_published is not None:
+        yield RunRow.version > 0 if wanted.is_published else RunRow.version == 0
     for label in wanted.user_metadata.items():
         yield has_label(RunRow.user_metadata, label, dialect)
 

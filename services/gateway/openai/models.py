@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from services.gateway.catalogue.paths import NATIVE_SCHEME, SCHEME, parse_sampler_path
 from services.gateway.catalogue.rules import Run, RunFilter
 from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import NoReplica, RunNotFound
 from services.gateway.fleet.members import Membership
+from services.gateway.fleet.model_routes import served_name
+from services.gateway.fleet.rules import ReplicaReport
 from services.gateway.paging import Page
 from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
 from services.gateway.sampling.sampling import Sampling
 from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound
+from services.kit.errors import BaseModelNotFound, InvalidField
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.server.v1 import server_service_pb2
 
-CHECKPOINT_PREFIX = 'twinkle://'
 MAX_NAME = 512
 MAX_LISTED_RUNS = 1000
 """Maximum number of runs in a list of models, the newest first; older runs can still be used by name."""
@@ -80,13 +82,23 @@ class FleetSamplers:
         Raises:
             Unavailable: The fleet serves no base model.
         """
-        # A request for a model of a lost replica waits a short time for the replica to return.
-        reports = [replica.report for replica in self._membership.fleet.replicas()]
-        shared = [report for report in reports if report.service == _SERVICE and not report.followed_run]
-        names = sorted({name for report in shared for name in report.base_models})
+        names = sorted({name for report in self._reports() if not report.followed_run for name in report.base_models})
         if not names:
             raise NoReplica(_SERVICE)
         return names
+
+    def can_serve(self, run: Run) -> bool:
+        """Return whether a sampler serves the versions of a run; a full-parameter run needs a dedicated sampler."""
+        return any(
+            report.followed_run == run.run_id
+            or (not report.followed_run and run.lora_rank > 0 and run.base_model in report.base_models)
+            for report in self._reports()
+        )
+
+    def _reports(self) -> list[ReplicaReport]:
+        # A request for a model of a lost replica waits a short time for the replica to return.
+        reports = [replica.report for replica in self._membership.fleet.replicas()]
+        return [report for report in reports if report.service == _SERVICE]
 
     async def base_models(self) -> Sequence[server_service_pb2.BaseModelInfo]:
         """Return the base models that can be sampled, by name.
@@ -171,25 +183,30 @@ class ModelResolver:
         self._started_at = started_at
 
     async def find(self, caller: Caller, name: str) -> ResolvedModel:
-        """Resolve a model name.
+        """Resolve a model name: a base model, weights, or a base model and its weights separated by `;`.
 
         Raises:
             BaseModelNotFound: No model of the caller has this name.
+            InvalidField: A path of Tinker is malformed, or the weights have another base model.
             Unavailable: No sampler is available.
         """
         base_models = self._samplers.base_model_names()
-        if name in base_models:
-            return ResolvedModel(base_model=name)
-        for run_id, adapter in _candidates(name):
+        if (served := served_name(name, base_models)) is not None:
+            return ResolvedModel(base_model=served)
+        base, separator, weights = name.partition(';')
+        for run_id, adapter in _candidates(weights if separator else name):
             try:
                 run = await self._runs.get(caller, run_id)
             except RunNotFound:
                 continue
+            if separator and served_name(base, (run.base_model,)) is None:
+                problem = f'names {base[:MAX_NAME]!r}, but the base model of the weights is {run.base_model!r}'
+                raise InvalidField('model', problem)
             return ResolvedModel(base_model=run.base_model, adapter=adapter, run=run)
         raise BaseModelNotFound(name[:MAX_NAME], tuple(base_models))
 
     async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the base models, then the caller's runs, newest first."""
+        """Return the base models, then the caller's runs with a version that can be sampled, newest first."""
         created = int(self._started_at.timestamp())
         models = [
             _model(info.base_model, created=created, owned_by='twinkle', max_model_len=info.context_tokens)
@@ -209,15 +226,15 @@ class ModelResolver:
             return _run_model(model.run, name)
         infos = {info.base_model: info for info in await self._samplers.base_models()}
         created = int(self._started_at.timestamp())
-        context_tokens = infos[name].context_tokens if name in infos else 0
+        context_tokens = infos[model.base_model].context_tokens if model.base_model in infos else 0
         return _model(name, created=created, owned_by='twinkle', max_model_len=context_tokens)
 
     async def _listed_runs(self, caller: Caller) -> Sequence[Run]:
         runs: list[Run] = []
         page = Page(size=_PAGE_SIZE)
         while len(runs) < MAX_LISTED_RUNS:
-            listing = await self._runs.list(caller, page, RunFilter())
-            runs += listing.items
+            listing = await self._runs.list(caller, page, RunFilter(is_active=True, is_published=True))
+            runs += filter(self._samplers.can_serve, listing.items)
             if listing.next_cursor is None:
                 break
             page = Page(size=_PAGE_SIZE, after=listing.next_cursor)
@@ -240,8 +257,11 @@ def _candidates(name: str) -> list[tuple[str, sampling_pb2.AdapterRef]]:
     # Databases cannot store NUL in texts.
     if len(name) > MAX_NAME or '\0' in name:
         return []
-    if name.startswith(CHECKPOINT_PREFIX):
-        run_id, _, rest = name.removeprefix(CHECKPOINT_PREFIX).partition('/')
+    if name.startswith(SCHEME):
+        path = parse_sampler_path(name, 'model')
+        return [(path.run_id, sampling_pb2.AdapterRef(checkpoint_path=path.native))]
+    if name.startswith(NATIVE_SCHEME):
+        run_id, _, rest = name.removeprefix(NATIVE_SCHEME).partition('/')
         is_complete = rest.startswith('weights/') and len(rest) > len('weights/')
         return [(run_id, sampling_pb2.AdapterRef(checkpoint_path=name))] if run_id and is_complete else []
     candidates = [(name, sampling_pb2.AdapterRef(adapter_id=name))] if name else []

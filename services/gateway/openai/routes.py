@@ -20,6 +20,8 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
 """RPC method whose access rules apply to every route."""
+PREFIXES = ('/v1', '/oai/api/v1')
+"""Paths below which the routes are served: OpenAI's, and the one at which Tinker serves this API."""
 _STATUSES = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
@@ -113,13 +115,14 @@ class OpenAiRoutes:
     def routes(self) -> list[Route]:
         errors = OpenAiErrors()
         rows = (
-            ('GET', '/v1/models', 'openai.models.list', self._list_models),
-            ('GET', '/v1/models/{model:path}', 'openai.models.get', self._get_model),
-            ('POST', '/v1/completions', 'openai.completions', self._complete),
-            ('POST', '/v1/chat/completions', 'openai.chat.completions', self._chat),
+            ('GET', '/models', 'openai.models.list', self._list_models),
+            ('GET', '/models/{model:path}', 'openai.models.get', self._get_model),
+            ('POST', '/completions', 'openai.completions', self._complete),
+            ('POST', '/chat/completions', 'openai.chat.completions', self._chat),
         )
         return [
-            Route(path=path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
+            Route(path=prefix + path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
+            for prefix in PREFIXES
             for verb, path, name, serve in rows
         ]
 

@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import quote
 
 from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_kind, parse_name, path_of_native
 from services.gateway.catalogue.rules import UploadRequest
 from services.gateway.http.body import ClientDisconnected, Pace, read_chunks
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import time_to_json
 from services.gateway.tinker.catalogue import checkpoint_to_json
-from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_kind, parse_name, path_of_native
 from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, query_of, tinker_route
 from services.kit.caller import Caller
 from services.kit.clock import Clock

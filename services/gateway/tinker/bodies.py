@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar, cast
 import zstandard
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
+from services.gateway.catalogue.paths import WeightsPath, parse_path
 from services.gateway.http.body import HEAD_BYTES, INLINE_BYTES, parse_object, read_bytes, read_chunks, store_head
 from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
 from services.gateway.http.validation import JsonModel, read_model
-from services.gateway.tinker.paths import WeightsPath, parse_path
 from services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from services.gateway.catalogue.checkpoints import Checkpoints
 from services.gateway.catalogue.grpc import GrpcCheckpoints
+from services.gateway.catalogue.paths import WeightsKind, path_of_native
 from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.sql import SqlBrowser
@@ -24,7 +25,6 @@ from services.gateway.tinker.bodies import (
     read_body,
     time_to_json,
 )
-from services.gateway.tinker.paths import WeightsKind, path_of_native
 from services.gateway.tinker.routes import (
     CATALOGUE,
     CHECKPOINTS,

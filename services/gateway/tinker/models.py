@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from services.gateway.catalogue.paths import WeightsKind, WeightsPath
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.futures.rules import FutureRequest
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
@@ -27,7 +28,6 @@ from services.gateway.tinker.bodies import (
     read_object,
 )
 from services.gateway.tinker.futures import CREATE, DELETE, FutureNote, Verb
-from services.gateway.tinker.paths import WeightsKind, WeightsPath
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.submission import (
     KnownModels,

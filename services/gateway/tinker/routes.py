@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from services.gateway.catalogue.paths import WeightsPath, parse_path
 from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.paging import Slice
-from services.gateway.tinker.paths import WeightsPath, parse_path
 from services.kit.errors import Code, DomainError, InvalidField
 
 PREFIX = '/api/v1/'

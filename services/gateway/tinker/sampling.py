@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 
+from services.gateway.catalogue.paths import WeightsPath, parse_sampler_path, path_of_native
+from services.gateway.errors import WeightsNotSaved
 from services.gateway.futures.executors import SampleTask
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState
@@ -26,17 +28,15 @@ from services.gateway.tinker.bodies import (
     Counter,
     LongCounter,
     TinkerModel,
-    WeightsPathField,
     read_body,
     read_json,
 )
 from services.gateway.tinker.datums import ModelInput, joined_tokens
 from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
-from services.gateway.tinker.paths import WeightsKind, WeightsPath, path_of_native
 from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
 from services.gateway.tinker.routes import tinker_route
 from services.gateway.tinker.submission import KnownModels
-from services.kit.errors import InvalidField
+from services.kit.errors import DomainError, InvalidField
 from services.kit.ids import new_id
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
@@ -52,19 +52,16 @@ BODY_BYTES = 16 << 20
 """Maximum number of bytes of a sampling request; a token takes about seven."""
 
 
-def _sampler_weights(path: WeightsPath) -> WeightsPath:
-    if path.kind is not WeightsKind.SAMPLER:
-        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
-        raise ValueError(f'{problem}; save with save_weights_for_sampler')
-    return path
+def _sampler_path(value: Any, info: ValidationInfo) -> WeightsPath:
+    return parse_sampler_path(value, info.field_name or 'model_path')
 
 
 HandleId = Annotated[str, Field(min_length=1, max_length=256)]
 _HANDLE_ID: TypeAdapter[str] = TypeAdapter(HandleId)
 
 
-SamplerPath = Annotated[WeightsPathField, AfterValidator(_sampler_weights)]
-"""Path of weights saved for sampling."""
+SamplerPath = Annotated[WeightsPath, PlainValidator(_sampler_path)]
+"""Path of weights saved for sampling. Use it only for fields at the top level of a body."""
 
 
 _TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
@@ -279,7 +276,7 @@ class SamplingRoutes:
         base_model = given.base_model or ''
         if given.model_path is None:
             base_model = (await self._samplers.get_sampleable(base_model)).name
-        handle = await self._handles.open(
+        handle = await self._open(
             HandleRequest(
                 handle_id=f'{given.session_id}:sample:{given.sampling_session_seq_id}',
                 session_id=given.session_id,
@@ -331,7 +328,15 @@ class SamplingRoutes:
         if request.model_path is None:
             return None
         native = request.model_path.native
-        return await self._handles.open(HandleRequest(handle_id=native, session_id='', checkpoint_path=native))
+        return await self._open(HandleRequest(handle_id=native, session_id='', checkpoint_path=native))
+
+    async def _open(self, request: HandleRequest) -> SamplingHandle:
+        try:
+            return await self._handles.open(request)
+        except DomainError as error:
+            if error.reason != WeightsNotSaved.reason:
+                raise
+            raise WeightsNotSaved(str(path_of_native(request.checkpoint_path))) from error
 
     async def _check_length(self, request: TinkerSampleRequest, base_model: str) -> None:
         """Check tokens and length early, if the base model is known; samplers check them as well."""

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from services.gateway.catalogue.paths import path_of_native
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.rules import FinishReason, SessionRequest
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
-from services.gateway.tinker.paths import path_of_native
 from services.gateway.tinker.routes import CATALOGUE, SESSIONS, check_scope, query_of, slice_of, tinker_route
 from services.gateway.tinker.session_search import OWN_LABELS, SearchBody, SessionSearch, own_label
 from services.kit.errors import InvalidField

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name
 from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.validation import read_model
 from services.gateway.sampling.rules import HandleRequest
 from services.gateway.tinker.bodies import Counter, Labels, OperationBody, TinkerModel, read_object
 from services.gateway.tinker.futures import FutureNote, Verb, note_of
-from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_name
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.submission import KnownModels, Operations, acknowledged, session_of
 from services.kit.errors import InvalidField

@@ -48,6 +48,8 @@ NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']
         (RunFilter(session_id='se_1'), set()),
         (RunFilter(is_active=True), {'ad-1', 'ad-3'}),
         (RunFilter(is_active=False), {'ad-2'}),
+        (RunFilter(is_published=True), {'ad-1', 'ad-3'}),
+        (RunFilter(is_published=False), {'ad-2'}),
         (RunFilter(user_metadata=dict.fromkeys(NAMES, 'red')), {'ad-3'}),
         (RunFilter(user_metadata={'team': 'red', 'a"b': 'blue'}), set()),
         (RunFilter(user_metadata={'Team': 'red'}), set()),
@@ -58,7 +60,7 @@ async def test_filter_selects_runs(stores: Any, wanted: RunFilter, found: set[st
     """A filter returns exactly the runs that match all of its fields."""
     changes: list[dict[str, Any]] = [
         {'session_id': 'se-1'},
-        {'session_id': 'se-1', 'is_active': False, 'user_metadata': {'team': 'blue'}},
+        {'session_id': 'se-1', 'is_active': False, 'version': 0, 'user_metadata': {'team': 'blue'}},
         {'session_id': 'se-10', 'user_metadata': dict.fromkeys(NAMES, 'red')},
         {'session_id': 'se-1', 'tenant_id': 'bob', 'user_metadata': {'team': 'red'}},
     ]

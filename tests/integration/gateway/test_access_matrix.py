@@ -41,6 +41,7 @@ ROUTES_WITHOUT_IDS = {
     'GET /api/v1/healthz',
     'GET /api/v1/sessions',
     'GET /api/v1/training_runs',
+    'GET /oai/api/v1/models',
     'GET /v1/models',
     'POST /api/v1/client/config',
     'POST /api/v1/client/dynamic_config',

@@ -150,6 +150,27 @@ async def test_unknown_models_and_those_of_other_tenants_are_not_found(running: 
         await client.models.retrieve(FOREIGN_RUN)
 
 
+async def test_wrong_names_of_tinker_are_refused(running: OpenAiGateway) -> None:
+    """A malformed path, weights saved for training and weights of another base model are refused with the reason."""
+    path = f'tinker://{RUN}/sampler_weights/best'
+    problems = {
+        'tinker://': 'must be tinker://{run}/{kind}/{name}',
+        f'tinker://{RUN}/sampler_weights/': 'a name has',
+        f'tinker://{RUN}/nothing/best': 'must have one of the kinds',
+        f'tinker://{RUN}/weights/best': 'save with save_weights_for_sampler',
+        f'large;{path}': "the base model of the weights is 'tiny'",
+        f';{path}': "the base model of the weights is 'tiny'",
+    }
+    for name, problem in problems.items():
+        response = await running.post('/completions', {'model': name, 'prompt': 'a'})
+        error = response.json()['error']
+        assert (response.status_code, error['param'], error['reason']) == (400, 'model', 'INVALID_FIELD')
+        assert problem in error['message']
+    for name in (f'tinker://{FOREIGN_RUN}/sampler_weights/best', f'tiny;{FOREIGN_RUN}', 'tiny;', f'tiny;tiny;{path}'):
+        with pytest.raises(openai.NotFoundError):
+            await running.client().completions.create(model=name, prompt='a')
+
+
 async def test_full_queue_returns_429_with_a_retry_time(tmp_path: Path) -> None:
     """A full queue returns status 429 with a retry time, for complete and streamed responses."""
     engine = FakeSamplerEngine(max_sequences=1)

@@ -9,10 +9,21 @@ import pytest
 from openai import OpenAI
 
 from fixtures.fake_sampler_engine import FakeSamplerEngine
-from fixtures.openai_gateway import CHECKPOINT, FOREIGN_RUN, RUN, OpenAiGateway, openai_gateway
-from fixtures.running_gateway import ADMIN_KEY
+from fixtures.openai_gateway import (
+    CHECKPOINT,
+    DELETED_RUN,
+    FOREIGN_RUN,
+    FULL_RUN,
+    RUN,
+    UNPUBLISHED_RUN,
+    UNSERVED_RUN,
+    OpenAiGateway,
+    openai_gateway,
+)
+from fixtures.running_gateway import ADMIN, ADMIN_KEY
 from fixtures.sampled import lora_weights
 from services.sampler.domain.adapter import CheckpointFacts
+from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
@@ -108,6 +119,43 @@ async def test_every_name_resolves_to_its_weights(running: OpenAiGateway) -> Non
     assert spans == {'tiny': [(0, 4)], RUN: [(2, 4)], f'{RUN}@1': [(1, 4)], f'{RUN}@2': [(2, 4)], CHECKPOINT: [(7, 4)]}
     assert texts[RUN] == texts[f'{RUN}@2'] != texts[f'{RUN}@1']
     assert len(set(texts.values())) == 4
+
+
+async def test_names_of_tinker_resolve_at_both_prefixes(running: OpenAiGateway) -> None:
+    """Tinker's path, alone or after its base model, selects the checkpoint that was saved for sampling."""
+    native = f'twinkle://{RUN}/weights/best.sampler'
+    facts = CheckpointFacts(path=native, digest='d' * 64, step_count=7)
+    running.source.checkpoints['default', native] = (facts, lora_weights(0, adapter_id=RUN))
+    path = f'tinker://{RUN}/sampler_weights/best'
+    names = (native, path, f'tiny;{path}', f'hf://tiny;{path}', f'tiny;{native}')
+    texts: set[str] = set()
+    for prefix in ('/v1', '/oai/api/v1'):
+        client = running.client(prefix=prefix)
+        assert {model.id async for model in client.models.list()} == {'tiny', RUN}
+        for name in names:
+            response = await client.completions.create(model=name, prompt='Hello', seed=1, max_tokens=4)
+            assert response.model == name
+            assert response.model_extra['twinkle']['choices'][0]['version_spans'][0]['version'] == 7
+            texts.add(response.choices[0].text)
+            assert (await client.models.retrieve(name)).id == name
+        chat = await client.chat.completions.create(model=path, messages=CHAT, max_tokens=2)
+        assert chat.usage.completion_tokens == 2
+        version = await client.completions.create(model=f'tiny;{RUN}@1', prompt='Hello', max_tokens=1)
+        assert version.model_extra['twinkle']['choices'][0]['version_spans'][0]['version'] == 1
+    assert len(texts) == 1
+
+
+async def test_every_listed_model_can_be_sampled(running: OpenAiGateway) -> None:
+    """Every listed model answers; unpublished, deleted and unserved runs and full parameters are not listed."""
+    client = running.client()
+    names = [model.id async for model in client.models.list()]
+    for name in names:
+        response = await client.completions.create(model=name, prompt='Hello', max_tokens=1)
+        assert response.usage.completion_tokens == 1
+    assert set(names) == {'tiny', RUN}
+    catalogue = catalogue_service_pb2_grpc.CatalogueServiceStub(running.gateway.channel)
+    runs = await catalogue.ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=ADMIN)
+    assert {run.run_id for run in runs.runs} == {RUN, UNPUBLISHED_RUN, DELETED_RUN, FULL_RUN, UNSERVED_RUN}
 
 
 async def test_models_are_the_base_model_and_the_callers_runs(running: OpenAiGateway) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, TinkerCatalogue, tinker_catalogue
+from services.gateway.catalogue.paths import WeightsKind
 from services.gateway.http.validation import read_model
-from services.gateway.tinker.paths import WeightsKind
 from services.gateway.tinker.weights import SaveBody, save_of
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
 from services.gateway.errors import FutureExpired, PositionMissing, SessionFinished
 from services.gateway.http.body import parse_object
 from services.gateway.http.validation import read_model
@@ -17,7 +18,6 @@ from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_fr
 from services.gateway.tinker.bodies import decompressed
 from services.gateway.tinker.datums import LOSSES, loss_config, rule_of
 from services.gateway.tinker.models import CreateModelBody, native_lora_config
-from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
 from services.gateway.tinker.results import metrics_of, output_to_json, output_to_proto
 from services.gateway.tinker.routes import TinkerErrors, category_of, field_of, text_of
 from services.gateway.tinker.training import parse_message, request_from_json, request_from_proto

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.kit.errors import InvalidField
 
-_SCHEME, _NATIVE_SCHEME = 'tinker://', 'twinkle://'
+SCHEME, NATIVE_SCHEME = 'tinker://', 'twinkle://'
 _RUN = re.compile(r'[A-Za-z0-9][A-Za-z0-9._:-]{0,127}')
 _NAME = re.compile(r'[A-Za-z0-9._-]{1,119}')
 
@@ -37,7 +37,7 @@ class WeightsPath:
     name: str
 
     def __str__(self) -> str:
-        return f'{_SCHEME}{self.run_id}/{self.kind}/{self.name}'
+        return f'{SCHEME}{self.run_id}/{self.kind}/{self.name}'
 
     @property
     def checkpoint_id(self) -> str:
@@ -52,15 +52,24 @@ class WeightsPath:
     @property
     def native(self) -> str:
         """Path in our form."""
-        return f'{_NATIVE_SCHEME}{self.run_id}/weights/{self.native_name}'
+        return f'{NATIVE_SCHEME}{self.run_id}/weights/{self.native_name}'
 
 
 def parse_path(value: Any, field: str) -> WeightsPath:
     """Parse a path from a client."""
-    parts = value.removeprefix(_SCHEME).split('/') if isinstance(value, str) and value.startswith(_SCHEME) else []
+    parts = value.removeprefix(SCHEME).split('/') if isinstance(value, str) and value.startswith(SCHEME) else []
     if len(parts) != 3 or not _RUN.fullmatch(parts[0]):
         raise InvalidField(field, 'must be tinker://{run}/{kind}/{name}')
     return WeightsPath(parts[0], parse_kind(parts[1], field), parse_name(parts[2], field))
+
+
+def parse_sampler_path(value: Any, field: str) -> WeightsPath:
+    """Parse a path of weights that were saved for sampling."""
+    path = parse_path(value, field)
+    if path.kind is not WeightsKind.SAMPLER:
+        problem = f'must be tinker://{{run}}/{WeightsKind.SAMPLER}/{{name}}: {path.kind} are not for sampling'
+        raise InvalidField(field, f'{problem}; save with save_weights_for_sampler')
+    return path
 
 
 def parse_kind(kind: str, field: str) -> WeightsKind:
@@ -82,7 +91,7 @@ def parse_name(name: str, field: str) -> str:
 
 def path_of_native(native: str) -> WeightsPath:
     """Convert the path of one of our checkpoints."""
-    run_id, _, name = native.removeprefix(_NATIVE_SCHEME).partition('/weights/')
+    run_id, _, name = native.removeprefix(NATIVE_SCHEME).partition('/weights/')
     for kind, end in _SUFFIXES.items():
         if end and name.endswith(end):
             return WeightsPath(run_id, kind, name.removesuffix(end))
