@@ -75,7 +75,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         quotas = await stack.enter_async_context(open_quotas(config, database, upstreams.models, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
-        sampling = open_sampling(config, fleet, channels, quotas=quotas)
+        sampling = open_sampling(config, fleet, channels, runs=catalogue.runs, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
         trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
         futures, future_jobs = await stack.enter_async_context(

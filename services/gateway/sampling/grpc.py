@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import grpc
 
+from services.gateway.catalogue.runs import Runs
+from services.gateway.errors import AdapterNotPublished, RunNotFound
 from services.gateway.fleet.convert import load_from_proto, resident_from_proto
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
@@ -32,9 +34,10 @@ from services.gateway.sampling.rules import (
     SampleChunk,
     SampleRequest,
 )
-from services.kit.errors import DomainError, ServiceUnreachable
+from services.kit.errors import AdapterNotFound, DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import current_caller
 from services.kit.rpc.status import error_from_call
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
@@ -51,9 +54,10 @@ class SamplerClient:
     Closing a generator cancels its call.
     """
 
-    def __init__(self, channels: ReplicaChannels, *, internal_token: str) -> None:
-        """Create a client over `channels`, which the caller closes."""
+    def __init__(self, channels: ReplicaChannels, runs: Runs, *, internal_token: str) -> None:
+        """Create a client over `channels`, which the caller closes; `runs` distinguishes unpublished adapters."""
         self._channels = channels
+        self._runs = runs
         self._internal_token = internal_token
 
     async def sample(
@@ -105,7 +109,7 @@ class SamplerClient:
         try:
             response: bytes = await call
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='sampler') from error
+            raise await self._refusal(error) from error
         except grpc.aio.UsageError as error:
             raise ServiceUnreachable('sampler') from error
         return response
@@ -158,12 +162,21 @@ class SamplerClient:
             async for raw in call:
                 yield raw
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='sampler') from error
+            raise await self._refusal(error) from error
         except grpc.aio.UsageError as error:
             # The channel was closed: the replica left the fleet.
             raise ServiceUnreachable('sampler') from error
         finally:
             call.cancel()
+
+    async def _refusal(self, failure: grpc.aio.AioRpcError) -> DomainError:
+        """Return the sampler's error. Samplers know only versions, so they cannot find an unpublished adapter."""
+        error = error_from_call(failure, service='sampler')
+        if error.reason == AdapterNotFound.reason:
+            with suppress(RunNotFound):
+                run = await self._runs.get(current_caller(), error.metadata().get('adapterId', ''))
+                return AdapterNotPublished(run.run_id) if run.is_active else error
+        return error
 
 
 @contextmanager
