@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from services.kit.config import ServiceConfig
+from services.kit.config import BaseModelId, ServiceConfig
 from services.kit.weights import SegmentsConfig
 
 
@@ -32,7 +32,7 @@ class CheckpointConfig(ServiceConfig):
     """Maximum number of pinned versions of an adapter."""
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum size of a state or of an uploaded archive, in bytes."""
-    base_models: tuple[str, ...] = ()
+    base_models: tuple[BaseModelId, ...] = ()
     """Base models of this deployment, named as in the model services: only adapters that fit one of them can be
     uploaded. Empty: adapters of any base model can be uploaded, and are checked when they are loaded."""
     max_lora_rank: int = Field(default=256, ge=1)

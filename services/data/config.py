@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from services.kit.config import ServiceConfig
+from services.kit.config import BaseModelId, ServiceConfig
 
 
 class DataConfig(ServiceConfig):
@@ -14,7 +14,7 @@ class DataConfig(ServiceConfig):
     service: ClassVar[str] = 'data'
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
-    base_models: tuple[str, ...] = ()
+    base_models: tuple[BaseModelId, ...] = ()
     """Base models of the deployment, with the same names as in the model service. Only these may be folders."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""

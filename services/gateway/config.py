@@ -1,6 +1,7 @@
 """Configuration of the gateway. The settings that all services share are in `services.kit.config`."""
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
 from services.kit.config import Listener, ServiceConfig
 from services.kit.tls import CertificateConfig
+
+_HUB_ID = re.compile(r'\w[\w.-]*(/\w[\w.-]*)?')
 
 
 class UpstreamsConfig(BaseModel):
@@ -219,8 +222,8 @@ class GatewayConfig(ServiceConfig):
     http_body_bytes: int = Field(default=4 << 20, ge=1 << 10)
     """Largest HTTP request body in bytes; a token takes about seven bytes as JSON."""
     tokenizers: Mapping[str, str] = Field(default_factory=dict[str, str])
-    """Locations of tokenizers for clients of the Tinker API, by base model: the id on a hub, or a folder that clients
-    can read. The default is the base model's name."""
+    """Hub ids of the repositories with the tokenizers, by base model, for clients of the Tinker API. The default is the
+    base model's name."""
     tinker_trains_unembed: bool = False
     """Whether `train_unembed`, which is on by default in Tinker clients, adds an adapter to the output head. vLLM
     cannot serve it, so set this only where all samplers run the torch engine."""
@@ -236,6 +239,14 @@ class GatewayConfig(ServiceConfig):
         if url and not url.startswith(('sqlite:///', 'postgresql://')):
             raise ValueError('must begin with sqlite:/// or postgresql://')
         return url
+
+    @field_validator('tokenizers')
+    @classmethod
+    def _check_tokenizers(cls, tokenizers: Mapping[str, str]) -> Mapping[str, str]:
+        for hub_id in tokenizers.values():
+            if not _HUB_ID.fullmatch(hub_id):
+                raise ValueError(f'{hub_id!r} is not the id of a repository on a hub; use org/name')
+        return tokenizers
 
     @field_validator('http_listen')
     @classmethod

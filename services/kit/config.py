@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.kit.telemetry import TelemetryConfig
 from services.kit.tls import CertificateConfig, TlsConfig, load_material
+from twinkle.data_format import base_model_id
+
+BaseModelId = Annotated[str, AfterValidator(base_model_id)]
+"""Name of a base model; the alias of a built-in model becomes its hub id."""
 
 
 class LimitsConfig(BaseModel):

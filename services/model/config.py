@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue, PositiveFloat
 
-from services.kit.config import ServiceConfig
+from services.kit.config import BaseModelId, ServiceConfig
 from services.kit.weights import SegmentsConfig
 
 
@@ -15,7 +15,7 @@ class ModelConfig(ServiceConfig):
     service: ClassVar[str] = 'model'
     callers: ClassVar[tuple[str, ...]] = ('gateway',)
 
-    base_model: str = Field(min_length=1)
+    base_model: BaseModelId = Field(min_length=1)
     """Hub id, alias or folder of the base model; also the name that clients request."""
     dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     """Data type of the frozen weights; adapters are always float32."""

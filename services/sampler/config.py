@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from services.kit.config import ServiceConfig
+from services.kit.config import BaseModelId, ServiceConfig
 from services.kit.weights import SegmentsConfig
 
 
@@ -64,7 +64,7 @@ class SamplerConfig(ServiceConfig):
     service: ClassVar[str] = 'sampler'
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'sampler')
 
-    base_model: str = Field(min_length=1)
+    base_model: BaseModelId = Field(min_length=1)
     """Hub id, alias or folder of the base model; also its name in requests."""
     checkpoint_address: str = ''
     """Address of the checkpoint service, `host:port`. Empty: the gateways provide it."""

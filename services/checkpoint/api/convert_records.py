@@ -12,7 +12,7 @@ from services.kit.errors import CheckpointNotFound, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import (
     adapter_id_from_proto,
-    id_from_proto,
+    base_model_from_proto,
     labels_from_proto,
     name_from_proto,
     not_negative,
@@ -176,7 +176,7 @@ def _upload_header(header: checkpoint_service_pb2.CheckpointUploadHeader) -> Upl
     return UploadHeader(
         upload_id=name_from_proto(header.upload_id, 'header.upload_id'),
         name=name_from_proto(header.name, 'header.name'),
-        base_model=id_from_proto(header.base_model, 'header.base_model'),
+        base_model=base_model_from_proto(header.base_model, 'header.base_model'),
         size_bytes=header.size_bytes,
         user_metadata=labels_from_proto(header.user_metadata, 'header.user_metadata'),
     )

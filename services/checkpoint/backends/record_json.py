@@ -8,7 +8,7 @@ from typing import Any
 
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, Record
 from twinkle.checkpoint_engine import Layout, StateSection, TensorEntry, WeightManifest
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import LoraConfig, base_model_id
 
 
 def record_to_json(record: Record, *, generation: str) -> bytes:
@@ -87,7 +87,7 @@ def manifest_from_json(data: bytes, *, is_adapter_only: bool) -> WeightManifest:
         for section, name, dtype, shape, offset, size_bytes in value['tensors']
     )
     config = None if value['lora_config'] is None else LoraConfig.of(value['lora_config'])
-    manifest = WeightManifest(value['base_model'], config, tensors, value['size_bytes'], value['digest'])
+    manifest = WeightManifest(base_model_id(value['base_model']), config, tensors, value['size_bytes'], value['digest'])
     return adapter_part(manifest, value['adapter_digest']) if is_adapter_only else manifest
 
 
@@ -144,7 +144,7 @@ def _checkpoint(value: dict[str, Any], adapter: AdapterKey, create_time: datetim
     expire_time = value['expire_time']
     return Checkpoint(
         key=CheckpointKey(adapter, value['name']),
-        base_model=value['base_model'],
+        base_model=base_model_id(value['base_model']),
         is_optimizer_included=value['is_optimizer_included'],
         size_bytes=value['size_bytes'],
         digest=value['digest'],

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField, UnknownComponent
-from services.kit.rpc.fields import id_from_proto
+from services.kit.rpc.fields import base_model_from_proto
 from services.kit.rpc.json_values import dict_from_struct, struct_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
@@ -95,7 +95,7 @@ def _template_from_proto(config: dataset_pb2.TemplateConfig, field: str) -> Temp
     if max_length < 1:
         raise InvalidField(f'{field}.max_length', f'must be at least 1, got {max_length}')
     return TemplateStep(
-        base_model=id_from_proto(config.base_model, f'{field}.base_model'),
+        base_model=base_model_from_proto(config.base_model, f'{field}.base_model'),
         name=name,
         max_length=max_length,
         truncation_strategy=strategy,

@@ -11,6 +11,7 @@ from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, labels_from_proto, timestamp_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
+from twinkle.data_format import base_model_id
 
 MAX_FILTER_LABELS = 16
 """Largest number of labels in a filter."""
@@ -23,7 +24,7 @@ def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
         InvalidField: a field is out of range.
     """
     return RunFilter(
-        base_model=_id_or_none(request.base_model, 'base_model'),
+        base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
         session_id=_id_or_none(request.session_id, 'session_id'),
         user_metadata=_labels(request.user_metadata),
         is_active=request.is_active if request.HasField('is_active') else None,
@@ -39,7 +40,7 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
     is_resumable = request.is_optimizer_included if request.HasField('is_optimizer_included') else None
     return CheckpointFilter(
         run_id=_id_or_none(request.run_id, 'run_id'),
-        base_model=_id_or_none(request.base_model, 'base_model'),
+        base_model=_id_or_none(base_model_id(request.base_model), 'base_model'),
         is_optimizer_included=is_resumable,
         is_public=request.is_public if request.HasField('is_public') else None,
         begin_time=_moment(request.begin_time, 'begin_time') if request.HasField('begin_time') else None,

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
 import structlog
@@ -18,6 +19,7 @@ import structlog
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.errors import AdapterIdTaken
 from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
+from twinkle.data_format import base_model_id
 
 _HUBS = ('ms://', 'hf://')
 MODEL = 'model'
@@ -30,13 +32,21 @@ _log = structlog.get_logger('models')
 def served_name(name: str, served: Collection[str]) -> str | None:
     """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
-    An exact match wins. Otherwise a model matches if the ids differ only in that one of them omits its hub.
+    An exact match, or the alias of a built-in model, wins. Otherwise a model matches if the ids differ only in that one
+    of them omits its hub, or if `name` is the shown name of a folder.
     """
+    name = base_model_id(name)
     if name in served:
         return name
     hub, plain = _split_hub(name)
     matches = [item for item in served if _split_hub(item)[1] == plain and '' in (hub, _split_hub(item)[0])]
+    matches = matches or [item for item in served if shown_name(item) == name]
     return matches[0] if len(matches) == 1 else None
+
+
+def shown_name(base_model: str) -> str:
+    """Return the name of a base model for clients: of a folder on the server, only the last part of its path."""
+    return PurePath(base_model).name if base_model.startswith(('/', './', '../', '~')) else base_model
 
 
 def _split_hub(name: str) -> tuple[str, str]:
@@ -247,6 +257,7 @@ class SeveralModels:
         raise BaseModelNotFound(base_model, self.table.names)
 
     async def creator_of(self, tenant_id: str, base_model: str, adapter_id: str) -> str:
+        base_model = base_model_id(base_model)
         creator = await self.holder_of(base_model)
         known = await self._base_model_of(tenant_id, adapter_id) if adapter_id else ''
         # A request with the same base model may be a repeated one, which the service recognizes.

@@ -17,6 +17,7 @@ from services.kit.errors import InvalidField
 from services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.data_format import base_model_id
 
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
@@ -38,7 +39,7 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
         message=raw,
         request_id=text_from_proto(message.request_id, 'request_id', limit=MAX_ID_LENGTH),
         key=RouteKey(
-            base_model=message.base_model,
+            base_model=base_model_id(message.base_model),
             adapter=adapter,
             blocks=prompt_blocks(message.prompt, base_model=message.base_model, adapter=adapter),
             weight=sequence_count(message.params),
@@ -62,7 +63,8 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
         message=raw,
         request_id=text_from_proto(message.request_id, 'request_id', limit=MAX_ID_LENGTH),
         keys=tuple(
-            RouteKey(base_model=message.base_model, adapter=adapter, blocks=keys, weight=weight) for keys in blocks
+            RouteKey(base_model=base_model_id(message.base_model), adapter=adapter, blocks=keys, weight=weight)
+            for keys in blocks
         ),
         is_version_open=is_version_open(message.adapter),
     )
@@ -94,7 +96,7 @@ def score_request_from_bytes(raw: bytes) -> BatchRequest:
         message=raw,
         keys=tuple(
             RouteKey(
-                base_model=message.base_model,
+                base_model=base_model_id(message.base_model),
                 adapter=adapter,
                 blocks=block_keys(message.base_model, name, tensor.data),
             )
@@ -116,7 +118,9 @@ def load_request_from_bytes(raw: bytes) -> RoutedRequest:
 def describe_request_from_bytes(raw: bytes) -> RoutedRequest:
     """Return the request in a serialized DescribeTokensRequest."""
     message = wire.DescribeTokensRequest.FromString(raw)
-    return RoutedRequest(method='DescribeTokens', message=raw, key=RouteKey(base_model=message.base_model))
+    return RoutedRequest(
+        method='DescribeTokens', message=raw, key=RouteKey(base_model=base_model_id(message.base_model))
+    )
 
 
 def join_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from services.gateway.catalogue.paths import WeightsKind, WeightsPath
 from services.gateway.catalogue.ports import RunStore
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.futures.rules import FutureRequest
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import Int64, not_served, read_model
@@ -273,7 +274,7 @@ class InfoRoutes:
     """Routes that describe models and saved weights."""
 
     def __init__(self, lookups: Lookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
-        """Create the routes; `tokenizers` maps base models to tokenizers with another name."""
+        """Create the routes; `tokenizers` maps base models to hub ids with their tokenizers."""
         self._lookups = lookups
         self._runs = runs
         self._tokenizers = tokenizers
@@ -287,11 +288,13 @@ class InfoRoutes:
     async def _show_model(self, call: HttpCall) -> Response:
         model_id = (await read_body(call, ModelBody)).model_id
         adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id))
-        name, is_lora = adapter.base_model, not adapter.HasField('full_parameters')
+        name, is_lora = shown_name(adapter.base_model), not adapter.HasField('full_parameters')
+        # Clients cannot read a folder of the server.
+        tokenizer_id = self._tokenizers.get(adapter.base_model, name if name == adapter.base_model else None)
         return JsonResponse(
             {
                 'model_id': adapter.adapter_id,
-                'model_data': {'model_name': name, 'tokenizer_id': self._tokenizers.get(name, name)},
+                'model_data': {'model_name': name, 'tokenizer_id': tokenizer_id},
                 'model_name': name,
                 'is_lora': is_lora,
                 'lora_rank': adapter.lora_config.lora_rank if is_lora else None,

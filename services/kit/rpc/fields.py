@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.kit.errors import InvalidField
 from services.kit.names import ADAPTER_ID_RULE, NAME_RULE, is_adapter_id, is_name
+from twinkle.data_format import base_model_id
 
 MAX_ID_LENGTH = 256
 MAX_TTL = timedelta(days=36_500)
@@ -25,6 +26,15 @@ def id_from_proto(value: str, field: str) -> str:
     if not value:
         raise InvalidField(field, 'must be set')
     return text_from_proto(value, field, limit=MAX_ID_LENGTH)
+
+
+def base_model_from_proto(value: str, field: str) -> str:
+    """Return the name of a base model in a request; the alias of a built-in model becomes its hub id.
+
+    Raises:
+        InvalidField: The name is empty, too long, or has a control character.
+    """
+    return base_model_id(id_from_proto(value, field))
 
 
 def text_from_proto(value: str, field: str, *, limit: int) -> str:

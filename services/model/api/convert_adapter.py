@@ -4,7 +4,13 @@ import re
 from collections.abc import Mapping
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import adapter_id_from_proto, duration_to_proto, fingerprint_of, id_from_proto
+from services.kit.rpc.fields import (
+    adapter_id_from_proto,
+    base_model_from_proto,
+    duration_to_proto,
+    fingerprint_of,
+    id_from_proto,
+)
 from services.kit.weights.wire import MAX_NAMES, lora_config_from_proto
 from services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
@@ -41,7 +47,7 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     )
     return CreateAdapterRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
-        base_model=id_from_proto(request.base_model, 'base_model'),
+        base_model=base_model_from_proto(request.base_model, 'base_model'),
         lora_config=lora_config,
         training_config=training_config_from_proto(request.training_config, 'training_config'),
         user_metadata=dict(request.user_metadata),
@@ -130,7 +136,7 @@ def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) ->
         sequence_tokens=request.sequence_tokens,
         label_share=label_share,
     )
-    return EstimateRequest(base_model=id_from_proto(request.base_model, 'base_model'), plan=plan)
+    return EstimateRequest(base_model=base_model_from_proto(request.base_model, 'base_model'), plan=plan)
 
 
 def cost_to_proto(cost: PlanCost) -> adapter_service_pb2.EstimateResponse:

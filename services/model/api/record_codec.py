@@ -19,7 +19,7 @@ from services.model.domain.loader_batch import LoadedBatch
 from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
 from twinkle.api.model.v1 import operation_result_pb2 as wire
-from twinkle.data_format import ForwardResult, LayerHealth, StepResult
+from twinkle.data_format import ForwardResult, LayerHealth, StepResult, base_model_id
 
 
 class ProtoRecordCodec:
@@ -59,7 +59,7 @@ class ProtoRecordCodec:
         return Adapter(
             adapter_id=message.adapter_id,
             tenant_id=event.tenant_id,
-            base_model=message.base_model,
+            base_model=base_model_id(message.base_model),
             lora_config=lora_config_from_proto(message.lora_config, 'lora_config'),
             training_config=training_config_from_proto(message.training_config, 'training_config'),
             parameter_count=message.parameter_count,

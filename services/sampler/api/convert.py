@@ -7,7 +7,7 @@ from typing import cast
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.chats import chat_from_proto
-from services.kit.rpc.fields import duration_from_proto, id_from_proto
+from services.kit.rpc.fields import base_model_from_proto, duration_from_proto, id_from_proto
 from services.kit.rpc.tensors import tensor_from_proto
 from services.sampler.api.convert_params import MAX_TOP_LOGPROBS, check_range, params_from_proto
 from services.sampler.application.engine_control import PauseMode
@@ -46,7 +46,7 @@ def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleReque
     params = params_from_proto(request.params)
     return SampleRequest(
         request_id=_request_id(request.request_id),
-        base_model=id_from_proto(request.base_model, 'base_model'),
+        base_model=base_model_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=(_prompt(request.prompt, 'prompt'),),
         params=params,
@@ -64,7 +64,7 @@ def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleR
         raise InvalidField('prompts', 'is empty; give at least one')
     return SampleRequest(
         request_id=_request_id(request.request_id),
-        base_model=id_from_proto(request.base_model, 'base_model'),
+        base_model=base_model_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=tuple(_prompt(prompt, f'prompts[{index}]') for index, prompt in enumerate(request.prompts)),
         params=params_from_proto(request.params),
@@ -83,7 +83,7 @@ def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> 
     check_range('top_logprob_count', count, 0, MAX_TOP_LOGPROBS)
     return SampleRequest(
         request_id=new_id('rq'),
-        base_model=id_from_proto(request.base_model, 'base_model'),
+        base_model=base_model_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=tuple(_tokens(tensor, f'token_ids[{index}]') for index, tensor in enumerate(request.token_ids)),
         params=SamplingParams(max_tokens=0, prompt_logprobs=count),
@@ -167,7 +167,7 @@ def tokens_from_proto(request: sampler_service_pb2.DescribeTokensRequest) -> tup
     Raises:
         InvalidField: A field is missing or malformed.
     """
-    base_model = id_from_proto(request.base_model, 'base_model')
+    base_model = base_model_from_proto(request.base_model, 'base_model')
     token_ids = tensor_from_proto(request.token_ids, 'token_ids', dtypes=('int32',), dimensions=1)
     if not 1 <= len(token_ids) <= MAX_DESCRIBED_TOKENS:
         raise InvalidField('token_ids', f'must have 1 to {MAX_DESCRIBED_TOKENS} tokens, got {len(token_ids)}')

@@ -38,13 +38,15 @@ class Environment:
 
     def prepare(self, *, small_model: str) -> None:
         """Write the datasets and the tokenizer of `small_model`; existing files are replaced."""
-        tokenizer = self.folder / MODEL
-        shutil.rmtree(tokenizer, ignore_errors=True)
-        tokenizer.mkdir(parents=True)
         source = resolve_tokenizer(small_model)
-        for path in source.iterdir():
-            if path.suffix in {'.json', '.jinja'}:
-                shutil.copy(path, tokenizer)
+        # Recipes load the tokenizer by the name of the alias, clients by the hub id that the gateway returns.
+        for name in (MODEL, small_model):
+            tokenizer = self.folder / name
+            shutil.rmtree(tokenizer, ignore_errors=True)
+            tokenizer.mkdir(parents=True)
+            for path in source.iterdir():
+                if path.suffix in {'.json', '.jinja'}:
+                    shutil.copy(path, tokenizer)
         write_corpus(self.folder, conversations=256, problems=512, preferences=256)
         shutil.copy(self.cookbook / _EXAMPLES, self.folder)
 

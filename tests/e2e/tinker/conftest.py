@@ -2,11 +2,13 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tinker
 
 from fixtures.tinker_sdk import rest_client, service_client
+from twinkle.hub import resolve_tokenizer
 from twinkle_client.stack import StackState
 
 
@@ -21,6 +23,15 @@ def _nothing_left() -> Iterator[None]:
 def stack(tiny_stack: StackState) -> StackState:
     """The shared stack."""
     return tiny_stack
+
+
+@pytest.fixture
+def local_tokenizer(stack: StackState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide the tokenizer without a hub: in the working folder, under the name of the base model."""
+    folder = tmp_path / stack.base_model
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(resolve_tokenizer(stack.base_model))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope='module')

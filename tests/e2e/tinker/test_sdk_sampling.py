@@ -141,6 +141,7 @@ def test_greedy_selects_the_most_likely(named: tinker.SamplingClient) -> None:
     assert all(len(row) == 3 for row in tops)
 
 
+@pytest.mark.usefixtures('local_tokenizer')
 def test_stop_ends_with_itself(named: tinker.SamplingClient, trained: tinker.TrainingClient) -> None:
     """A stop token or stop string ends the sequence and is its last part."""
     tokens = draw(named, temperature=0.0).sequences[0].tokens

@@ -39,12 +39,14 @@ def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackS
     assert (served[0].trainable, served[0].sampleable) == (True, True)
 
 
+@pytest.mark.usefixtures('local_tokenizer')
 def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState) -> None:
-    """The id of a model is that of its session and a number; info has base model, rank and tokenizer."""
+    """The id of a model is that of its session and a number; info has base model, rank and tokenizer, no folder."""
     model = new_model(service, stack, rank=4)
     info = model.get_info()
     assert model.model_id.startswith(f'{service.holder.get_session_id()}:train:')
     assert (info.model_data.model_name, info.is_lora, info.lora_rank) == (stack.base_model, True, 4)
+    assert info.model_data.tokenizer_id == stack.base_model
     tokenizer = model.get_tokenizer()
     assert tokenizer.decode(tokenizer.encode('Twinkle')) == 'Twinkle'
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from twinkle.hub import (
+    BUILT_IN_MODELS,
     DatasetNotFound,
     HubError,
     HubId,
@@ -79,6 +80,16 @@ def test_aliases_are_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_model('small') == folder
     monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', '{"small": "org/name"}')
     assert resolve_model('small') == folder
+
+
+def test_built_in_model_has_a_hub_id_and_an_alias(root: Path) -> None:
+    """Both names select the converted model, whatever the caches hold; `hf://` selects the hub's repository."""
+    converted = make_model(root / 'cache/models/twinkle/smollm2-135m-instruct')
+    (hub_id,) = BUILT_IN_MODELS
+    of_hub = make_hf_snapshot(root / 'hf', hub_id)
+    for name in (hub_id, 'smollm2-135m-instruct'):
+        assert resolve_model(name) == resolve_tokenizer(name) == get_model(name) == converted
+    assert resolve_model(f'hf://{hub_id}') == of_hub
 
 
 def test_malformed_aliases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

