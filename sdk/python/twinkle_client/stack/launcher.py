@@ -163,8 +163,7 @@ def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: s
         settings = yaml.safe_load(spawner.config_path('sampler').read_text(encoding='utf-8'))
         if engine == 'vllm' and settings.get('torch', {}).get('patches'):
             raise StackError('the stack patches its model, which only the torch engine supports')
-        base_model = base_model_id(base_model)
-        if base_model and base_model not in state.base_models:
+        if base_model and (base_model := base_model_id(base_model)) not in state.base_models:
             raise StackError(f'the stack does not serve {base_model}; it serves {", ".join(state.base_models)}')
         chosen = {'engine': engine, 'base_model': base_model}
         chosen = {field: value for field, value in chosen.items() if value}
@@ -201,9 +200,8 @@ def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
     """Return the hub ids, without the hub's prefix, from which clients load the tokenizers of base models."""
     # The dependencies of `twinkle.hub` are installed with the services, not with the client alone.
     hub = importlib.import_module('twinkle.hub')
-    targets = {name: base_model_id(hub.without_alias(name)) for name in base_models}
-    # A folder is named by an alias at most, which is then also the default for clients.
-    return {name: hub.HubId.parse(target).name for name, target in targets.items() if hub.local_path(target) is None}
+    pairs = [(name, base_model_id(hub.without_alias(name))) for name in base_models]
+    return {name: hub.HubId.parse(target).name for name, target in pairs if hub.local_path(target) is None}
 
 
 class _Launch:
