@@ -5,7 +5,7 @@ Every store passes tests/contract/checkpoint; the store in memory is the referen
 
 from typing import Protocol
 
-from services.checkpoint.domain import CheckpointKey, NewestMark, Record, VersionKey
+from services.checkpoint.domain import CheckpointKey, DamagedState, NewestMark, Record, VersionKey
 from services.kit.weights import SegmentRef, StateBytes
 from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
@@ -87,8 +87,11 @@ class StateWriter(Protocol):
 class StateStore(Protocol):
     """Stores states with their records."""
 
-    async def load(self) -> list[Record | NewestMark]:
-        """Remove uncommitted states and return all records and marks; call once, before any other method."""
+    async def load(self) -> list[Record | NewestMark | DamagedState]:
+        """Remove uncommitted states and return all records and marks; call once, before any other method.
+
+        A state whose record cannot be read is returned as a `DamagedState` and is not removed.
+        """
         ...
 
     def begin(self, key: VersionKey | CheckpointKey, manifest: WeightManifest) -> StateWriter:
@@ -104,6 +107,7 @@ class StateStore(Protocol):
 
         Raises:
             VersionNotFound, CheckpointNotFound: The state does not exist.
+            CheckpointDamaged: Its files differ from the committed ones.
         """
         ...
 
@@ -112,6 +116,7 @@ class StateStore(Protocol):
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist.
+            CheckpointDamaged: Its files differ from the committed ones.
         """
         ...
 

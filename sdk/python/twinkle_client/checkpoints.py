@@ -78,6 +78,17 @@ class CheckpointLibrary:
         return (await self._connection.unary(self._checkpoints.SetCheckpointTtl, request)).checkpoint
 
     @remote_method
+    async def verify(self, path: str) -> checkpoint_pb2.Checkpoint:
+        """Compare all files of a checkpoint with the digests of when it was saved, and return the checkpoint.
+
+        Raises:
+            NotFoundError: There is no checkpoint at this path.
+            Error: The checkpoint is damaged; its `reason` is CHECKPOINT_DAMAGED.
+        """
+        request = checkpoint_service_pb2.VerifyCheckpointRequest(checkpoint_path=path)
+        return (await self._connection.unary(self._checkpoints.VerifyCheckpoint, request)).checkpoint
+
+    @remote_method
     async def upload(
         self,
         source: str | Path,

@@ -133,6 +133,13 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         found = await self._checkpoints.get(key)
         return checkpoint_service_pb2.GetCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
 
+    async def VerifyCheckpoint(
+        self, request: checkpoint_service_pb2.VerifyCheckpointRequest, context: _Context
+    ) -> checkpoint_service_pb2.VerifyCheckpointResponse:
+        key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
+        found = await self._checkpoints.verify(key)
+        return checkpoint_service_pb2.VerifyCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
+
     async def ListCheckpoints(
         self, request: checkpoint_service_pb2.ListCheckpointsRequest, context: _Context
     ) -> checkpoint_service_pb2.ListCheckpointsResponse:

@@ -38,6 +38,19 @@ class Checkpoints:
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
         return found if found.key == key else replace(found, folder='', user_metadata={})
 
+    async def verify(self, key: CheckpointKey) -> Checkpoint:
+        """Compare all files of a checkpoint with the digests of when it was saved, and return the checkpoint.
+
+        Raises:
+            CheckpointNotFound: The checkpoint does not exist, or the tenant may not read it.
+            CheckpointDamaged: A file differs or is missing.
+        """
+        found = await self.get(key)
+        readable = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
+        source = await self._registry.store.open_state(readable.key, is_adapter_only=False)
+        await source.close()
+        return found
+
     async def list_page(
         self, caller: Caller, page: Page, *, adapter_id: str
     ) -> tuple[list[Checkpoint], SortKey | None]:
@@ -83,7 +96,8 @@ class Checkpoints:
         require_scope(caller, 'train')
 
         async def change() -> None:
-            self._registry.catalogue.checkpoint(key, now=self._registry.now())
+            if not self._registry.catalogue.is_damaged(key):
+                self._registry.catalogue.checkpoint(key, now=self._registry.now())
             await self._registry.remove_checkpoint(key)
 
         await self._registry.change(key.adapter, change)

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from services.checkpoint.domain import AdapterVersion, CheckpointKey, NewestMark, Record, VersionKey
+from services.checkpoint.domain import AdapterVersion, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
 from services.checkpoint.ports import ByteSource, StateSource, StateStore, StateWriter
 from services.kit.clock import Clock
 from twinkle.checkpoint_engine import WeightManifest
@@ -21,7 +21,7 @@ class TrackedStore:
         """Return the latest of three times: publication, last opening, and start of the service."""
         return max(self._last_use.get(version.key, self._start_time), version.create_time)
 
-    async def load(self) -> list[Record | NewestMark]:
+    async def load(self) -> list[Record | NewestMark | DamagedState]:
         return await self._store.load()
 
     def begin(self, key: VersionKey | CheckpointKey, manifest: WeightManifest) -> StateWriter:

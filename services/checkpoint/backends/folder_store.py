@@ -6,25 +6,29 @@ record names. A folder that no record names was left by a crash before its commi
 """
 
 import asyncio
+import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import IO, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import structlog
+from blake3 import blake3
 
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.errors import not_found
 from services.checkpoint.backends.folder_writer import (
+    DIGESTS_FILE,
     MANIFEST_FILE,
     RECORD_FILE,
     TRAINER_STATE_FILE,
     FolderWriter,
     committed_generation,
     is_durable,
+    replaceable_generation,
 )
 from services.checkpoint.backends.open_folders import OpenFolders
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
@@ -35,9 +39,18 @@ from services.checkpoint.backends.record_json import (
     record_from_json,
     record_to_json,
 )
-from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey, NewestMark, Record, VersionKey
+from services.checkpoint.domain import (
+    AdapterKey,
+    Checkpoint,
+    CheckpointKey,
+    DamagedState,
+    NewestMark,
+    Record,
+    VersionKey,
+)
+from services.kit.errors import CheckpointDamaged
 from services.kit.worker import Threads
-from twinkle.checkpoint_engine import WEIGHTS_FILES, WeightManifest, description_files, weights_file
+from twinkle.checkpoint_engine import CHUNK_BYTES, WEIGHTS_FILES, WeightManifest, description_files, weights_file
 
 _log = structlog.get_logger('store')
 
@@ -58,8 +71,10 @@ class FolderStore:
         self._disk = disk
         self._threads = threads
         self._folders = OpenFolders(disk)
+        self._reported: set[_Key] = set()
+        """States whose damage was logged."""
 
-    async def load(self) -> list[Record | NewestMark]:
+    async def load(self) -> list[Record | NewestMark | DamagedState]:
         names = await self._threads.run(self._names)
         # Read concurrently, since each read from a remote store takes a round trip.
         found = await asyncio.gather(*(self._threads.run(self._load_slot, slot, names[slot]) for slot in sorted(names)))
@@ -94,7 +109,7 @@ class FolderStore:
                 slots['/'.join((_ROOT, *parts[:_SLOT_DEPTH]))].update(parts[_SLOT_DEPTH : _SLOT_DEPTH + 1])
         return slots
 
-    def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | None:
+    def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | DamagedState | None:
         """Return a slot's record, and remove folders of the slot that the record does not name."""
         if slot.endswith(f'/{_MARK}'):
             return self._load_mark(slot)
@@ -105,9 +120,8 @@ class FolderStore:
             record, generation = record_from_json(self._disk.read(f'{slot}/{RECORD_FILE}'))
         except (ValueError, KeyError, TypeError) as error:
             # The state is not removed, so that it can be inspected; it does not affect other states.
-            _log.error('unreadable record', slot=slot, error=str(error))
-            return None
-        if not self._is_complete(f'{slot}/{generation}', record):
+            return self._damaged_state(slot, error)
+        if not is_durable(record) and not self._is_complete(f'{slot}/{generation}', record):
             _log.error('incomplete state removed', slot=slot)
             self._disk.remove(f'{slot}/{RECORD_FILE}')
             self._clear(slot, names)
@@ -117,6 +131,23 @@ class FolderStore:
         if isinstance(record, Checkpoint):
             return replace(record, folder=self._disk.local_path(f'{slot}/{generation}'))
         return record
+
+    def _damaged_state(self, slot: str, error: Exception) -> DamagedState | None:
+        """Return the state of a slot with an unreadable record; None if the slot's name is damaged, too."""
+        try:
+            key = _key(slot)
+        except ValueError:
+            _log.error('unreadable record', slot=slot, error=str(error))
+            return None
+        self._damage(key, error)
+        return DamagedState(key)
+
+    def _damage(self, key: _Key, problem: object) -> CheckpointDamaged:
+        """Return the error for a damaged state, after logging the first one."""
+        if key not in self._reported:
+            self._reported.add(key)
+            _log.error('stored state damaged', slot=_slot(key), problem=str(problem))
+        return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
         try:
@@ -142,18 +173,55 @@ class FolderStore:
         return 0
 
     def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
-        """Open the committed folder with `opener`; retry if it is replaced during the call."""
+        """Open the committed folder with `opener` after verifying it; retry if it is replaced during the call.
+
+        Raises:
+            CheckpointDamaged: A file differs from the committed one, or is missing.
+        """
         slot = _slot(key)
         previous = None
-        while (generation := committed_generation(self._disk, slot)) != previous:
-            with suppress(FileNotFoundError):
-                return self._open_folder(f'{slot}/{generation}', opener)
-            previous = generation
-        raise not_found(key)
+        try:
+            while (generation := committed_generation(self._disk, slot)) != previous:
+                with suppress(FileNotFoundError):
+                    return self._open_folder(f'{slot}/{generation}', opener)
+                previous = generation
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damage(key, error) from error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise self._damage(key, error) from error
+        raise not_found(key) if previous is None else self._damage(key, 'a file is missing')
+
+    def _verify(self, folder: str) -> None:
+        """Compare the files of a folder with the digests of when they were written.
+
+        Raises:
+            ValueError: A file differs or is missing.
+        """
+        try:
+            content = self._disk.read(f'{folder}/{DIGESTS_FILE}').decode()
+        except FileNotFoundError:
+            # Folders of earlier releases have no digests; receivers verify their tensors.
+            return
+        digests = {name: digest for digest, _, name in (line.partition('  ') for line in content.splitlines())}
+        if digests.keys() != set(self._disk.names(folder)) - {DIGESTS_FILE}:
+            raise ValueError(f'{DIGESTS_FILE} lists other files than the folder contains')
+        for name, digest in digests.items():
+            if self._digest(f'{folder}/{name}') != digest:
+                raise ValueError(f'{name} differs from the saved file')
+
+    def _digest(self, name: str) -> str:
+        hasher = blake3()
+        with self._disk.open_to_read(name) as file:
+            while data := file.read(CHUNK_BYTES):
+                hasher.update(data)
+        return hasher.hexdigest()
 
     def _open_folder(self, folder: str, opener: Callable[[str], _Source]) -> _Source:
         release = self._folders.hold(folder)
         try:
+            self._verify(folder)
             source = opener(folder)
         except BaseException:
             release()
@@ -193,7 +261,7 @@ class FolderStore:
 
     def _delete(self, slot: str) -> None:
         # The record is removed first: if the process crashes in between, `load` removes the rest.
-        generation = committed_generation(self._disk, slot)
+        generation = replaceable_generation(self._disk, slot)
         self._disk.remove(f'{slot}/{RECORD_FILE}')
         self._clear(slot, [] if generation is None else [generation])
 
@@ -212,6 +280,21 @@ def _whole_file(file: IO[bytes], size_bytes: int) -> Piece:
 def _slot(key: _Key) -> str:
     location = f'versions/{key.version}' if isinstance(key, VersionKey) else f'weights/{key.name}'
     return f'{_adapter_folder(key.adapter)}/{location}'
+
+
+def _key(slot: str) -> _Key:
+    """Return the key of a slot; the inverse of `_slot`.
+
+    Raises:
+        ValueError: The path is not that of a slot.
+    """
+    _, tenant_id, adapter_id, kind, name = slot.split('/')
+    adapter = AdapterKey(unquote(tenant_id), unquote(adapter_id))
+    return VersionKey(adapter, int(name)) if kind == 'versions' else CheckpointKey(adapter, name)
+
+
+def _title(key: _Key) -> str:
+    return key.checkpoint_id if isinstance(key, CheckpointKey) else f'{key.adapter.adapter_id} version {key.version}'
 
 
 def _adapter_folder(adapter: AdapterKey) -> str:

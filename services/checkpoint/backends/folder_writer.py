@@ -34,6 +34,8 @@ TRAINER_STATE_FILE = 'trainer_state.safetensors'
 """The trainer's section of a state, beside the PEFT files; PEFT ignores it."""
 MANIFEST_FILE = 'manifest.json'
 """Order of the tensors in the state, and digests."""
+DIGESTS_FILE = 'b3sums'
+"""Digests of all other files of the folder when they were written, in the format of the command `b3sum --check`."""
 RECORD_FILE = 'record.json'
 """Record of a committed state, beside the folder that it names."""
 
@@ -55,6 +57,8 @@ class FolderWriter:
         self._verifier = ChunkVerifier(manifest.size_bytes, manifest.digest)
         self._adapter_hasher = blake3()
         self._files: list[IO[bytes]] = []
+        self._digests: dict[str, blake3] = {}
+        """Hashers of the tensor files, by name."""
         self._is_closed = False
         # `discard` may run while the thread of a cancelled call is still writing.
         self._lock = Lock()
@@ -83,11 +87,11 @@ class FolderWriter:
             view = memoryview(chunk.data)
             boundary = max(self._adapter_bytes - chunk.offset, 0)
             adapter_part, trainer_part = view[:boundary], view[boundary:]
-            self._files[0].write(adapter_part)
+            self._write(0, adapter_part)
             if self._manifest.is_trainer_included:
                 self._adapter_hasher.update(adapter_part)
             if trainer_part:
-                self._files[1].write(trainer_part)
+                self._write(1, trainer_part)
 
     def _commit(self, record: Record) -> None:
         with self._lock, domain_errors():
@@ -98,7 +102,7 @@ class FolderWriter:
                 disk.close_synced(file)
             self._write_descriptions(disk)
             disk.sync_folder(self._name())
-            replaced = committed_generation(disk, self._slot)
+            replaced = replaceable_generation(disk, self._slot)
             disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
             self._is_closed = True
             if replaced is not None:
@@ -118,18 +122,29 @@ class FolderWriter:
         if self._files:
             return
         self._disk.check_free_space(self._manifest.size_bytes)
-        self._files.append(self._disk.open_to_write(self._name(weights_file(self._manifest))))
-        self._files[0].write(weights_header(self._manifest))
+        self._create(weights_file(self._manifest), weights_header(self._manifest))
         if self._manifest.is_trainer_included:
-            self._files.append(self._disk.open_to_write(self._name(TRAINER_STATE_FILE)))
-            self._files[1].write(build_header(self._manifest.entries_of(StateSection.TRAINER)))
+            self._create(TRAINER_STATE_FILE, build_header(self._manifest.entries_of(StateSection.TRAINER)))
+
+    def _create(self, name: str, header: bytes) -> None:
+        self._files.append(self._disk.open_to_write(self._name(name)))
+        self._digests[name] = blake3()
+        self._write(len(self._files) - 1, header)
+
+    def _write(self, index: int, data: bytes | memoryview) -> None:
+        self._files[index].write(data)
+        list(self._digests.values())[index].update(data)
 
     def _write_descriptions(self, disk: Disk) -> None:
         manifest = self._manifest
         adapter_digest = self._adapter_hasher.hexdigest() if manifest.is_trainer_included else manifest.digest
-        for name, content in description_files(manifest).items():
+        manifest_json = manifest_to_json(manifest, adapter_digest=adapter_digest)
+        contents = {**description_files(manifest), MANIFEST_FILE: manifest_json}
+        for name, content in contents.items():
             disk.write(self._name(name), content)
-        disk.write(self._name(MANIFEST_FILE), manifest_to_json(manifest, adapter_digest=adapter_digest))
+        hashers = self._digests | {name: blake3(content) for name, content in contents.items()}
+        lines = [f'{hasher.hexdigest()}  {name}\n' for name, hasher in sorted(hashers.items())]
+        disk.write(self._name(DIGESTS_FILE), ''.join(lines).encode())
 
     def _name(self, file: str = '') -> str:
         folder = f'{self._slot}/{self._generation}'
@@ -151,3 +166,11 @@ def committed_generation(disk: Disk, slot: str) -> str | None:
     except FileNotFoundError:
         return None
     return record_from_json(data)[1]
+
+
+def replaceable_generation(disk: Disk, slot: str) -> str | None:
+    """Return the name of the folder with the committed state; None without a readable record."""
+    try:
+        return committed_generation(disk, slot)
+    except (ValueError, KeyError, TypeError):
+        return None

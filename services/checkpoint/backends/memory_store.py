@@ -6,7 +6,7 @@ from functools import partial
 from services.checkpoint.backends.errors import domain_errors, not_found
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
 from services.checkpoint.backends.record_json import adapter_part
-from services.checkpoint.domain import AdapterKey, CheckpointKey, NewestMark, Record, VersionKey
+from services.checkpoint.domain import AdapterKey, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
 from services.kit.errors import MemoryNotShared
 from services.kit.weights import SegmentRef
 from services.kit.worker import Threads
@@ -39,7 +39,7 @@ class MemoryStore:
         self._states: dict[_Key, _StoredState] = {}
         self._marks: dict[AdapterKey, NewestMark] = {}
 
-    async def load(self) -> list[Record | NewestMark]:
+    async def load(self) -> list[Record | NewestMark | DamagedState]:
         return [*(stored.record for stored in self._states.values()), *self._marks.values()]
 
     def begin(self, key: _Key, manifest: WeightManifest) -> 'MemoryWriter':

@@ -17,7 +17,15 @@ import structlog
 from services.checkpoint.backends.folder_writer import is_durable
 from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
 from services.checkpoint.backends.tier_writer import TierWriter
-from services.checkpoint.domain import CheckpointKey, NewestMark, Record, VersionKey
+from services.checkpoint.domain import (
+    AdapterVersion,
+    Checkpoint,
+    CheckpointKey,
+    DamagedState,
+    NewestMark,
+    Record,
+    VersionKey,
+)
 from services.checkpoint.ports import ByteSource, StateSource, StateStore
 from services.kit import failpoints
 from services.kit.weights import BytesInMemory
@@ -100,14 +108,16 @@ class MemoryTier:
         """Memory in use, including reservations of states being written."""
         return self._used_bytes
 
-    async def load(self) -> list[Record | NewestMark]:
+    async def load(self) -> list[Record | NewestMark | DamagedState]:
         """Load the durable store and the shared memory; versions that are only in memory are queued to be spilled."""
         found = await self._durable.load()
-        durable = {item.key: item for item in found if not isinstance(item, NewestMark)}
+        durable = {item.key: item for item in found if isinstance(item, AdapterVersion | Checkpoint)}
         for cached in sorted(await self._threads.run(self._cache.load), key=_create_time):
             await self._restore(cached, durable.get(cached.record.key))
         records = durable | {key: entry.cached.record for key, entry in self._entries.items()}
-        return [*records.values(), *(item for item in found if isinstance(item, NewestMark))]
+        marks = [item for item in found if isinstance(item, NewestMark)]
+        damaged = [item for item in found if isinstance(item, DamagedState) and item.key not in records]
+        return [*records.values(), *marks, *damaged]
 
     async def run(self) -> None:
         """Write versions to the durable store one after the other until cancelled."""

@@ -6,6 +6,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from blake3 import blake3
+
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, Record
 from twinkle.checkpoint_engine import Layout, StateSection, TensorEntry, WeightManifest
 from twinkle.data_format import LoraConfig, base_model_id
@@ -16,21 +18,28 @@ def record_to_json(record: Record, *, generation: str) -> bytes:
     adapter = record.key.adapter
     value: dict[str, Any] = {'generation': generation, 'tenant_id': adapter.tenant_id, 'adapter_id': adapter.adapter_id}
     value |= _version_fields(record) if isinstance(record, AdapterVersion) else _checkpoint_fields(record)
-    return (json.dumps(value, indent=2) + '\n').encode()
+    return (json.dumps({**value, 'checksum': _checksum(value)}, indent=2) + '\n').encode()
 
 
 def record_from_json(data: bytes) -> tuple[Record, str]:
     """Decode a record and the name of the folder with its state; the record's `folder` is empty.
 
     Raises:
-        ValueError, KeyError, TypeError: The data is not a record.
+        ValueError, KeyError, TypeError: The data is not a record, or was changed since it was written.
     """
     value = json.loads(data)
+    # Records of earlier releases have no checksum.
+    if value.pop('checksum', None) not in (None, _checksum(value)):
+        raise ValueError('the record differs from its checksum')
     adapter = AdapterKey(value['tenant_id'], value['adapter_id'])
     create_time = datetime.fromisoformat(value['create_time'])
     if 'version' in value:
         return _version(value, adapter, create_time), value['generation']
     return _checkpoint(value, adapter, create_time), value['generation']
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def mark_to_json(mark: NewestMark) -> bytes:

@@ -4,7 +4,7 @@ from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog
 from services.checkpoint.domain.errors import CheckpointExists, StoreUnavailable, VersionConflict
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, NewestMark, Record
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     'Checkpoint',
     'CheckpointExists',
     'CheckpointKey',
+    'DamagedState',
     'NewestMark',
     'Record',
     'StoreUnavailable',

@@ -9,10 +9,10 @@ from datetime import datetime
 
 from services.checkpoint.domain.change_log import ChangeLog
 from services.checkpoint.domain.errors import CheckpointExists
-from services.checkpoint.domain.keys import AdapterKey, CheckpointKey
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, NewestMark, Record
+from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
-from services.kit.errors import AdapterNotFound, CheckpointNotFound
+from services.kit.errors import AdapterNotFound, CheckpointDamaged, CheckpointNotFound
 
 _DELETION_LIMIT = 10_000
 
@@ -31,16 +31,20 @@ class Catalogue:
         self._pin_limit = pin_limit
         self._rings: dict[AdapterKey, VersionRing] = {}
         self._checkpoints: dict[str, dict[CheckpointKey, Checkpoint]] = {}
+        self._damaged: set[CheckpointKey] = set()
+        """Checkpoints whose records cannot be read."""
         self._public: dict[str, CheckpointKey] = {}
         self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
 
-    def restore(self, stored: Iterable[Record | NewestMark]) -> list[AdapterVersion]:
+    def restore(self, stored: Iterable[Record | NewestMark | DamagedState]) -> list[AdapterVersion]:
         """Add the content of a store, before any other call; return the versions that do not fit their rings."""
         evicted: list[AdapterVersion] = []
         records: list[Record] = []
         for item in stored:
             if isinstance(item, NewestMark):
                 self._ensure_ring(item.adapter).skip(item.version)
+            elif isinstance(item, DamagedState):
+                self._add_damaged(item.key)
             else:
                 records.append(item)
         for record in sorted(records, key=lambda record: record.create_time):
@@ -85,7 +89,10 @@ class Catalogue:
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist or has expired.
+            CheckpointDamaged: Its record cannot be read.
         """
+        if key in self._damaged:
+            raise CheckpointDamaged(key.checkpoint_id)
         found = self.find(key)
         if found is None or found.is_expired(now):
             raise CheckpointNotFound(key.checkpoint_id)
@@ -97,7 +104,7 @@ class Catalogue:
         Raises:
             CheckpointNotFound: Neither exists, or the one that exists has expired.
         """
-        if self.exists(key, now=now):
+        if key in self._damaged or self.exists(key, now=now):
             return self.checkpoint(key, now=now)
         return self.checkpoint(self._public.get(key.checkpoint_id, key), now=now)
 
@@ -115,11 +122,16 @@ class Catalogue:
 
         Raises:
             CheckpointExists: It exists with another digest or request, and overwriting is not allowed.
+            CheckpointDamaged: Its record cannot be read, and overwriting is not allowed.
         """
         try:
             found = self.checkpoint(key, now=now)
         except CheckpointNotFound:
             return None
+        except CheckpointDamaged:
+            if is_overwrite_allowed:
+                return None
+            raise
         is_same_request = not request_id or not found.request_id or request_id == found.request_id
         if found.digest == digest and is_same_request:
             return found
@@ -129,11 +141,19 @@ class Catalogue:
 
     def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add or replace a checkpoint."""
+        self._damaged.discard(checkpoint.key)
         self._checkpoints.setdefault(checkpoint.key.adapter.tenant_id, {})[checkpoint.key] = checkpoint
         self._index_public(checkpoint.key, is_public=checkpoint.is_public)
         self.changes.record(checkpoint.key, is_deletion=False)
 
+    def is_damaged(self, key: CheckpointKey) -> bool:
+        """Return whether the record of a checkpoint cannot be read."""
+        return key in self._damaged
+
     def remove_checkpoint(self, key: CheckpointKey) -> None:
+        if key in self._damaged:
+            self._damaged.remove(key)
+            return
         tenant_checkpoints = self._checkpoints[key.adapter.tenant_id]
         del tenant_checkpoints[key]
         if not tenant_checkpoints:
@@ -170,6 +190,12 @@ class Catalogue:
         """Yield the checkpoints of all tenants, in no particular order."""
         for tenant_checkpoints in self._checkpoints.values():
             yield from tenant_checkpoints.values()
+
+    def _add_damaged(self, key: VersionKey | CheckpointKey) -> None:
+        if isinstance(key, VersionKey):
+            self._ensure_ring(key.adapter).mark_damaged(key.version)
+        else:
+            self._damaged.add(key)
 
     def _index_public(self, key: CheckpointKey, *, is_public: bool) -> None:
         if is_public:

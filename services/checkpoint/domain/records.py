@@ -73,5 +73,12 @@ class NewestMark:
     version: int
 
 
+@dataclass(frozen=True)
+class DamagedState:
+    """A stored state whose record cannot be read."""
+
+    key: VersionKey | CheckpointKey
+
+
 Record = AdapterVersion | Checkpoint
 """Record that a store saves with the weights of a state."""

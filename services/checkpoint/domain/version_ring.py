@@ -9,7 +9,7 @@ from dataclasses import replace
 from services.checkpoint.domain.errors import VersionConflict
 from services.checkpoint.domain.keys import AdapterKey
 from services.checkpoint.domain.records import AdapterVersion
-from services.kit.errors import InUse, QuotaExceeded, VersionNotFound
+from services.kit.errors import CheckpointDamaged, InUse, QuotaExceeded, VersionNotFound
 
 
 class VersionRing:
@@ -28,6 +28,7 @@ class VersionRing:
         self._pin_limit = pin_limit
         self._versions: dict[int, AdapterVersion] = {}
         self._highest = 0
+        self._damaged: set[int] = set()
 
     @property
     def newest(self) -> AdapterVersion | None:
@@ -47,7 +48,10 @@ class VersionRing:
 
         Raises:
             VersionNotFound: The version was never published, or was evicted or deleted.
+            CheckpointDamaged: The version's record cannot be read.
         """
+        if version in self._damaged:
+            raise CheckpointDamaged(f'{self._adapter.adapter_id} version {version}')
         found = self._versions.get(version) if version else self.newest
         if found is None:
             raise VersionNotFound(self._adapter.adapter_id, version)
@@ -78,6 +82,11 @@ class VersionRing:
     def skip(self, version: int) -> None:
         """Record that numbers up to `version` have been used."""
         self._highest = max(self._highest, version)
+
+    def mark_damaged(self, version: int) -> None:
+        """Record that a version exists whose record cannot be read."""
+        self._damaged.add(version)
+        self.skip(version)
 
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:
         """Return the version with its pin set or cleared, without changing the ring.

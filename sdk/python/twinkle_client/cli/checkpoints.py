@@ -12,6 +12,7 @@ from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.checkpoints import CheckpointLibrary
 from twinkle_client.cli.session import StateDirOption, console, fail, open_client
 from twinkle_client.cli.times import local_text, parse_duration
+from twinkle_client.errors import Error
 from twinkle_client.progress import byte_progress
 
 app = typer.Typer(help='Manage checkpoints: list, download, upload, share, delete, export.', no_args_is_help=True)
@@ -49,6 +50,27 @@ def download(
     with open_client(state_dir) as client, byte_progress('download') as report:
         done = client.download_checkpoint(path, folder, report=report)
     console.print(str(done), highlight=False, soft_wrap=True)
+
+
+@app.command('verify')
+def verify(
+    path: Annotated[str, typer.Argument(help='Checkpoint path. Default: all checkpoints.')] = '',
+    state_dir: StateDirOption = None,
+) -> None:
+    """Compare the stored files with the digests of when they were saved. Fails if a checkpoint is damaged."""
+    damaged = list[str]()
+    with open_client(state_dir) as client:
+        library = CheckpointLibrary(client=client)
+        for name in [path] if path else [item.path for item in client.list_checkpoints()]:
+            try:
+                library.verify(name)
+            except Error as error:
+                if error.reason != 'CHECKPOINT_DAMAGED':
+                    raise
+                damaged.append(name)
+            console.print(f'{name} {"damaged" if name in damaged else "ok"}', highlight=False, soft_wrap=True)
+    if damaged:
+        fail(f'{len(damaged)} checkpoints are damaged; delete them, or restore their files from a backup')
 
 
 @app.command('upload')

@@ -68,6 +68,52 @@ class GetCheckpointResponse(_message.Message):
 Global___GetCheckpointResponse: _TypeAlias = GetCheckpointResponse  # noqa: Y015
 
 @_typing.final
+class VerifyCheckpointRequest(_message.Message):
+    """Request message for VerifyCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
+    checkpoint_path: _builtins.str
+    """Path or id of the checkpoint. Required."""
+    def __init__(
+        self,
+        *,
+        checkpoint_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyCheckpointRequest: _TypeAlias = VerifyCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class VerifyCheckpointResponse(_message.Message):
+    """Response message for VerifyCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> _checkpoint_pb2.Checkpoint:
+        """The checkpoint, whose files are unchanged."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: _checkpoint_pb2.Checkpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyCheckpointResponse: _TypeAlias = VerifyCheckpointResponse  # noqa: Y015
+
+@_typing.final
 class ListCheckpointsRequest(_message.Message):
     """Request message for ListCheckpoints."""
 

@@ -42,6 +42,11 @@ class CheckpointServiceStub:
                 request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointResponse.FromString,
                 _registered_method=True)
+        self.VerifyCheckpoint = channel.unary_unary(
+                '/twinkle.api.checkpoint.v1.CheckpointService/VerifyCheckpoint',
+                request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointResponse.FromString,
+                _registered_method=True)
         self.ListCheckpoints = channel.unary_unary(
                 '/twinkle.api.checkpoint.v1.CheckpointService/ListCheckpoints',
                 request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.ListCheckpointsRequest.SerializeToString,
@@ -97,8 +102,17 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyCheckpoint(self, request, context):
+        """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+        (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
+        then fail with the same error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCheckpoints(self, request, context):
-        """Lists the caller's checkpoints, newest first.
+        """Lists the caller's checkpoints, newest first. Checkpoints whose records are damaged are not listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,6 +187,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointResponse.SerializeToString,
             ),
+            'VerifyCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyCheckpoint,
+                    request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointResponse.SerializeToString,
+            ),
             'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCheckpoints,
                     request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.ListCheckpointsRequest.FromString,
@@ -244,6 +263,33 @@ class CheckpointService:
             '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint',
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointRequest.SerializeToString,
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.GetCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.checkpoint.v1.CheckpointService/VerifyCheckpoint',
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointRequest.SerializeToString,
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.VerifyCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,8 +21,13 @@ class CheckpointServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetCheckpointRequest, _checkpoint_service_pb2.GetCheckpointResponse]
     """Gets a checkpoint."""
+    VerifyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.VerifyCheckpointRequest, _checkpoint_service_pb2.VerifyCheckpointResponse]
+    """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+    (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
+    then fail with the same error.
+    """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListCheckpointsRequest, _checkpoint_service_pb2.ListCheckpointsResponse]
-    """Lists the caller's checkpoints, newest first."""
+    """Lists the caller's checkpoints, newest first. Checkpoints whose records are damaged are not listed."""
     DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.DeleteCheckpointRequest, _checkpoint_service_pb2.DeleteCheckpointResponse]
     """Deletes a checkpoint."""
     SetCheckpointTtl: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointTtlRequest, _checkpoint_service_pb2.SetCheckpointTtlResponse]
@@ -69,12 +74,23 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gets a checkpoint."""
 
     @_abc_1.abstractmethod
+    def VerifyCheckpoint(
+        self,
+        request: _checkpoint_service_pb2.VerifyCheckpointRequest,
+        context: _aio.ServicerContext[_checkpoint_service_pb2.VerifyCheckpointRequest, _abc.Awaitable[_checkpoint_service_pb2.VerifyCheckpointResponse]],
+    ) -> _abc.Awaitable[_checkpoint_service_pb2.VerifyCheckpointResponse]:
+        """Compares all files of a checkpoint with the digests of when it was saved. Errors: DATA_LOSS
+        (ERROR_REASON_CHECKPOINT_DAMAGED) if a file differs or is missing; loads, downloads and copies of the checkpoint
+        then fail with the same error.
+        """
+
+    @_abc_1.abstractmethod
     def ListCheckpoints(
         self,
         request: _checkpoint_service_pb2.ListCheckpointsRequest,
         context: _aio.ServicerContext[_checkpoint_service_pb2.ListCheckpointsRequest, _abc.Awaitable[_checkpoint_service_pb2.ListCheckpointsResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.ListCheckpointsResponse]:
-        """Lists the caller's checkpoints, newest first."""
+        """Lists the caller's checkpoints, newest first. Checkpoints whose records are damaged are not listed."""
 
     @_abc_1.abstractmethod
     def DeleteCheckpoint(

@@ -1,0 +1,136 @@
+"""Damage to any stored file of a checkpoint is named by every verb, or has no effect."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving
+from services.kit.errors import DomainError
+from services.kit.rpc.context import acting_for
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc, weight_stream_service_pb2, weights_pb2
+
+PATH = 'twinkle://ad-1/weights/best'
+STATE = make_state(1, is_trainer_included=True)
+FILES = (
+    'record.json',
+    '*/b3sums',
+    '*/manifest.json',
+    '*/adapter_config.json',
+    '*/adapter_model.safetensors',
+    '*/trainer_state.safetensors',
+)
+
+
+def flip(path: Path, place: float) -> None:
+    """Change all bits of one byte of a file; `place` is its relative position."""
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 0xFF
+    path.write_bytes(content)
+
+
+def truncate(path: Path, place: float) -> None:
+    """Cut a file at a relative position."""
+    path.write_bytes(path.read_bytes()[: int(place * path.stat().st_size)])
+
+
+def flip_a_bit(path: Path, place: float) -> None:
+    """Change the lowest bit of one byte, which often leaves a text readable."""
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize('damage', [flip, flip_a_bit, truncate])
+async def test_damaged_checkpoint_is_refused_by_every_verb(
+    tmp_path: Path, name: str, damage: Callable[[Path, float], None]
+) -> None:
+    """Load, download, copy and verification fail with DATA_LOSS, or use the unchanged bytes; a restart is no cure."""
+    places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            for checkpoint, place in places.items():
+                await _save(service, checkpoint)
+                damage(_stored(tmp_path, name, checkpoint), place)
+                await _assert_refused_or_equal(service, checkpoint)
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            for checkpoint in places:
+                await _assert_refused_or_equal(service, checkpoint)
+
+
+@pytest.mark.parametrize('name', FILES)
+async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, name: str) -> None:
+    """A save that allows overwriting replaces a damaged checkpoint, and a deletion removes it."""
+    for is_deleted in (False, True):
+        state_dir = tmp_path / str(is_deleted)
+        async with serving(state_dir) as service:
+            with acting_for(ALICE):
+                await _save(service)
+        flip(_stored(state_dir, name), 0.5)
+        async with serving(state_dir) as service:
+            with acting_for(ALICE):
+                if is_deleted:
+                    request = wire.DeleteCheckpointRequest(checkpoint_path=PATH)
+                    await service.checkpoints.DeleteCheckpoint(request, metadata=as_tenant('alice'))
+                target = weights_pb2.CheckpointTarget(name='best', is_overwrite_allowed=not is_deleted)
+                await service.weights.save_checkpoint('ad-1', make_state(2), target)
+                assert (await service.weights.fetch_checkpoint(PATH)).state == make_state(2)
+
+
+async def test_damaged_version_is_refused(tmp_path: Path) -> None:
+    """A version whose file or record was damaged on disk is named, and its number is not reused."""
+    for name in ('record.json', '*/adapter_model.safetensors'):
+        state_dir = tmp_path / name.strip('*/')
+        async with serving(state_dir) as service:
+            with acting_for(ALICE):
+                for version in (1, 2):
+                    await service.weights.publish_version('ad-1', make_state(version), version=version)
+        (path,) = state_dir.glob(f'checkpoint/states/alice/ad-1/versions/1/{name}')
+        flip(path, 0.5)
+        async with serving(state_dir) as service:
+            with acting_for(ALICE):
+                with pytest.raises(DomainError) as refused:
+                    await service.weights.fetch_version('ad-1', 1)
+                assert refused.value.reason == 'CHECKPOINT_DAMAGED'
+                assert (await service.weights.fetch_version('ad-1', 2)).state == make_state(2)
+
+
+async def _save(service: Running, name: str = 'best') -> None:
+    await service.weights.save_checkpoint('ad-1', STATE, weights_pb2.CheckpointTarget(name=name))
+
+
+def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
+    (path,) = state_dir.glob(f'checkpoint/states/alice/ad-1/weights/{checkpoint}/{name}')
+    return path
+
+
+async def _assert_refused_or_equal(service: Running, name: str) -> None:
+    """Check that all verbs agree: either all refuse the checkpoint as damaged, or it is complete."""
+    path = f'twinkle://ad-1/weights/{name}'
+    internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
+    verify = wire.VerifyCheckpointRequest(checkpoint_path=path)
+    if await _fetched(service, path):
+        await service.checkpoints.VerifyCheckpoint(verify, metadata=as_tenant('alice'))
+        return
+    download = wire.DownloadCheckpointRequest(checkpoint_path=path)
+    calls: list[object] = [
+        service.streams.Fetch(weight_stream_service_pb2.FetchRequest(checkpoint_path=path)),
+        service.checkpoints.VerifyCheckpoint(verify, metadata=as_tenant('alice')),
+        service.checkpoints.DownloadCheckpoint(download, metadata=as_tenant('alice')),
+        internal.CopyCheckpoint(wire.CopyCheckpointRequest(checkpoint_path=path, adapter_id='ad-2', name=name)),
+    ]
+    for call in calls:
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == ('DATA_LOSS', 'CHECKPOINT_DAMAGED')
+
+
+async def _fetched(service: Running, path: str) -> bool:
+    """Return whether the checkpoint can be loaded, after checking its bytes."""
+    with suppress(DomainError):
+        assert (await service.weights.fetch_checkpoint(path)).state == STATE
+        return True
+    return False
