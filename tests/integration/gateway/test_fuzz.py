@@ -36,6 +36,8 @@ many_examples = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+MAX_STALL_SECONDS = 0.25
+"""Maximum time that a request may block the event loop beyond a running pass; checked by `./run fuzz` only."""
 METHODS = methods()
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
 WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
@@ -58,7 +60,9 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
         await running.check()
         running.close()
         if REQUESTED_COUNT:
-            print(running.outcomes.most_common())  # noqa: T201 (shown for `./run fuzz`)
+            stall = running.longest_stall_seconds
+            print(running.outcomes.most_common(), f'longest stall: {1000 * stall:.0f} ms')  # noqa: T201 (shown for `./run fuzz`)
+            assert stall <= MAX_STALL_SECONDS, f'the event loop was blocked for {stall} s by {running.stalled_by}'
         assert not running.failures, '\n'.join(running.failures)
 
 
