@@ -108,9 +108,10 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     return journal
 
 
-def codec_of(backend: TrainerBackend) -> ProtoRecordCodec:
-    """Return the codec that reads and writes the journal's records."""
-    return ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
+def codec_of(backend: TrainerBackend, *, max_batch_examples: int | None = None) -> ProtoRecordCodec:
+    """Return the codec that reads and writes the journal's records; `max_batch_examples` limits fetched batches."""
+    vocabulary_size = backend.facts().base_models[0].vocabulary_size
+    return ProtoRecordCodec(vocabulary_size=vocabulary_size, max_batch_examples=max_batch_examples)
 
 
 def replay_environment(config: ModelConfig) -> ReplayEnvironment:
@@ -152,6 +153,7 @@ def make_limits(config: ModelConfig) -> Limits:
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
         pass_tokens=config.pass_tokens,
+        batch_examples=config.max_batch_examples,
         batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,
         queue=QueueLimits(operation_count=config.limits.queue_length, request_bytes=config.queue_bytes),
@@ -191,7 +193,7 @@ def make_ports(
         uploads=uploads,
         batches=batches or NoDataService(),
         journal=journal,
-        codec=codec_of(backend),
+        codec=codec_of(backend, max_batch_examples=config.max_batch_examples),
         clock=clock,
     )
 

@@ -40,6 +40,8 @@ class ModelConfig(ServiceConfig):
     """Maximum LoRA rank."""
     max_batch_tokens: int = Field(default=65536, ge=1)
     """Maximum number of tokens in a batch."""
+    max_batch_examples: int = Field(default=2048, ge=1)
+    """Maximum number of examples in a batch. Each example is checked before a pass, during which other tenants wait."""
     pass_tokens: int = Field(default=1024, ge=1)
     """Number of tokens per pass through the model. Larger batches take several passes; small batches of different
     adapters share one."""

@@ -11,6 +11,7 @@ import grpc
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
+from services.kit.rpc.message_bounds import convert_large
 from services.model.api.convert_adapter import (
     cost_to_proto,
     create_request_from_proto,
@@ -37,7 +38,8 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def CreateAdapter(  # noqa: N802 - name of the RPC
         self, request: wire.CreateAdapterRequest, context: Context[Any, Any]
     ) -> wire.CreateAdapterResponse:
-        adapter = await self._service.create_adapter(current_caller(), create_request_from_proto(request))
+        converted = await convert_large(create_request_from_proto, request)
+        adapter = await self._service.create_adapter(current_caller(), converted)
         warnings = self._service.create_adapter.warnings_of(adapter.adapter_id)
         return wire.CreateAdapterResponse(adapter=self._message(adapter), warnings=warnings)
 

@@ -11,6 +11,7 @@ from services.kit.rpc.fields import (
     fingerprint_of,
     id_from_proto,
 )
+from services.kit.rpc.message_bounds import check_bytes, check_options
 from services.kit.weights.wire import MAX_NAMES, lora_config_from_proto
 from services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
@@ -23,6 +24,8 @@ _MAX_LABELS, _MAX_NAME_LENGTH, _MAX_VALUE_LENGTH = 64, 256, 4096
 """Maximum number of labels per adapter, and of characters in a name and a value. Labels stay in memory as long as the
 adapter exists."""
 _MAX_SESSION_ID_LENGTH = 128
+_MAX_NAMES_BYTES = 1 << 20
+"""Maximum size of the names of an adapter's modules or parameters."""
 _SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
@@ -33,6 +36,8 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         InvalidField: A field is missing, malformed or out of range.
     """
     _check_labels(request.user_metadata)
+    check_options(request.training_config, 'training_config')
+    _check_names(request)
     adapters_limit = request.adapters_limit if request.HasField('adapters_limit') else None
     # The gateway sets the limit only while the quota is exhausted, so it is not part of the request's fingerprint.
     request.ClearField('adapters_limit')
@@ -87,6 +92,11 @@ def save_prefix_from_proto(prefix: str) -> str:
     return prefix
 
 
+def _check_names(request: adapter_service_pb2.CreateAdapterRequest | adapter_service_pb2.EstimateRequest) -> None:
+    for name in ('lora_config', 'full_parameters'):
+        check_bytes(getattr(request, name), name, limit=_MAX_NAMES_BYTES)
+
+
 def _check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > _MAX_LABELS:
         raise InvalidField('user_metadata', f'must have at most {_MAX_LABELS} labels')
@@ -126,6 +136,8 @@ def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) ->
         raise InvalidField('label_share', f'must be above 0 and at most 1, got {label_share}')
     if request.HasField('full_parameters') and request.HasField('lora_config'):
         raise InvalidField('lora_config', 'must be unset with full_parameters: the base model itself is trained')
+    check_options(request.optimizer, 'optimizer')
+    _check_names(request)
     plan = TrainingPlan(
         lora_config=lora_config_from_proto(request.lora_config, 'lora_config'),
         full_parameters=full_parameters_from_proto(request.full_parameters, 'full_parameters')

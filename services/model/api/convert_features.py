@@ -1,5 +1,7 @@
 """Converts the examples of a batch. Every error names its field."""
 
+from collections.abc import Sized
+
 import numpy as np
 
 from services.kit.errors import InvalidField, NotBuiltYet
@@ -67,6 +69,16 @@ def batch_reference_from_proto(batch: operation_pb2.Batch, field: str) -> BatchR
 def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:
     """Convert a position in a loader."""
     return LoaderCursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
+
+
+def check_example_count(examples: Sized, field: str, *, limit: int) -> None:
+    """Refuse a batch with too many examples before each of them is checked.
+
+    Raises:
+        InvalidField: There are more than `limit` examples.
+    """
+    if len(examples) > limit:
+        raise InvalidField(field, f'must have at most {limit} examples, got {len(examples)}; send several batches')
 
 
 def _features(batch: input_feature_pb2.FeatureBatch, field: str, vocabulary_size: int) -> list[InputFeature]:

@@ -12,22 +12,32 @@ from google.protobuf.message import DecodeError
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import id_from_proto
+from services.kit.rpc.message_bounds import THREAD_BYTES, check_options
+from services.model.api.convert_features import check_example_count
 from services.model.api.convert_operation import operation_from_proto
 from services.model.application.upload_batch import ReadUpload
 from services.model.domain.operation import Operation
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 
-_THREAD_BYTES = 1 << 20
-"""Larger messages are converted in a thread, because they would block the event loop for milliseconds."""
+_OPTION_FIELDS = ('training_config', 'optimizer_options', 'loss')
+"""Fields of verbs with options."""
 
 
 class OperationReader:
     """Converts operations and reads their uploads."""
 
-    def __init__(self, read_upload: ReadUpload, *, vocabulary_size: int) -> None:
+    def __init__(self, read_upload: ReadUpload, *, vocabulary_size: int, max_batch_examples: int | None = None) -> None:
+        """Create the reader.
+
+        Args:
+            read_upload: Reads uploaded batches.
+            vocabulary_size: Upper bound of token ids, exclusive.
+            max_batch_examples: Maximum number of examples of a batch; None for no limit.
+        """
         self._read_upload = read_upload
         self._vocabulary_size = vocabulary_size
+        self._max_batch_examples = max_batch_examples
 
     async def __call__(self, caller: Caller, message: operation_pb2.Operation, field: str) -> Operation:
         """Convert an operation.
@@ -45,15 +55,31 @@ class OperationReader:
             content = await self._read_upload(caller, upload_id)
         if batch is not None and batch.loader.HasField('loaded'):
             raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service sets it')
-        if len(content) + message.ByteSize() < _THREAD_BYTES:
+        if len(content) + message.ByteSize() < THREAD_BYTES:
             return self._convert(message, field, content)
         return await asyncio.to_thread(self._convert, message, field, content)
 
     def _convert(self, message: operation_pb2.Operation, field: str, content: bytes) -> Operation:
+        verb = message.WhichOneof('verb')
+        source = 'features.features'
         if content:
-            verb = message.WhichOneof('verb')
+            source = 'upload_id'
             _insert_features(getattr(message, verb or '').batch, content, f'{field}.{verb}.batch.upload_id')
+        if verb is not None:
+            self._check_size(getattr(message, verb), f'{field}.{verb}', source)
         return operation_from_proto(message, field, vocabulary_size=self._vocabulary_size)
+
+    def _check_size(self, verb: Any, field: str, source: str) -> None:
+        """Refuse what is too large before the examples and options are converted."""
+        present = {descriptor.name: value for descriptor, value in verb.ListFields()}
+        for name in _OPTION_FIELDS:
+            if name in present:
+                check_options(present[name], f'{field}.{name}')
+        if self._max_batch_examples is not None:
+            limit = self._max_batch_examples
+            check_example_count(present.get('logprob_gradients', ()), f'{field}.logprob_gradients', limit=limit)
+            if 'batch' in present:
+                check_example_count(present['batch'].features.features, f'{field}.batch.{source}', limit=limit)
 
 
 def _insert_features(batch: Any, content: bytes, field: str) -> None:

@@ -9,7 +9,7 @@ from services.kit.rpc.status import error_from_status
 from services.kit.rpc.tensors import tensor_data_from_proto
 from services.kit.weights.wire import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
-from services.model.api.convert_features import cursor_from_proto
+from services.model.api.convert_features import check_example_count, cursor_from_proto
 from services.model.api.convert_operation import operation_from_proto
 from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, result_to_proto
 from services.model.application.train_stream import OperationFailure
@@ -25,8 +25,15 @@ from twinkle.data_format import ForwardResult, LayerHealth, StepResult, base_mod
 class ProtoRecordCodec:
     """Implements `services.model.ports.RecordCodec`."""
 
-    def __init__(self, *, vocabulary_size: int) -> None:
+    def __init__(self, *, vocabulary_size: int, max_batch_examples: int | None = None) -> None:
+        """Create the codec.
+
+        Args:
+            vocabulary_size: Upper bound of token ids, exclusive.
+            max_batch_examples: Maximum number of examples of a fetched batch; None for no limit.
+        """
         self._vocabulary_size = vocabulary_size
+        self._max_batch_examples = max_batch_examples
 
     def operation_from_bytes(self, payload: bytes) -> Operation:
         message = operation_pb2.Operation.FromString(payload)
@@ -36,6 +43,9 @@ class ProtoRecordCodec:
         message = operation_pb2.Operation.FromString(operation.payload)
         batch = getattr(message, message.WhichOneof('verb') or '').batch.loader.loaded
         batch.features.ParseFromString(loaded.content)
+        if self._max_batch_examples is not None:
+            field = f'operation.{message.WhichOneof("verb")}.batch.loader.loaded.features.features'
+            check_example_count(batch.features.features, field, limit=self._max_batch_examples)
         batch.next_cursor.CopyFrom(cursor_to_proto(loaded.next_cursor))
         return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
 

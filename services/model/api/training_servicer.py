@@ -30,7 +30,11 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
-        self._read = OperationReader(service.read_upload, vocabulary_size=service.vocabulary_size)
+        self._read = OperationReader(
+            service.read_upload,
+            vocabulary_size=service.vocabulary_size,
+            max_batch_examples=service.max_batch_examples,
+        )
 
     async def Execute(  # noqa: N802 - name of the RPC
         self, request: wire.ExecuteRequest, context: Context[Any, Any]

@@ -40,6 +40,8 @@ class Limits:
     """Target duration of a shared pass; None: passes are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Weights of competing tenants; 1 for tenants that are not listed."""
+    batch_examples: int
+    """Maximum number of examples of a batch."""
     queue: QueueLimits
     """Limits of each tenant's operations in progress."""
     gap_seconds: float
@@ -73,6 +75,8 @@ class ModelService:
     """Call periodically."""
     vocabulary_size: int
     """Upper bound of token ids, exclusive."""
+    max_batch_examples: int
+    """Maximum number of examples of a batch."""
     close: Callable[[], Awaitable[None]]
     """Finish running operations and pending writes."""
 
@@ -110,6 +114,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         cleanup=Cleanup(residency, queues),
         close=partial(_close, residency, fetch_batch, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
+        max_batch_examples=limits.batch_examples,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.checkpoint_service import as_tenant, failure_of
 from fixtures.model_service import batch_of, draw_example, forward_backward, operation_of, serving_model
+from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
@@ -45,6 +46,10 @@ def loader_batch():
 
 
 INT = np.int32
+MANY_STEPS = training_config_pb2.SchedulerConfig(
+    name='MultiStepLR', options=struct_of({'milestones': list(range(1001))})
+)
+MANY_OPTIONS = struct_of({'name': 'x' * (64 << 10)})
 BAD_OPERATIONS = {
     'no verb': ({}, 'INVALID_FIELD', 'operation.verb'),
     'no batch': ({'forward_backward': operation_pb2.ForwardBackward()}, 'INVALID_FIELD', 'batch'),
@@ -114,6 +119,25 @@ BAD_OPERATIONS = {
         'training_config.patches',
     ),
     'no accumulation': (configured(gradient_accumulation_steps=0), 'INVALID_FIELD', 'gradient_accumulation_steps'),
+    'a schedule with too many steps': (
+        configured(lr_scheduler=MANY_STEPS),
+        'INVALID_FIELD',
+        'configure.training_config.lr_scheduler.options.milestones',
+    ),
+    'too many options of a step': (
+        {'step': operation_pb2.Step(optimizer_options=MANY_OPTIONS)},
+        'INVALID_FIELD',
+        'step.optimizer_options',
+    ),
+    'too many options of a loss': (
+        {
+            'forward_backward': operation_pb2.ForwardBackward(
+                batch=GOOD.batch, loss=training_config_pb2.LossConfig(options=MANY_OPTIONS)
+            )
+        },
+        'INVALID_FIELD',
+        'forward_backward.loss.options',
+    ),
     'bad checkpoint name': ({'save': operation_pb2.Save(name='../x')}, 'INVALID_FIELD', 'name'),
     'bad checkpoint path': ({'load': operation_pb2.Load(checkpoint_path='x')}, 'INVALID_FIELD', 'checkpoint_path'),
     'absent checkpoint': (
@@ -163,6 +187,17 @@ async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
         await service.result(adapter_id, 1, forward_backward=GOOD)
 
 
+async def test_a_batch_with_too_many_examples_is_refused(tiny_llama_dir, tmp_path):
+    """The number of examples is refused with its field, and the number of the operation stays free."""
+    async with serving_model(tiny_llama_dir, tmp_path, max_batch_examples=2) as service:
+        adapter_id = (await service.create()).adapter_id
+        many = forward_backward([draw_example()] * 3)
+        failure = await failure_of(service.execute(adapter_id, 1, forward_backward=many))
+        assert failure.reason == 'INVALID_FIELD'
+        assert failure.field == 'operation.forward_backward.batch.features.features'
+        await service.result(adapter_id, 1, forward_backward=GOOD)
+
+
 BAD_ADAPTERS = {
     'another model': ({'base_model': 'gpt'}, 'BASE_MODEL_NOT_FOUND', ''),
     'no request id': ({'request_id': ''}, 'INVALID_FIELD', 'request_id'),
@@ -182,6 +217,16 @@ BAD_ADAPTERS = {
         {'training_config': training_config_pb2.TrainingConfig(loss=training_config_pb2.LossConfig(name='L3'))},
         'UNKNOWN_COMPONENT',
         'loss',
+    ),
+    'a schedule with too many steps': (
+        {'training_config': training_config_pb2.TrainingConfig(lr_scheduler=MANY_STEPS)},
+        'INVALID_FIELD',
+        'training_config.lr_scheduler.options.milestones',
+    ),
+    'too many names': (
+        {'lora_config': training_config_pb2.LoraConfig(target_modules=['x' * (1 << 20)])},
+        'INVALID_FIELD',
+        'lora_config',
     ),
     'absent checkpoint': ({'checkpoint_path': 'twinkle://ad-x/weights/y'}, 'CHECKPOINT_NOT_FOUND', ''),
 }

@@ -126,6 +126,41 @@ async def test_loader_s_tokens_are_checked_as_inline_ones():
     assert refusal.value.field == field
 
 
+def many(count: int) -> input_feature_pb2.FeatureBatch:
+    """Return a batch of invalid examples, which would be refused for another reason if they were checked."""
+    return input_feature_pb2.FeatureBatch(features=[input_feature_pb2.InputFeature()] * count)
+
+
+@pytest.mark.parametrize(
+    ('source', 'field'), [({'features': many(3)}, 'batch.features.features'), ({'upload_id': 'up'}, 'batch.upload_id')]
+)
+async def test_too_many_examples_are_refused_before_any_is_checked(source, field):
+    """A batch with too many examples is refused by its source, whether it is inline or uploaded."""
+    uploads = UploadedBatches(up=many(3).SerializeToString())
+    read = OperationReader(uploads, vocabulary_size=VOCABULARY, max_batch_examples=2)
+    with pytest.raises(InvalidField) as refusal:
+        await read(ALICE, operation(**source), 'operation')
+    assert refusal.value.field == f'operation.forward_backward.{field}'
+
+
+async def test_too_many_examples_of_a_loader_are_refused_before_any_is_checked():
+    """A fetched batch has the same limit, which does not apply to the replay of a stored batch."""
+    read, codec = (
+        OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
+        ProtoRecordCodec(vocabulary_size=VOCABULARY, max_batch_examples=2),
+    )
+    converted = await read(ALICE, operation(loader={'loader_id': 'ld'}), 'operation')
+    cursor = LoaderCursor(consumed_rows=1)
+    with pytest.raises(InvalidField) as refusal:
+        codec.with_batch(converted, LoadedBatch(content=many(3).SerializeToString(), next_cursor=cursor))
+    assert refusal.value.field == 'operation.forward_backward.batch.loader.loaded.features.features'
+    valid = input_feature_pb2.FeatureBatch(features=[features().features[0]] * 3)
+    stored = ProtoRecordCodec(vocabulary_size=VOCABULARY).with_batch(
+        converted, LoadedBatch(content=valid.SerializeToString(), next_cursor=cursor)
+    )
+    assert len(codec.operation_from_bytes(stored.payload).verb.features) == 3
+
+
 async def test_operation_without_a_verb_is_refused():
     """An operation without a verb is refused."""
     read = OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY)
