@@ -11,13 +11,14 @@ from services.data.backends.disk_datasets import DiskDatasets
 from services.data.backends.disk_loaders import DiskLoaders
 from services.data.backends.library import LibraryEngine
 from services.data.config import DataConfig
+from services.data.domain import DecodedLimits
 from services.kit.clock import SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.upload_store import UploadRules, UploadStore
+from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names
@@ -50,8 +51,27 @@ async def serve(config: DataConfig) -> None:
 
 
 def make_upload_store(config: DataConfig) -> UploadStore:
-    rules = UploadRules(time_to_live=timedelta(hours=config.upload_hours))
+    rules = UploadRules(
+        time_to_live=timedelta(hours=config.upload_hours),
+        byte_quota=UploadQuota('dataset_upload_bytes', config.upload_bytes),
+    )
     return UploadStore(config.state_dir.resolve() / 'data' / 'uploads', clock=SystemClock(), rules=rules)
+
+
+def make_limits(config: DataConfig) -> DatasetLimits:
+    """Return the configured limits."""
+    decoded = DecodedLimits(
+        rows=config.row_limit,
+        dataset_bytes=config.dataset_bytes,
+        tenant_bytes=config.decoded_bytes_per_tenant,
+        total_bytes=config.decoded_bytes,
+    )
+    return DatasetLimits(
+        decoded=decoded,
+        stored_bytes=config.stored_bytes,
+        datasets=config.dataset_limit,
+        queue_length=config.limits.queue_length,
+    )
 
 
 def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> RpcServer:
@@ -64,11 +84,8 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
         local_roots=config.local_roots,
         template_cache=config.template_cache,
     )
-    limits = DatasetLimits(
-        rows=config.row_limit, datasets=config.dataset_limit, queue_length=config.limits.queue_length
-    )
     datasets = DatasetServicer(
-        Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=limits),
+        Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=make_limits(config)),
         Uploads(uploads, limit_bytes=config.upload_limit_bytes),
     )
     return RpcServer(

@@ -24,8 +24,19 @@ class DataConfig(ServiceConfig):
     """Maximum number of templates in memory, each with a tokenizer."""
     row_limit: int = Field(default=2_000_000, ge=1)
     """Maximum number of rows of a dataset."""
+    dataset_bytes: int = Field(default=512 << 20, ge=1)
+    """Maximum size of a dataset's rows in memory, in bytes."""
+    decoded_bytes_per_tenant: int = Field(default=1 << 30, ge=1)
+    """Maximum memory of the rows that a tenant's requests prepare, in bytes. While a step changes rows, the old and the
+    new ones count."""
+    decoded_bytes: int = Field(default=4 << 30, ge=1)
+    """Maximum memory of the rows that all requests prepare, in bytes."""
+    stored_bytes: int = Field(default=32 << 30, ge=1)
+    """Maximum size of a tenant's stored datasets and their exported files, in bytes."""
     upload_limit_bytes: int = Field(default=4 << 30, ge=1)
     """Maximum size of an uploaded file, in bytes."""
+    upload_bytes: int = Field(default=16 << 30, ge=1)
+    """Maximum size of all uploads of a tenant, in bytes."""
     dataset_limit: int = Field(default=1000, ge=1)
     """Maximum number of datasets of a tenant."""
     loader_limit: int = Field(default=256, ge=1)

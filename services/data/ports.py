@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.data.domain import Dataset, HubSource, Loader, Row, Step, Table
+from services.data.domain import Dataset, HubSource, Loader, Row, RowMeter, Step, Table
 
 
 class RowReader(Protocol):
@@ -15,9 +15,12 @@ class RowReader(Protocol):
 
 
 class RowEngine(Protocol):
-    """Reads rows from their sources and applies steps to them."""
+    """Reads rows from their sources and applies steps to them.
 
-    async def read_hub(self, source: HubSource) -> Table:
+    A meter counts all rows that a method creates; its errors QuotaExceeded and BytesFull stop the method.
+    """
+
+    async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         """Return the rows of a hub dataset.
 
         Raises:
@@ -26,7 +29,7 @@ class RowEngine(Protocol):
         """
         ...
 
-    async def read_file(self, path: str, file_format: str) -> Table:
+    async def read_file(self, path: str, file_format: str, meter: RowMeter) -> Table:
         """Return the rows of an uploaded file.
 
         Raises:
@@ -42,7 +45,7 @@ class RowEngine(Protocol):
         """
         ...
 
-    async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
+    async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
         """Return the result of the steps, with only the warnings of these steps; `table` does not change.
 
         Raises:
@@ -85,6 +88,10 @@ class DatasetStore(Protocol):
         """Return the datasets of a tenant, in no particular order."""
         ...
 
+    async def stored_bytes(self, tenant_id: str) -> int:
+        """Return the size of all files of a tenant's datasets, including exported files."""
+        ...
+
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
         """Replace a dataset and its rows atomically, and return the dataset with its content digest.
 
@@ -92,8 +99,12 @@ class DatasetStore(Protocol):
         """
         ...
 
-    async def load(self, dataset: Dataset) -> Table:
-        """Return all rows, without warnings."""
+    async def load(self, dataset: Dataset, meter: RowMeter) -> Table:
+        """Return all rows, without warnings.
+
+        Raises:
+            QuotaExceeded, BytesFull: The meter refused the rows.
+        """
         ...
 
     def reader(self, dataset: Dataset) -> RowReader:

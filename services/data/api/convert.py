@@ -12,6 +12,7 @@ from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.json_values import dict_from_struct
+from services.kit.rpc.message_bounds import MAX_LIST_ITEMS
 from services.kit.upload_store import UploadChunk, UploadHeader, UploadStatus
 from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
@@ -161,8 +162,9 @@ def _source_from_proto(source: dataset_pb2.DatasetSource) -> Source:
         case 'mixture':
             ids = enumerate(source.mixture.dataset_ids)
             parts = tuple(id_from_proto(value, f'source.mixture.dataset_ids[{i}]') for i, value in ids)
-            if not parts:
-                raise InvalidField('source.mixture.dataset_ids', 'must name at least one dataset')
+            if not 1 <= len(parts) <= MAX_LIST_ITEMS:
+                problem = f'must name 1 to {MAX_LIST_ITEMS} datasets, got {len(parts)}'
+                raise InvalidField('source.mixture.dataset_ids', problem)
             return MixtureSource(dataset_ids=parts, is_interleaved=source.mixture.is_interleaved)
         case _:
             raise InvalidField('source', 'must contain exactly one of hub, rows, trajectories, upload and mixture')

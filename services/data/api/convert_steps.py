@@ -1,12 +1,13 @@
 """Converts a dataset's steps, and checks all their fields."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField, UnknownComponent
 from services.kit.rpc.fields import base_model_from_proto
 from services.kit.rpc.json_values import dict_from_struct, struct_of
+from services.kit.rpc.message_bounds import MAX_LIST_ITEMS, check_options
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
     InvalidArguments,
@@ -31,13 +32,17 @@ _STRATEGIES: dict[int, Strategy] = {
 _DEFAULT_TEMPLATE = 'Template'
 
 
-def steps_from_proto(steps: Iterable[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
+def steps_from_proto(steps: Sequence[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
     """Convert the steps of a request.
 
     Raises:
-        InvalidField: A step is empty, or an argument is invalid.
+        InvalidField: There are too many steps, a step is empty, or an argument is invalid or too large.
         UnknownComponent: A preprocessor, filter or template is unknown.
     """
+    if len(steps) > MAX_LIST_ITEMS:
+        raise InvalidField('steps', f'must have at most {MAX_LIST_ITEMS} items, got {len(steps)}')
+    for index, step in enumerate(steps):
+        check_options(step, f'steps[{index}]')
     return tuple(_step_from_proto(step, f'steps[{index}]') for index, step in enumerate(steps))
 
 

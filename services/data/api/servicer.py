@@ -14,6 +14,7 @@ from services.data.application.loaders import Loaders
 from services.data.application.uploads import Uploads
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto, not_negative
+from services.kit.rpc.message_bounds import convert_large
 from services.kit.rpc.server import Endpoint
 from twinkle.api.data.v1 import (
     dataset_service_pb2,
@@ -34,7 +35,8 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
     async def CreateDataset(
         self, request: dataset_service_pb2.CreateDatasetRequest, context: _Context
     ) -> dataset_service_pb2.CreateDatasetResponse:
-        dataset = await self._datasets.create(current_caller(), convert.create_request_from_proto(request))
+        converted = await convert_large(convert.create_request_from_proto, request)
+        dataset = await self._datasets.create(current_caller(), converted)
         return dataset_service_pb2.CreateDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def Upload(
@@ -55,7 +57,8 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
     async def Apply(
         self, request: dataset_service_pb2.ApplyRequest, context: _Context
     ) -> dataset_service_pb2.ApplyResponse:
-        dataset = await self._datasets.apply(current_caller(), convert.apply_request_from_proto(request))
+        converted = await convert_large(convert.apply_request_from_proto, request)
+        dataset = await self._datasets.apply(current_caller(), converted)
         return dataset_service_pb2.ApplyResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def GetDataset(

@@ -1,5 +1,6 @@
 """Datasets of a tenant: create, change, read, list, export and delete them."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
@@ -7,8 +8,11 @@ from services.data.application.tenant_locks import TenantLocks
 from services.data.domain import (
     Dataset,
     DatasetNotFound,
+    DecodedBytes,
+    DecodedLimits,
     HubSource,
     MixtureSource,
+    RowMeter,
     RowSource,
     Source,
     Step,
@@ -24,6 +28,7 @@ from services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReu
 from services.kit.ids import new_id
 from services.kit.paging import Page, SortKey
 from services.kit.upload_store import UploadStore
+from twinkle.dataset import counted
 
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of an exported file."""
@@ -63,10 +68,12 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetLimits:
-    """Limits on the datasets of one tenant."""
+    """Limits on datasets; all but the total of `decoded` apply to one tenant."""
 
-    rows: int
-    """Maximum number of rows of a dataset."""
+    decoded: DecodedLimits
+    """Limits on rows in memory."""
+    stored_bytes: int
+    """Maximum size of the stored datasets, in bytes."""
     datasets: int
     """Maximum number of datasets."""
     queue_length: int
@@ -81,7 +88,7 @@ class Datasets:
         limits: DatasetLimits,
     ) -> None:  # fmt: skip
         self._store, self._loaders, self._uploads, self._engine = store, loaders, uploads, engine
-        self._clock, self._limits = clock, limits
+        self._clock, self._limits, self._decoded = clock, limits, DecodedBytes(limits.decoded)
         self._locks = TenantLocks(queue_limit=limits.queue_length)
 
     async def create(self, caller: Caller, request: CreateRequest) -> Dataset:
@@ -90,7 +97,8 @@ class Datasets:
         Raises:
             ScopeMissing: The API key lacks the scope `data`.
             RequestIdReused: An earlier request with this id had other content.
-            QuotaExceeded, QueueFull: The tenant has too many datasets, rows or waiting requests.
+            QuotaExceeded, QueueFull: The tenant has too many datasets, rows, bytes or waiting requests.
+            BytesFull: The datasets in preparation take too much memory.
             DatasetNotFound, UploadNotFound, HubIdNotFound: A part of a mixture, an upload, or a hub id was not found.
             InvalidField: A row or an argument is invalid.
             DatasetNotReady: A step precedes a step that it requires.
@@ -100,15 +108,15 @@ class Datasets:
             known = self._find_repeated(caller, request)
             if known is not None:
                 return known
-            table = await self._read(caller, request.source)
-            if len(table.rows) > self._limits.rows:
-                raise QuotaExceeded('dataset_rows', self._limits.rows)
-            if request.is_lazy and table.is_encoded:
-                raise InvalidField('is_lazy', 'must be false, because the parts of the mixture are already encoded')
-            table = await self._engine.apply(replace(table, is_lazy=request.is_lazy), request.steps)
-            empty = new_dataset(new_id('ds'), tenant_id=caller.tenant_id, create_time=self._clock.now())
-            dataset = empty.changed(table, request.steps, (request.request_id, request.fingerprint))
-            return await self._store.save(dataset, table)
+            with self._decoded.meter(caller.tenant_id) as meter:
+                table = await self._read(caller, request.source, meter)
+                if request.is_lazy and table.is_encoded:
+                    raise InvalidField('is_lazy', 'must be false, because the parts of the mixture are already encoded')
+                table = await self._engine.apply(replace(table, is_lazy=request.is_lazy), request.steps, meter)
+                empty = new_dataset(new_id('ds'), tenant_id=caller.tenant_id, create_time=self._clock.now())
+                dataset = await _changed(empty, table, request)
+                await self._check_stored_bytes(caller.tenant_id, meter)
+                return await self._store.save(dataset, table)
 
     async def apply(self, caller: Caller, request: ApplyRequest) -> Dataset:
         """Apply all steps, and return the changed dataset. If a step fails, the dataset is unchanged.
@@ -119,7 +127,8 @@ class Datasets:
             DatasetNotFound: The tenant has no such dataset.
             RequestIdReused: An earlier request with this id had other content.
             InUse: A loader is open for the dataset.
-            QueueFull: Too many requests of the tenant are waiting.
+            QuotaExceeded, QueueFull: The tenant has too many rows, bytes or waiting requests.
+            BytesFull: The datasets in preparation take too much memory.
             InvalidField: A row or an argument is invalid.
             DatasetNotReady: A step precedes a step that it requires.
             HubIdNotFound: The template's model was not found.
@@ -133,11 +142,13 @@ class Datasets:
             if fingerprint is not None:
                 raise RequestIdReused(request.request_id)
             self._check_unused(dataset)
-            table = await self._engine.apply(await self._store.load(dataset), request.steps)
-            changed = dataset.changed(table, request.steps, (request.request_id, request.fingerprint))
-            # A loader may have been opened while the steps were applied, and its batches must not change.
-            self._check_unused(dataset)
-            return await self._store.save(changed, table)
+            with self._decoded.meter(caller.tenant_id) as meter:
+                table = await self._engine.apply(await self._store.load(dataset, meter), request.steps, meter)
+                changed = await _changed(dataset, table, request)
+                await self._check_stored_bytes(caller.tenant_id, meter)
+                # A loader may have been opened while the steps were applied, and its batches must not change.
+                self._check_unused(dataset)
+                return await self._store.save(changed, table)
 
     async def get(self, caller: Caller, dataset_id: str) -> Dataset:
         """Return a dataset.
@@ -208,20 +219,25 @@ class Datasets:
             if loader.dataset_id == dataset.dataset_id:
                 raise InUse('dataset', dataset.dataset_id, f'loader {loader.loader_id}')
 
-    async def _read(self, caller: Caller, source: Source) -> Table:
+    async def _check_stored_bytes(self, tenant_id: str, meter: RowMeter) -> None:
+        """Refuse rows that would not fit into the tenant's storage; their files are about as large as the rows."""
+        if await self._store.stored_bytes(tenant_id) + meter.size_bytes > self._limits.stored_bytes:
+            raise QuotaExceeded('dataset_stored_bytes', self._limits.stored_bytes)
+
+    async def _read(self, caller: Caller, source: Source, meter: RowMeter) -> Table:
         match source:
             case RowSource():
-                return Table(rows=list(source.rows))
+                return Table(rows=await asyncio.to_thread(lambda: list(counted(source.rows, meter))))
             case HubSource():
-                return await self._engine.read_hub(source)
+                return await self._engine.read_hub(source, meter)
             case UploadSource():
-                return await self._read_upload(caller, source)
+                return await self._read_upload(caller, source, meter)
             case MixtureSource():
                 parts = [dataset_of(self._store, caller, dataset_id) for dataset_id in source.dataset_ids]
-                tables = [await self._store.load(part) for part in parts]
+                tables = [await self._store.load(part, meter) for part in parts]
                 return await self._engine.mix(tables, is_interleaved=source.is_interleaved)
 
-    async def _read_upload(self, caller: Caller, source: UploadSource) -> Table:
+    async def _read_upload(self, caller: Caller, source: UploadSource, meter: RowMeter) -> Table:
         upload = await self._uploads.find(caller.tenant_id, source.upload_id)
         if upload is None:
             raise UploadNotFound(source.upload_id)
@@ -229,7 +245,7 @@ class Datasets:
             stored, size = upload.committed_bytes, upload.header.size_bytes
             problem = f'is not complete: {stored} of {size} bytes are stored; continue the upload'
             raise InvalidField('source.upload.upload_id', problem)
-        return await self._engine.read_file(str(upload.path), source.file_format)
+        return await self._engine.read_file(str(upload.path), source.file_format, meter)
 
 
 def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
@@ -244,6 +260,11 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
     if dataset is None or dataset.tenant_id != caller.tenant_id:
         raise DatasetNotFound(dataset_id)
     return dataset
+
+
+async def _changed(dataset: Dataset, table: Table, request: CreateRequest | ApplyRequest) -> Dataset:
+    """Return the dataset after a request. A thread reads all rows for it, because they may be millions."""
+    return await asyncio.to_thread(dataset.changed, table, request.steps, (request.request_id, request.fingerprint))
 
 
 def _sort_key(dataset: Dataset) -> SortKey:

@@ -8,15 +8,16 @@ import asyncio
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles, sync_folder
 from services.data.backends.row_files import RowFiles, write_rows
-from services.data.domain import Dataset, Row, Table
+from services.data.domain import Dataset, Row, RowMeter, Table
 from services.kit.errors import InvalidField
 from services.kit.worker import Threads
-from twinkle.dataset import UnreadableFile
+from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
 
 _RECORD = 'record.json'
@@ -43,8 +44,12 @@ class DiskDatasets:
         # The index must match the disk even if the caller is cancelled.
         return await asyncio.shield(self._save(dataset, table))
 
-    async def load(self, dataset: Dataset) -> Table:
-        rows = await self._threads.run(lambda: list(RowFiles(self._rows_of(dataset))))
+    async def stored_bytes(self, tenant_id: str) -> int:
+        folders = [self._root / dataset.dataset_id for dataset in self.of_tenant(tenant_id)]
+        return await self._threads.run(lambda: sum(map(_size_of_files, folders)))
+
+    async def load(self, dataset: Dataset, meter: RowMeter) -> Table:
+        rows = await self._threads.run(lambda: list(counted(RowFiles(self._rows_of(dataset)), meter)))
         return Table(
             rows=rows,
             dataset_id=dataset.dataset_id,
@@ -108,6 +113,15 @@ class DiskDatasets:
                 self._remove_old_revisions(self._known[folder.name])
             elif folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size_of_files(folder: Path) -> int:
+    size_bytes = 0
+    for path in folder.rglob('*'):
+        # Another request may replace or delete the dataset.
+        with suppress(FileNotFoundError):
+            size_bytes += path.stat().st_size if path.is_file() else 0
+    return size_bytes
 
 
 def _write_content(folder: Path, table: Table) -> str:

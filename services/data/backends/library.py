@@ -1,5 +1,6 @@
 """The row engine, which uses the component library to read rows and to apply steps to them."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from services.data.domain import (
     HubSource,
     MapStep,
     PackStep,
+    RowMeter,
     Step,
     Table,
     TemplateStep,
@@ -25,7 +27,7 @@ from services.data.ports import RowReader
 from services.kit.errors import InvalidField
 from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
-from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, load_rows, read_rows
+from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
 from twinkle.hub import HubError, local_path
 from twinkle.preprocessor import build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
@@ -53,25 +55,26 @@ class LibraryEngine:
         self._local_roots = [root.resolve() for root in local_roots]
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
 
-    async def read_hub(self, source: HubSource) -> Table:
-        return await self._threads.run(self._read_hub, source)
+    async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
+        return await self._threads.run(self._read_hub, source, meter)
 
-    async def read_file(self, path: str, file_format: str) -> Table:
+    async def read_file(self, path: str, file_format: str, meter: RowMeter) -> Table:
         with source_errors('source.upload'):
-            return Table(rows=list(await self._threads.run(read_rows, Path(path), file_format)))
+            rows = await self._threads.run(lambda: list(bounded_rows(Path(path), meter, file_format)))
+        return Table(rows=rows)
 
     async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
         return await self._threads.run(_mix, tables, is_interleaved=is_interleaved)
 
-    async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
+    async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
         if table.is_lazy:
             return await self._threads.run(apply_lazily, table, steps, self._template)
-        return await self._threads.run(self._apply, table, steps)
+        return await self._threads.run(self._apply, table, steps, meter)
 
     def lazy_reader(self, dataset: Dataset, reader: RowReader) -> RowReader:
         return LazyReader(dataset, reader, self._threads, self._template)
 
-    def _read_hub(self, source: HubSource) -> Table:
+    def _read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         is_local = self._is_readable_path(source.dataset_id)
         meta = DatasetMeta(
             source.dataset_id,
@@ -80,14 +83,14 @@ class LibraryEngine:
             data_slice=slice(source.begin_row, source.end_row),
         )
         with source_errors('source.hub', hub_id=source.dataset_id):
-            return Table(rows=list(load_rows(meta, is_local_allowed=is_local)))
+            return Table(rows=load_bounded_rows(meta, meter, is_local_allowed=is_local))
 
     def _is_readable_path(self, dataset_id: str) -> bool:
         path = local_path(dataset_id)
         return path is not None and any(path.resolve().is_relative_to(root) for root in self._local_roots)
 
-    def _apply(self, table: Table, steps: Sequence[Step]) -> Table:
-        runner = _StepRunner(table, self._template)
+    def _apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
+        runner = _StepRunner(table, self._template, meter)
         for index, step in enumerate(steps):
             with step_errors(index, step, table):
                 runner.apply(step)
@@ -112,8 +115,9 @@ class LibraryEngine:
 class _StepRunner:
     """Applies steps to a table, one after another."""
 
-    def __init__(self, table: Table, template_of: Callable[[TemplateStep], Template]) -> None:
+    def __init__(self, table: Table, template_of: Callable[[TemplateStep], Template], meter: RowMeter) -> None:
         self._dataset = PackingDataset(DatasetMeta(data=table.rows))
+        self._dataset.bounds = self._meter = meter
         self._dataset.is_encoded, self._dataset.is_packed = table.is_encoded, table.is_packed
         self._template_step = table.template
         self._template_of = template_of
@@ -124,7 +128,8 @@ class _StepRunner:
         match step:
             case MapStep():
                 preprocessor = build_preprocessor(step.preprocessor, step.init_args)
-                dataset.map(preprocessor)
+                with self._meter.replacing():
+                    dataset.map(preprocessor)
                 self._warnings += report_of(preprocessor)
             case FilterStep():
                 row_filter = build_filter(step.filter, step.init_args)
@@ -135,10 +140,13 @@ class _StepRunner:
                 self._template_step = step
             case EncodeStep():
                 self._load_template()
-                self._warnings += dataset.encode(add_generation_prompt=step.is_generation_prompt_added)
+                with self._meter.replacing():
+                    self._warnings += dataset.encode(add_generation_prompt=step.is_generation_prompt_added)
             case PackStep():
                 self._load_template()
-                dataset.pack_dataset()
+                with self._meter.replacing():
+                    dataset.pack_dataset()
+                    deque(counted(dataset, self._meter), maxlen=0)
             case CheckStep():
                 self._warnings += self._check()
         if not len(dataset):

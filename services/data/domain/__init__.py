@@ -1,6 +1,7 @@
 """Values and rules of the data service: datasets, their sources and steps, loaders and cursors."""
 
 from services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
+from services.data.domain.decoded_bytes import DecodedBytes, DecodedLimits, RowMeter
 from services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
 from services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
@@ -14,6 +15,8 @@ __all__ = [
     'Dataset',
     'DatasetNotFound',
     'DatasetNotReady',
+    'DecodedBytes',
+    'DecodedLimits',
     'EncodeStep',
     'FilterStep',
     'HubIdNotFound',
@@ -24,6 +27,7 @@ __all__ = [
     'MixtureSource',
     'PackStep',
     'Row',
+    'RowMeter',
     'RowSource',
     'Source',
     'Step',

@@ -2,6 +2,7 @@
 
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.bin_packing import pack_best_fit
+from twinkle.dataset.bounded_files import bounded_rows
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample, NotReady, UnreadableFile
 from twinkle.dataset.files import FORMATS, read_rows, write_rows
@@ -10,7 +11,8 @@ from twinkle.dataset.iterable_packing import IterablePackingDataset
 from twinkle.dataset.lazy import LazyDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.packing import PackingDataset, join_features
-from twinkle.dataset.sources import load_rows
+from twinkle.dataset.row_bounds import RowBounds, counted, size_in_memory
+from twinkle.dataset.sources import load_bounded_rows, load_rows
 from twinkle.dataset.streams import ROW_ERRORS, RefusedRow
 from twinkle.dataset.window_packing import WindowPacker
 
@@ -28,11 +30,16 @@ __all__ = [
     'NotReady',
     'PackingDataset',
     'RefusedRow',
+    'RowBounds',
     'UnreadableFile',
     'WindowPacker',
+    'bounded_rows',
+    'counted',
     'join_features',
+    'load_bounded_rows',
     'load_rows',
     'pack_best_fit',
     'read_rows',
+    'size_in_memory',
     'write_rows',
 ]

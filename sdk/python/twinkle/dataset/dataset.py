@@ -1,6 +1,6 @@
 """A dataset in memory, whose rows are mapped, filtered, encoded and read by index."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from twinkle.dataset.base import BaseDataset
@@ -8,6 +8,7 @@ from twinkle.dataset.files import Row
 from twinkle.dataset.hf import dataset_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.mixing import mixed_order
+from twinkle.dataset.row_bounds import RowBounds, counted, size_in_memory
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.dataset.sources import load_rows
 from twinkle.preprocessor import FilterFunction, MapFunction
@@ -22,6 +23,9 @@ class Dataset(BaseDataset[Sequence[Row]]):
 
     Methods that change rows are atomic: if one raises, all rows are unchanged.
     """
+
+    bounds: RowBounds | None = None
+    """Limits on the rows that `map` and `encode` create, which are charged batch by batch; None for no limit."""
 
     @property
     def columns(self) -> list[str]:
@@ -65,7 +69,7 @@ class Dataset(BaseDataset[Sequence[Row]]):
     def _mapped(self, rows: Sequence[Row], function: MapFunction) -> Sequence[Row]:
         begins = range(0, len(rows), _BATCH_ROWS)
         batches = (map_rows(rows[begin : begin + _BATCH_ROWS], function, begin=begin) for begin in begins)
-        return [row for batch in batches for row in batch]
+        return [row for batch in batches for row in self._charged(batch)]
 
     def _filtered(self, rows: Sequence[Row], function: FilterFunction) -> Sequence[Row]:
         return [row for index, row in enumerate(rows) if is_kept(row, function, index=index)]
@@ -76,7 +80,10 @@ class Dataset(BaseDataset[Sequence[Row]]):
     def _encoded(self, rows: Sequence[Row], template: Template, report: list[str], *, is_prompt: bool) -> Sequence[Row]:
         chats: list[EncodedChat] = []
         for begin in range(0, len(rows), _BATCH_ROWS):
-            chats += encode_rows(template, rows[begin : begin + _BATCH_ROWS], begin=begin, is_prompt=is_prompt)
+            batch = rows[begin : begin + _BATCH_ROWS]
+            encoded = encode_rows(template, batch, begin=begin, is_prompt=is_prompt)
+            self._charge_encoded(batch, encoded)
+            chats += encoded
         tally = EncodeTally(template)
         tally.add(chats)
         report += tally.lines()
@@ -89,3 +96,14 @@ class Dataset(BaseDataset[Sequence[Row]]):
 
     def _rows_to_save(self) -> Sequence[Row]:
         return self._rows
+
+    def _charged(self, rows: list[Row]) -> Iterable[Row]:
+        return rows if self.bounds is None else counted(rows, self.bounds)
+
+    def _charge_encoded(self, rows: Sequence[Row], chats: Sequence[EncodedChat]) -> None:
+        if self.bounds is None:
+            return
+        for row, chat in zip(rows, chats, strict=True):
+            self.bounds.charge(
+                sum(map(size_in_memory, chat.features)) + len(chat.features) * size_in_memory(row), len(chat.features)
+            )

@@ -106,10 +106,19 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 def _stream_jsonl(path: Path) -> Iterator[Row]:
     with path.open(encoding='utf-8-sig') as file:
-        yield from _rows_of_lines(path.name, file)
+        yield from rows_of_lines(path.name, file)
 
 
-def _rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
+def rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
+    """Yield the rows of JSON lines.
+
+    Args:
+        name: name of the file, for errors.
+        lines: its lines; empty lines are skipped.
+
+    Raises:
+        UnreadableFile: a line is not a JSON object, or the text is not UTF-8.
+    """
     try:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -118,7 +127,12 @@ def _rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
         raise UnreadableFile(f'{name} is not UTF-8 text') from error
 
 
-def _read_json(path: Path) -> list[Row]:
+def read_json_rows(path: Path) -> list[Row]:
+    """Return the rows of a file that contains one JSON list of objects.
+
+    Raises:
+        UnreadableFile: the file does not contain such a list.
+    """
     try:
         text = path.read_text(encoding='utf-8-sig')
     except UnicodeDecodeError as error:
@@ -201,14 +215,14 @@ def _arrow_files() -> ModuleType:
 
 _READERS: dict[str, Callable[[Path], Sequence[Row]]] = {
     'jsonl': _read_jsonl,
-    'json': _read_json,
+    'json': read_json_rows,
     'parquet': _read_parquet,
     'csv': _read_csv,
     'arrow': _read_arrow,
 }
 _STREAMS: dict[str, Callable[[Path], Iterable[Row]]] = {
     'jsonl': _stream_jsonl,
-    'json': _read_json,
+    'json': read_json_rows,
     'parquet': _stream_parquet,
     'csv': _stream_csv,
     'arrow': _stream_arrow,

@@ -1,15 +1,18 @@
 """Load the rows that a `DatasetMeta` describes."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from twinkle.dataset.bounded_files import bounded_rows
 from twinkle.dataset.errors import DatasetError
 from twinkle.dataset.files import Row, format_of, iter_rows, read_rows
 from twinkle.dataset.hf import is_stream, is_table, rows_of_stream, rows_of_table, split_of
 from twinkle.dataset.layout import files_of
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_bounds import RowBounds
 from twinkle.hub import resolve_dataset
 from twinkle.infra import get_logger
 
@@ -31,6 +34,26 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[R
     """
     rows = _rows_given(meta) if meta.data is not None else _rows_found(meta, is_local_allowed=is_local_allowed)
     return _sliced(rows, meta)
+
+
+def load_bounded_rows(meta: DatasetMeta, bounds: RowBounds, *, is_local_allowed: bool = True) -> list[Row]:
+    """Return the rows of files within bounds, restricted to the meta's `data_slice`, which must be ascending.
+
+    Args:
+        meta: source of the rows, without `data`.
+        bounds: limits on the rows in memory. Rows before the slice are counted, too; later ones are not read.
+        is_local_allowed: see `load_rows`.
+
+    Raises:
+        HubError, DatasetError: see `load_rows`, or the rows have too many columns.
+        Exception: `bounds` refused the rows.
+    """
+    refuse_backwards(meta)
+    files = find_files(meta, is_local_allowed=is_local_allowed)
+    chosen = meta.data_slice if isinstance(meta.data_slice, slice) else slice(None)
+    rows = (row for file in files for row in bounded_rows(file, bounds))
+    with closing(rows):
+        return list(islice(rows, chosen.start, chosen.stop, chosen.step))
 
 
 def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:

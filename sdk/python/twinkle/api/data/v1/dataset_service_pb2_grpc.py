@@ -87,7 +87,8 @@ class DatasetServiceServicer:
         """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
         a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
         earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-        or the dataset has too many rows.
+        or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
+        datasets that are being prepared take too much memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,7 +22,8 @@ class DatasetServiceStub:
     """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
     a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
     earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-    or the dataset has too many rows.
+    or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
+    datasets that are being prepared take too much memory.
     """
     Upload: _aio.StreamUnaryMultiCallable[_dataset_service_pb2.UploadRequest, _dataset_service_pb2.UploadResponse]
     """Uploads a file in chunks. An interrupted upload can be resumed at the committed offset. Errors: DATA_LOSS
@@ -63,7 +64,8 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a dataset. Errors: INVALID_ARGUMENT, which names the row and field; NOT_FOUND if the hub id, the upload or
         a dataset of the mixture does not exist; FAILED_PRECONDITION (ERROR_REASON_DATASET_NOT_READY) if a step needs an
         earlier step that is missing; RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) if the tenant has too many datasets
-        or the dataset has too many rows.
+        or stored bytes, or the dataset has too many rows or bytes, and (ERROR_REASON_QUEUE_FULL, with a retry time) if the
+        datasets that are being prepared take too much memory.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,73 @@
+"""Read files of untrusted callers: memory is charged before it is taken, and a file that needs too much is refused."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset.files import FORMATS, format_of, read_json_rows, rows_of_lines
+from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, counted, held
+
+_JSON_FACTOR = 8
+"""Memory that a parsed JSON file is assumed to take, as a multiple of its size."""
+
+
+def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a file in order, and charge each one.
+
+    Args:
+        path: the file.
+        bounds: limits; bytes that are needed only while a batch is decoded are charged and released again.
+        file_format: one of `FORMATS`. Default: the suffix of the path.
+
+    Raises:
+        UnreadableFile: the format is unknown, the file does not have this format, or a line is too long.
+        DatasetError: the rows have too many columns.
+        Exception: `bounds` refused the rows.
+    """
+    chosen = file_format or format_of(path)
+    if chosen not in _READERS:
+        raise UnreadableFile(f'{path.name}: the format must be one of {", ".join(FORMATS)}')
+    with closing(_READERS[chosen](path, bounds)) as rows:
+        yield from counted(rows, bounds)
+
+
+def _jsonl_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
+    del bounds
+    with path.open(encoding='utf-8-sig') as file:
+        yield from rows_of_lines(path.name, bounded_lines(path.name, file))
+
+
+def _json_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
+    with held(bounds, _JSON_FACTOR * path.stat().st_size):
+        yield from read_json_rows(path)
+
+
+def _parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
+    yield from _arrow().parquet_rows(path, bounds)
+
+
+def _csv_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
+    yield from _arrow().csv_rows(path, bounds)
+
+
+def _arrow_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
+    yield from _arrow().arrow_rows(path, bounds)
+
+
+def _arrow() -> ModuleType:
+    # Imported only for files that need it, because pyarrow takes more memory than the rest of this library.
+    from twinkle.dataset import bounded_arrow  # noqa: PLC0415 - see above
+
+    return bounded_arrow
+
+
+_READERS: dict[str, Callable[[Path, RowBounds], Any]] = {
+    'jsonl': _jsonl_rows,
+    'json': _json_rows,
+    'parquet': _parquet_rows,
+    'csv': _csv_rows,
+    'arrow': _arrow_rows,
+}

@@ -1,0 +1,51 @@
+"""Datasets, uploads and steps above the limits of the data service are refused by name."""
+
+from pathlib import Path
+
+from fixtures.data_service import CHECK, RunningData, iterate, map_with, refusal_of, rows, serving_data, upload_header
+from twinkle.api.data.v1 import dataset_pb2
+from twinkle.api.data.v1 import dataset_service_pb2 as wire
+
+
+async def test_rows_above_a_limit_of_bytes_are_refused(tmp_path: Path) -> None:
+    """Rows from a request, a step or a mixture that exceed a limit are refused, and their memory is released."""
+    async with serving_data(tmp_path, dataset_bytes=50_000, decoded_bytes_per_tenant=60_000) as service:
+        large, small = rows({'x': 'x' * 60_000}), rows({'query': 'q', 'response': '{{NAME}}' * 20})
+        refused = await refusal_of(service.create(large))
+        assert (refused.code, refused.reason) == ('RESOURCE_EXHAUSTED', 'QUOTA_EXCEEDED')
+        dataset = await service.create(small)
+        grown = map_with('SelfCognitionProcessor', model_name='m' * 3000, model_author='a')
+        assert (await refusal_of(service.apply(dataset.dataset_id, grown))).reason == 'QUOTA_EXCEEDED'
+        half = (await service.create(rows({'x': 'x' * 30_000}))).dataset_id
+        twice = dataset_pb2.DatasetSource(mixture=dataset_pb2.MixtureSource(dataset_ids=[half, half]))
+        assert (await refusal_of(service.create(twice))).reason == 'QUOTA_EXCEEDED'
+        assert (await service.create(small)).row_count == 1
+
+
+async def test_stored_bytes_and_uploads_are_limited(tmp_path: Path) -> None:
+    """A tenant's stored datasets and uploads have limits in bytes; deleting a dataset makes room for another one."""
+    async with serving_data(tmp_path, stored_bytes=5000, upload_bytes=100) as service:
+        source = rows({'x': 'x' * 3000})
+        dataset = await service.create(source)
+        assert (await refusal_of(service.create(source))).reason == 'QUOTA_EXCEEDED'
+        assert (await service.as_tenant('bob').create(source)).row_count == 1
+        request = wire.DeleteDatasetRequest(dataset_id=dataset.dataset_id)
+        await service.datasets.DeleteDataset(request, metadata=service.metadata)
+        assert (await service.create(source)).row_count == 1
+        announced = iterate([upload_header('u', 101)])
+        refused = await refusal_of(service.datasets.Upload(announced, metadata=service.metadata))
+        assert refused.reason == 'QUOTA_EXCEEDED'
+
+
+async def test_too_many_steps_or_arguments_are_refused_by_field(tmp_path: Path) -> None:
+    """Steps that are too many or too large are refused before the rows are read."""
+    async with serving_data(tmp_path) as service:
+        await refuse_steps(service)
+
+
+async def refuse_steps(service: RunningData) -> None:
+    """Send steps above the limits."""
+    source = rows({'query': 'q', 'response': 'r'})
+    assert (await refusal_of(service.create(source, *[CHECK] * 1001))).field == 'steps'
+    large = map_with('SelfCognitionProcessor', model_name='m' * (64 << 10), model_author='a')
+    assert (await refusal_of(service.create(source, CHECK, large))).field.startswith('steps[1].map')
