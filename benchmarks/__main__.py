@@ -24,13 +24,13 @@ BENCHMARKS = {
     'publish_to_live': 'time from a trainer to a vLLM sampler, against a folder that the engine loads',
     'publish_while_sampling': 'gaps in streams while versions are published; takes options',
     'sampling_throughput': 'tokens per second through the gateway against the same vLLM engine in process',
-    'tinker_load': 'the Tinker API with many clients of unequal tenants: times, shares, memory; takes options',
+    'tinker_load': 'the Tinker API with a different number of clients per tenant: times, shares, memory; takes options',
     'fleet': 'tokens per second of two samplers against one, and the gap in a stream after its sampler is killed',
     'start_and_memory': 'time from `up` to the first token, and memory per service',
     'lora_kernel': 'time of shared training passes against separate ones, and against transformers + peft',
     'train_throughput': 'trained tokens per second against a loop with transformers + peft on the same batches',
-    'co_batch': 'time of training adapters in shared passes against one after the other; takes options',
-    'journal_overhead': 'time of steps through the model service with its journal against without; takes options',
+    'co_batch': 'time of training adapters in shared passes, compared with one after the other; takes options',
+    'journal_overhead': 'time of steps through the model service with and without its journal; takes options',
     'adapter_memory': 'memory of active, idle and parked adapters, and of a thousand adapters; takes options',
 }
 """Modules and descriptions of the benchmarks, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""Training of adapters in shared passes against one after the other, in the trainer's engine and through the service.
+"""Compare training several adapters in shared passes with one after the other, in the engine and through the service.
 
 `./run bench co_batch --help` lists options for other models, devices and numbers of adapters. On an accelerator, use
 the random models of `benchmarks.random_model`; the figures include tokens per second and the fraction of the peak.

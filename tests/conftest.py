@@ -37,10 +37,10 @@ def postgres() -> Iterator[str]:
         return
     with postgres_url() as found:
         if found is None:
-            end = pytest.fail if os.environ.get('CI') else pytest.skip
-            end(
-                'PostgreSQL did not run: no server is installed (apt-get install postgresql), '
-                'nor does TWINKLE_TEST_POSTGRES_URL name a database to empty'
+            fail_or_skip = pytest.fail if os.environ.get('CI') else pytest.skip
+            fail_or_skip(
+                'PostgreSQL is not available: install a server (apt-get install postgresql), '
+                'or set TWINKLE_TEST_POSTGRES_URL to a database that the tests may empty'
             )
         yield found
 

@@ -1,4 +1,4 @@
-"""The five services on the small real model: agreement, peft, traces and tenants."""
+"""The five services on the small real model: equal log-probabilities, peft folders, traces and tenants."""
 
 import itertools
 from collections.abc import Iterator
@@ -91,12 +91,12 @@ def test_resumed_training_continues_from_the_saved_state(client: TwinkleClient) 
     """A resumed run has the weights, optimizer and counters of the saved one: the next step has the same loss."""
     model = _trained_model(client, 'first')
     path = model.save('halfway', save_optimizer=True)
-    heir = MultiLoraTransformersModel(MODEL, client=client)
-    heir.add_adapter_to_model('heir', LoraConfig(r=8, lora_alpha=32, seed=2))
-    heir.set_optimizer('AdamW', lr=5e-3)
-    heir.resume_from_checkpoint(path)
+    resumed = MultiLoraTransformersModel(MODEL, client=client)
+    resumed.add_adapter_to_model('resumed', LoraConfig(r=8, lora_alpha=32, seed=2))
+    resumed.set_optimizer('AdamW', lr=5e-3)
+    resumed.resume_from_checkpoint(path)
     losses = []
-    for run in (model, heir):
+    for run in (model, resumed):
         run.forward_backward([_feature(11)])
         run.clip_grad_and_step()
         losses.append(run.forward_only([_feature(12)])['loss'])
@@ -162,7 +162,7 @@ def test_resources_are_hidden_from_other_tenants(stack: StackState, client: Twin
 
 
 def test_greedy_answer_of_the_base_model_is_repeatable(client: TwinkleClient) -> None:
-    """The base model gives the same sensible greedy answer twice."""
+    """The base model gives the same correct answer twice with greedy sampling."""
     question = {'messages': [{'role': 'user', 'content': 'What is the capital of France?'}]}
     sampler = Sampler(MODEL, client=client)
     answers = {sampler.sample(question, {'max_tokens': 16, 'temperature': 0.0}).sequences[0].decoded for _ in range(2)}

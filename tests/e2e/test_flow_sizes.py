@@ -1,7 +1,7 @@
 """Budgets for the numbers of files and functions that a call enters in all processes.
 
-A small number means that an engineer can follow the call; a budget must not be raised. Each flow is recorded twice when
-it is warm, and only functions that both recordings entered count. Functions that idle processes enter (leases, feeds,
+A small number means that an engineer can follow the call; a budget must not be raised. Each warm flow is recorded
+twice, and only functions that are in both recordings count. Functions that idle processes enter (leases, feeds,
 heartbeats) are subtracted.
 """
 
@@ -40,7 +40,7 @@ BUDGETS = {
 SLACK_FILES = 25
 """A budget must be lowered if it exceeds the files of its flow by this number."""
 QUIET_READS = 20
-"""Number of reads, 0.1 s apart, without new functions after which a flow has ended."""
+"""A flow is complete after this number of reads, 0.1 s apart, without new functions."""
 IDLE_READS = 60
 """The same number for an idle stack; the time must include the renewal of leases and heartbeats."""
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}

@@ -21,11 +21,11 @@ def run(model: Path, *options: str) -> list[dict[str, float]]:
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith('step')]
     names = {'version': 3, 'reward': 5, 'ratio': 7, 'difference': 10}
-    return [{name: float(line[place]) for name, place in names.items()} for line in lines]
+    return [{name: float(line[column]) for name, column in names.items()} for line in lines]
 
 
 def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
-    """Each sync makes one version, samples have ratio 1, and the reward rises."""
+    """Each sync publishes one version, samples have a ratio of 1, and the reward rises."""
     steps = run(build_tiny_model(tmp_path / 'model'), '--steps', '12')
     assert [step['version'] for step in steps] == list(range(1, 13))
     assert all(abs(step['ratio'] - 1) < 1e-5 and step['difference'] < 1e-5 for step in steps)

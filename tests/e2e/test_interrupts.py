@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize(
-    ('command', 'sign'),
+    ('command', 'marker'),
     [
         pytest.param(['examples.quickstart', '--steps', '1000000'], '3. Training', marks=pytest.mark.slow),
         (['twinkle_client.cli', 'up'], 'Ctrl-C'),
@@ -23,14 +23,16 @@ pytestmark = pytest.mark.timeout(180)
     ids=['quickstart', 'up'],
 )
 @pytest.mark.parametrize(
-    'number',
+    'signal_number',
     [
         signal.SIGINT,
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
-def test_interrupt_stops_every_process(command: list[str], sign: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_interrupt_stops_every_process(
+    command: list[str], marker: str, signal_number: signal.Signals, tmp_path: Path
+) -> None:
     """A signal stops all services, and no stack is recorded as running."""
     model = build_tiny_model(tmp_path / 'model')
     arguments = [sys.executable, '-u', '-m', *command, '--model', str(model), '--state-dir', str(tmp_path / 'state')]
@@ -38,12 +40,12 @@ def test_interrupt_stops_every_process(command: list[str], sign: str, number: si
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if sign in line:
+            if marker in line:
                 break
         state = StackState.load(tmp_path / 'state')
         assert state is not None
         assert state.is_running()
-        process.send_signal(number)
+        process.send_signal(signal_number)
         output = process.stdout.read()
         process.wait()
     finally:

@@ -44,8 +44,8 @@ def engine_of(model, names):
 
 
 @pytest.mark.slow
-def test_four_tenants_of_a_real_model_get_the_bits_of_solo_runs():
-    """Tenants with different ranks, targets, losses and lengths get equal losses, log-probabilities and weights."""
+def test_shared_passes_of_a_real_model_equal_solo_runs_bitwise():
+    """Tenants with different ranks, targets, losses and lengths get bitwise the results of solo runs."""
     model = PackedCausalLM.load(get_model('smollm2-135m-instruct'))
     shared = engine_of(model, TENANTS)
     alone = {name: engine_of(model, [name]) for name in TENANTS}

@@ -33,14 +33,14 @@ def run(name: str) -> dict[str, str]:
 def test_a_component_takes_ten_lines(name: str) -> None:
     """The class in each example has at most ten lines, not counting docstrings and empty lines."""
     text = (FOLDER / f'{name}.py').read_text()
-    (made,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    (component,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     prose = {
         line
-        for node in ast.walk(made)
+        for node in ast.walk(component)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
-    lines = range(made.lineno, (made.end_lineno or 0) + 1)
+    lines = range(component.lineno, (component.end_lineno or 0) + 1)
     assert len([line for line in lines if line not in prose and text.splitlines()[line - 1].strip()]) <= 10
 
 
@@ -67,7 +67,7 @@ def test_custom_reward_prefers_short_answers() -> None:
 
 
 def test_custom_advantage_subtracts_the_median() -> None:
-    """The custom advantage uses a baseline that one lucky completion does not move."""
+    """The custom advantage uses a baseline that one lucky completion does not change."""
     expected = str([0.0, 0.0, 0.0, 1.0, -0.25, -0.25, 0.25, 0.25])
     assert run('advantage') == {'class': expected, 'object': expected, 'name': expected}
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope='module')
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Facts that one run measured."""
+    """Measurements that one run wrote."""
     folder = tmp_path_factory.mktemp('quickstart')
     command = [sys.executable, '-m', 'examples.quickstart', '--state-dir', str(folder / 'state')]
     result = subprocess.run(
@@ -41,5 +41,5 @@ def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
 
 
 def test_one_trace_shows_every_service(facts: dict[str, Any]) -> None:
-    """Training, publishing and sampling one step is a single trace through five processes."""
+    """Training, publishing and sampling produce a single trace through five processes."""
     assert {'client', 'gateway', 'model', 'checkpoint', 'sampler'} <= set(facts['traced_services'])

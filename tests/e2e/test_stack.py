@@ -49,7 +49,7 @@ def client(stack: StackState) -> Iterator[TwinkleClient]:
         yield client
 
 
-def test_every_service_is_served(stack: StackState, client: TwinkleClient) -> None:
+def test_every_service_is_reported(stack: StackState, client: TwinkleClient) -> None:
     """The gateway and `twinkle status` report all five services."""
     assert client.health_check()
     assert {service.service for service in client.get_server_info().services} == set(SERVICES)
@@ -92,8 +92,8 @@ def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
     sequence = sampler.sample(prompt, {'max_tokens': 6, 'temperature': 0}, 'default', version=version).sequences[0]
     assert [span.version for span in sequence.version_spans] == [version]
     trained = model.forward_only([sequence.new_input_feature])['logps'][0]
-    drawn = [candidates[0][1] for candidates in sequence.logprobs]
-    np.testing.assert_allclose(trained[trained != 0], drawn, atol=1e-4)
+    sampled = [candidates[0][1] for candidates in sequence.logprobs]
+    np.testing.assert_allclose(trained[trained != 0], sampled, atol=1e-4)
     assert client.get_training_run(run_id).run_id == run_id
 
 
@@ -103,7 +103,7 @@ def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: 
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
     model = MultiLoraTransformersModel(stack.base_model, client=client)
-    path, losses, rest = '', list[float](), list[float]()
+    path, losses, resumed_losses = '', list[float](), list[float]()
     loader = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
     model.add_adapter_to_model('steady', LoraConfig(r=4, seed=1, lora_dropout=0.1))
     for batch in loader:
@@ -116,12 +116,12 @@ def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: 
     resumed.add_adapter_to_model('resumed', LoraConfig(r=4, seed=2, lora_dropout=0.1))
     counters = resumed.resume_from_checkpoint(path)
     assert counters == {'cur_step': 4, 'gradient_accumulation_steps': 1, 'consumed_train_samples': 8}
-    again = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
-    again.resume_from_checkpoint(counters['consumed_train_samples'])
-    for batch in again:
-        rest.append(resumed.forward_backward(batch)['loss'])
+    resumed_loader = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
+    resumed_loader.resume_from_checkpoint(counters['consumed_train_samples'])
+    for batch in resumed_loader:
+        resumed_losses.append(resumed.forward_backward(batch)['loss'])
         resumed.clip_grad_and_step()
-    assert rest == losses[4:]
+    assert resumed_losses == losses[4:]
 
 
 def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: TwinkleClient) -> None:
@@ -141,9 +141,9 @@ def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: Twi
         losses[name] = [output['loss'] for output in outputs]
     assert losses['handles'] == losses['batches']
     assert [output['next_cursor']['consumed_train_samples'] for output in outputs] == [4, 6, 10, 12]
-    again = DataLoader(dataset, batch_size=4, shuffle=True, seed=5, epochs=2)
-    again.resume_from_checkpoint(outputs[2]['next_cursor'])
-    assert len(list(again)) == 1
+    resumed_loader = DataLoader(dataset, batch_size=4, shuffle=True, seed=5, epochs=2)
+    resumed_loader.resume_from_checkpoint(outputs[2]['next_cursor'])
+    assert len(list(resumed_loader)) == 1
 
 
 def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient, tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_checkpoint_can_be_resumed_downloaded_and_deleted(
         client.get_checkpoint(path)
 
 
-def test_pipelined_operations_give_the_results_of_single_ones(stack: StackState, client: TwinkleClient) -> None:
-    """Steps that are pipelined on one stream give bitwise the results of steps that wait for each other."""
+def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: TwinkleClient) -> None:
+    """Steps that are pipelined on one stream give bitwise the results of sequential steps."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
     for name in ('waiting', 'pipelined'):
@@ -274,12 +274,12 @@ def test_killed_service_is_restarted_at_its_address(stack: StackState, client: T
 
 
 def test_stopped_stack_is_not_restarted(tmp_path: Path) -> None:
-    """A call of `revive_stack` for a stopped stack does nothing."""
+    """A call of `revive_stack` for a stopped stack returns None."""
     assert revive_stack(tmp_path, report=_silent) is None
 
 
-def test_failed_start_reports_the_error_and_leaves_no_process(tmp_path: Path) -> None:
-    """A start with a missing model fails with the service's error and leaves no process."""
+def test_failed_start_reports_the_error_and_records_no_stack(tmp_path: Path) -> None:
+    """A start with a missing model fails with the service's error, and no stack is recorded."""
     started: list[str] = []
 
     def report(service: str, event: str) -> None:

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
     """A sampler can join a stack without samplers, and it is not restarted after it is drained."""
     added = add_sampler(folder, engine='', report=_silent)
-    state = _loaded(folder)
+    state = _load_state(folder)
     with TwinkleClient(state.address, state.read_api_key()) as client:
         answer = Sampler(state.base_model, client=client).sample('a', {'max_tokens': 2})
         (replica,) = FleetAdministration(client=client).list_replicas()
@@ -51,7 +51,7 @@ def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
 @pytest.mark.slow
 def test_restarted_gateway_keeps_its_http_address(folder: Path) -> None:
     """A restarted gateway serves HTTP at its previous address."""
-    before = _loaded(folder)
+    before = _load_state(folder)
     gateway = next(service for service in before.services if service.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)
     assert end_process(gateway.pid, gateway.start_mark, grace_seconds=10)
@@ -61,7 +61,7 @@ def test_restarted_gateway_keeps_its_http_address(folder: Path) -> None:
     assert read_address(folder / 'run' / 'gateway-http.json') == after.http_address == before.http_address
 
 
-def _loaded(folder: Path) -> StackState:
+def _load_state(folder: Path) -> StackState:
     state = StackState.load(folder)
     assert state is not None
     return state

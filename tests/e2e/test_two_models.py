@@ -121,7 +121,7 @@ def test_tinker_client_trains_and_samples_both_models(stack: StackState, service
 
 
 def test_killed_model_service_affects_only_its_model(stack: StackState, service: tinker.ServiceClient) -> None:
-    """If a model service is killed, the other one continues, its futures wait, and native calls to it are refused."""
+    """If a model service is killed, the other one continues; its futures wait, and native calls to it are refused."""
     running, interrupted = (
         service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models
     )
@@ -137,10 +137,10 @@ def test_killed_model_service_affects_only_its_model(stack: StackState, service:
         assert not pending.future().done()
         assert client.get_training_run(adapter_id).base_model == stack.base_models[1]
     with (
-        TwinkleClient(stack.address, stack.read_api_key(), retry_timeout=timedelta()) as impatient,
+        TwinkleClient(stack.address, stack.read_api_key(), retry_timeout=timedelta()) as no_retry_client,
         pytest.raises(RetryableError),
     ):
-        MultiLoraTransformersModel(stack.base_models[1], client=impatient).add_adapter_to_model(
+        MultiLoraTransformersModel(stack.base_models[1], client=no_retry_client).add_adapter_to_model(
             'other', LoraConfig(r=4)
         )
     assert revive_stack(stack.state_dir, report=_silent) is not None

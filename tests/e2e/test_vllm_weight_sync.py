@@ -25,29 +25,31 @@ def scores(sampler: vLLMSampler, **options: bool) -> np.ndarray:
     return np.array(scored.prompt_logprobs[1:], np.float32)
 
 
-def trained(trainer: TransformersModel, **options: bool) -> np.ndarray:
+def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
     """Return the trainer's log-probabilities of the sequence."""
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
 def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
-    """VLLM agrees with the trainer within 1e-4 after each kind of sync, and ignores older cache entries."""
+    """vLLM agrees with the trainer within 1e-4 after each kind of sync, and ignores older cache entries."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
     trainer.set_optimizer('AdamW', lr=2e-2)
     with vLLMSampler(str(folder), {'max_model_len': 256, 'max_lora_rank': 8, 'max_loras': 2}) as sampler:
         manager = CheckpointEngineManager(trainer, sampler)
-        ways = [(False, 1, False), (False, 2, False), (True, 1, False), (True, 2, False), (False, 3, True)]
-        for merge_and_sync, version, is_base_sent in ways:
+        syncs = [(False, 1, False), (False, 2, False), (True, 1, False), (True, 2, False), (False, 3, True)]
+        for merge_and_sync, version, is_base_sent in syncs:
             trainer.forward_backward(FEATURE)
             trainer.clip_grad_and_step()
             synced = manager.sync_weights(merge_and_sync)
             assert (synced.version, synced.base_size_bytes > 0) == (version, is_base_sent)
-            np.testing.assert_allclose(scores(sampler), trained(trainer), atol=1e-4)
+            np.testing.assert_allclose(scores(sampler), trainer_scores(trainer), atol=1e-4)
             (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True))
             assert [span.version for span in response.sequences[0].version_spans] == [version]
             if merge_and_sync:
                 with pytest.raises(UnknownAdapter):
                     sampler.sample([5], None, 'policy')
-        np.testing.assert_allclose(scores(sampler, use_base_model=True), trained(trainer, disable_lora=True), atol=1e-4)
+        np.testing.assert_allclose(
+            scores(sampler, use_base_model=True), trainer_scores(trainer, disable_lora=True), atol=1e-4
+        )

@@ -6,7 +6,7 @@ import re
 from fixtures.source_tree import ROOT, modules, tracked_files
 
 BLIND_ALLOWED = re.compile(r'^(services/kit/rpc/|services/[a-z]+/backends/)')
-"""Modules that may turn unknown errors into domain errors: the wire, and the edges of libraries."""
+"""Modules that may convert unknown errors to domain errors: those for the wire and those for libraries."""
 MACHINE_PATHS = re.compile(r'(?<![\w.])/(?:work|root|home/\w+|opt/pypi|opt/wheels)/')
 """Absolute paths that exist on one machine only."""
 
@@ -25,14 +25,14 @@ def test_only_boundaries_catch_everything() -> None:
 
 def test_services_connect_and_listen_in_one_place() -> None:
     """Channels and ports are created only in the two modules that configure TLS."""
-    makers = {'insecure_channel', 'secure_channel', 'add_insecure_port', 'add_secure_port'}
-    places = {
+    constructors = {'insecure_channel', 'secure_channel', 'add_insecure_port', 'add_secure_port'}
+    paths = {
         module.path
         for module in modules('services/')
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and node.attr in makers
+        if isinstance(node, ast.Attribute) and node.attr in constructors
     }
-    assert places == {'services/kit/rpc/channel.py', 'services/kit/rpc/server.py'}
+    assert paths == {'services/kit/rpc/channel.py', 'services/kit/rpc/server.py'}
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

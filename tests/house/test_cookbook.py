@@ -39,7 +39,7 @@ def test_a_recipe_has_both_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', RECIPES)
-def test_a_recipe_is_tested_and_told_of(name: str) -> None:
+def test_a_recipe_is_tested_and_documented(name: str) -> None:
     """A recipe has a test module with its name, and a line in the README."""
     assert (ROOT / 'tests' / 'e2e' / 'recipes' / f'test_{name}.py').is_file()
     assert f'| [{name}]({name}.py) |' in (ROOT / FOLDER / 'README.md').read_text()

@@ -31,7 +31,7 @@ def test_contract_and_classes_name_the_same_reasons() -> None:
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
-def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
+def test_error_matches_the_contract(error: type[DomainError]) -> None:
     """The status code and the metadata keys of a class are those that the contract documents."""
     comment = _contract()[error.reason]
     instance = _example(error)
@@ -39,14 +39,14 @@ def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
     assert [key for key in instance.metadata() if not re.search(rf'\b{key}\b', comment)] == []
 
 
-def test_bytes_are_not_told_as_requests() -> None:
+def test_errors_of_full_queues_differ_in_their_metadata() -> None:
     """Two errors share one reason and differ in the metadata that names the counted quantity."""
     assert QueueFull(1, 2).metadata() == {'queueLength': '1', 'queueLimit': '2'}
     assert BytesFull(1, 2).metadata() == {'bytesInFlight': '1', 'bytesLimit': '2'}
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
-def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> None:
+def test_error_can_be_pickled(error: type[DomainError]) -> None:
     """Pickling preserves the class, the message and the attributes."""
     instance = _example(error)
     copy = pickle.loads(pickle.dumps(instance))
@@ -57,7 +57,7 @@ def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> No
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
-def test_error_survives_the_wire(error: type[DomainError]) -> None:
+def test_error_can_be_converted_to_a_status_and_back(error: type[DomainError]) -> None:
     """Converting an error to a status and back preserves code, reason, metadata, fields and retry time."""
     instance = _example(error)
     back = error_from_status(status_from_error(instance))
@@ -99,7 +99,7 @@ BY_CODE = {
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: f'{error.__module__}.{error.__name__}')
 def test_error_has_the_disposition_of_its_declaration_or_code(error: type[DomainError]) -> None:
-    """The table of dispositions: few classes declare one, and the status code decides for all others."""
+    """An error has the disposition that it declares, or else the disposition of its status code."""
     instance = _example(error)
     if error.code is Code.RESOURCE_EXHAUSTED:
         expected = Disposition.REFUSED if instance.retry_after is None else Disposition.RETRYABLE
@@ -111,7 +111,7 @@ def test_error_has_the_disposition_of_its_declaration_or_code(error: type[Domain
 
 
 def test_disposition_of_one_error_can_be_replaced() -> None:
-    """A service that knows more than the class says so on the error, and the wire and pickles keep it."""
+    """A disposition set on one error is preserved by the wire and by pickling, and does not affect other errors."""
     error = QueueFull(1, 2)
     error.disposition = Disposition.FAILED
     assert QueueFull(1, 2).disposition is Disposition.RETRYABLE

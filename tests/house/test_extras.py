@@ -44,14 +44,14 @@ def test_extra_names_every_import(package: str) -> None:
 
 
 @pytest.mark.parametrize('extra', LIGHT_EXTRAS)
-def test_light_extras_bring_no_torch(extra: str) -> None:
+def test_light_extras_do_not_require_torch(extra: str) -> None:
     """The installed requirements of the extra do not include torch, directly or indirectly."""
     seen: set[str] = set()
-    waiting = _declared(extra)
-    while waiting:
-        name = waiting.pop()
+    pending = _declared(extra)
+    while pending:
+        name = pending.pop()
         seen.add(name)
-        waiting |= _installed_requirements(name) - seen
+        pending |= _installed_requirements(name) - seen
     assert seen & TORCH == set()
 
 
@@ -74,13 +74,13 @@ def _libraries(package: str) -> set[str]:
     graph = _graph()
     if package not in graph.modules:
         raise LookupError(f'{package} does not exist')
-    waiting = {package} | graph.find_descendants(package)
+    pending = {package} | graph.find_descendants(package)
     reached: set[str] = set()
-    while waiting:
-        module = waiting.pop()
+    while pending:
+        module = pending.pop()
         reached.add(module)
         parents = {module.rsplit('.', depth)[0] for depth in range(1, module.count('.') + 1)}
-        waiting |= (graph.find_modules_directly_imported_by(module) | parents) - reached
+        pending |= (graph.find_modules_directly_imported_by(module) | parents) - reached
     libraries = {module.split('.')[0] for module in reached} - set(ROOTS)
     return libraries - sys.stdlib_module_names
 
@@ -99,5 +99,5 @@ def _declared(extra: str) -> set[str]:
 
 def _installed_requirements(name: str) -> set[str]:
     lines = importlib.metadata.requires(name) or []
-    wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({'extra': ''})]
-    return {str(canonicalize_name(requirement.name)) for requirement in wanted}
+    applicable = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({'extra': ''})]
+    return {str(canonicalize_name(requirement.name)) for requirement in applicable}

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from fixtures.source_tree import body_lines, functions, imported_names, modules
 
 SERVICER_LINES = 8
-"""Most lines of an RPC method: convert, delegate, convert back."""
+"""Maximum number of lines of an RPC method: convert, delegate, convert back."""
 ENVIRONMENT = {'chdir', 'delenv', 'setenv', 'syspath_prepend'}
 """Methods of pytest's monkeypatch that tests may use: they change the environment and no code."""
 
 
-def test_servicers_convert_delegate_and_convert() -> None:
+def test_servicer_methods_are_short() -> None:
     """No RPC method has more than 8 lines of body or catches an error."""
     offenders: list[str] = []
     for module in modules('services/'):
         if 'servicer' not in module.name.rsplit('.', maxsplit=1)[-1]:
             continue
         for name, function in functions(module):
-            # An RPC method has the contract's name, so it begins with a capital.
+            # An RPC method has the contract's name, so it begins with a capital letter.
             if function.name[0].isupper() and (
                 body_lines(function) > SERVICER_LINES or any(isinstance(node, ast.Try) for node in ast.walk(function))
             ):

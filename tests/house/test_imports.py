@@ -40,7 +40,7 @@ VALUES = (
     'services.kit.ids',
     'twinkle.data_format',
 )
-"""Packages that a domain may import beside the standard library: values and arrays."""
+"""Packages that a domain may import besides the standard library: values and arrays."""
 
 GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.routing|\w+\.rules)')
 """Modules that the rules of a gateway feature may import as well: root values and rules of other features."""
@@ -70,7 +70,7 @@ def test_light_modules_load_no_heavy_library() -> None:
     assert json.loads(probe.stdout) == {}
 
 
-def test_domains_know_only_the_standard_library() -> None:
+def test_domains_import_only_the_standard_library() -> None:
     """Domains and rules import only each other, the standard library and values."""
     offenders: list[str] = []
     for module in modules('services/'):

@@ -18,7 +18,7 @@ ORDER = [
 ]
 
 
-def test_layers_stand_in_the_agreed_order() -> None:
+def test_interceptors_have_the_documented_order() -> None:
     """Interceptors that refuse calls run inside those that map, log, count and trace them."""
     layers = server_layers(
         cast(Any, None), is_supported=lambda method: True, default_timeouts={}, message_limit_bytes=1

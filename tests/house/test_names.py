@@ -13,7 +13,7 @@ FORBIDDEN_NAMES = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
 TYPED_BY_USERS = {'sdk/python/twinkle/server/common.py', 'sdk/python/twinkle/server/tinker/common.py'}
 """Modules that user programs import by such a name; each only re-exports its contents."""
 TORCH_PACKAGES = ('loss', 'metric', 'model', 'module', 'nn', 'processor', 'sampler')
-"""Packages of the library that load torch; their name lists are checked by source only."""
+"""Packages of the library that load torch; their name lists are checked only in the source."""
 PACKAGES = [module for module in modules('sdk/python/', 'services/') if module.is_package]
 LIGHT_PACKAGES = [
     module.name
@@ -33,7 +33,7 @@ def test_no_file_has_a_meaningless_name() -> None:
     assert offenders == []
 
 
-def test_every_module_says_what_it_holds() -> None:
+def test_every_module_has_a_docstring() -> None:
     """Every module has a docstring of 1 to 10 lines."""
     lengths = {m.path: len((ast.get_docstring(m.tree) or '').splitlines()) for m in modules()}
     assert {path: lines for path, lines in lengths.items() if not 1 <= lines <= 10} == {}

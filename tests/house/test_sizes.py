@@ -53,8 +53,8 @@ def _oversized(module: Module) -> Iterator[tuple[str, str, int]]:
 
 def _parameters(function: Function) -> int:
     arguments = function.args
-    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return len([argument for argument in given if argument.arg not in {'self', 'cls'}])
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len([argument for argument in parameters if argument.arg not in {'self', 'cls'}])
 
 
 def _nesting(node: ast.AST) -> int:

@@ -1,4 +1,4 @@
-"""Services are made of modules that hold one resource or idea, and names that mean one thing."""
+"""Each module of a service holds one resource or idea, and each class name has one meaning."""
 
 import ast
 import re
@@ -14,11 +14,11 @@ SERVICES = ('checkpoint', 'data', 'gateway', 'kit', 'model', 'sampler')
 SMALL_LINES = 40
 SMALL_SHARE = 0.15
 """Largest share of a service's modules that may be shorter than `SMALL_LINES`: a module holds more than one verb."""
-BAGS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
+PARAMETER_CONTAINERS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 GATEWAY_FILES = 150
 GATEWAY_LINES = 22_500
-"""Size of the gateway, generated code excluded. Both only shrink."""
+"""Limits for the size of the gateway, excluding generated code. They may only decrease."""
 
 
 @pytest.mark.parametrize('service', SERVICES)
@@ -35,25 +35,25 @@ def test_few_modules_are_small(service: str) -> None:
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_no_class_only_carries_parameters(service: str) -> None:
-    """No class is named as a bag of dependencies: constructors take what they use."""
+    """No class name suggests a container of dependencies: constructors take the objects that they use."""
     offenders = [
         f'{module.path}: {node.name}'
         for module in modules(f'services/{service}/')
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef) and BAGS.fullmatch(node.name)
+        if isinstance(node, ast.ClassDef) and PARAMETER_CONTAINERS.fullmatch(node.name)
     ]
     assert offenders == []
 
 
 @pytest.mark.parametrize('service', SERVICES)
-def test_a_class_name_means_one_thing(service: str) -> None:
+def test_class_names_are_unique_within_a_service(service: str) -> None:
     """No public class name is defined twice within a service."""
-    places: dict[str, list[str]] = defaultdict(list)
+    definitions: dict[str, list[str]] = defaultdict(list)
     for module in modules(f'services/{service}/'):
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
-                places[node.name].append(module.path)
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+                definitions[node.name].append(module.path)
+    assert {name: paths for name, paths in definitions.items() if len(paths) > 1} == {}
 
 
 def test_the_gateway_stays_small() -> None:
@@ -63,7 +63,7 @@ def test_the_gateway_stays_small() -> None:
     assert sum(len(module.text.splitlines()) for module in paths) <= GATEWAY_LINES
 
 
-def test_modules_do_not_import_each_other_in_circles() -> None:
+def test_imports_have_no_cycles() -> None:
     """No module imports itself through others, imports for type checking included."""
     graph = grimp.build_graph(
         'twinkle', 'twinkle_client', 'services', exclude_type_checking_imports=False, cache_dir=None
@@ -73,9 +73,9 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 
 def _cycles(imports: dict[str, set[str]]) -> list[list[str]]:
-    """Return the modules that are left once modules without imports among the rest have been removed repeatedly."""
-    left = dict(imports)
-    while free := [module for module, found in left.items() if not found & left.keys()]:
-        for module in free:
-            del left[module]
-    return [sorted(left)] if left else []
+    """Return the modules that remain after repeatedly removing all modules that import none of the remaining ones."""
+    remaining = dict(imports)
+    while removable := [module for module, found in remaining.items() if not found & remaining.keys()]:
+        for module in removable:
+            del remaining[module]
+    return [sorted(remaining)] if remaining else []

@@ -1,7 +1,7 @@
 """Operations on checkpoints.
 
-Changes are made at the checkpoint service and copied to the catalogue immediately, so that the caller sees them before
-the feed reports them.
+Changes are made at the checkpoint service. `delete`, `set_ttl` and `set_public` also update the catalogue immediately,
+so that the caller sees the change before the feed reports it. A new copy appears when the feed reports it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _KEY_BYTES = 16
 
 
 class Checkpoints:
-    """Lists and changes the checkpoints of a caller; the caller must be the current one of the context."""
+    """Lists and changes the checkpoints of a caller; the caller must be the current caller of the context."""
 
     def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: the caller has no checkpoint at that path.
-            DomainError: ID_TAKEN, another tenant has a public checkpoint at that path.
+            DomainError: another tenant has a public checkpoint at that path (ID_TAKEN).
         """
         return await self._saved(await self._client.set_public(path, is_public=is_public))
 

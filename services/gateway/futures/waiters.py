@@ -40,7 +40,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[str, set[Waiter]] = {}
         self.is_closed = False
-        """Whether waiters are no longer notified."""
+        """Whether `close` was called; new waiters are then resolved to None immediately."""
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[Waiter]:

@@ -150,7 +150,9 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a read-only transaction that sees one consistent state.
+        """Open a transaction for reading; it must not write.
+
+        On SQLite it sees one consistent state. On PostgreSQL each statement sees the state at its start.
 
         Raises:
             ServiceUnreachable: the database does not respond.

@@ -1,4 +1,4 @@
-"""Routes that create, renew, finish, list and describe sessions of clients, and that assign them to projects."""
+"""Routes that create, renew, finish, list, search and describe client sessions, and assign them to projects."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ from services.kit.rpc.context import current_caller
 
 SAVED_LABEL = 'twinkle:saved_checkpoints'
 """Label with the paths of weights that were saved when a session expired, separated by spaces."""
-_MAX_TAGS = 4096
+_MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _REASONS = {
     'success': FinishReason.SUCCESS,
@@ -45,8 +45,8 @@ class SessionBody(TinkerModel):
     def request(self, request_id: str) -> SessionRequest:
         """Return the native request."""
         tags = json.dumps(self.tags) if self.tags else ''
-        if len(tags) > _MAX_TAGS:
-            raise InvalidField('tags', f'must have at most {_MAX_TAGS} characters in total')
+        if len(tags) > _MAX_TAG_CHARACTERS:
+            raise InvalidField('tags', f'must have at most {_MAX_TAG_CHARACTERS} characters in total')
         own = {'display_name': self.display_name, 'tags': tags}
         return SessionRequest(
             request_id=request_id,

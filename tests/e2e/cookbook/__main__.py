@@ -22,7 +22,7 @@ from twinkle_client.stack import DEFAULT_MODEL, StackOptions, StackState, start_
 
 _COOKBOOK = Path(sys.prefix) / 'cookbook'
 _LOG = 'log'
-"""Name of the folder that the recipe writes."""
+"""Name of the folder in which a recipe writes its log."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [_run(name, environment, stack, runs, options) for name in names]
     write_report(runs, folder)
     print(f'logs and curves: {folder}')  # noqa: T201 - a command
-    return int(not all(result.is_good for result in results))
+    return int(not all(result.has_passed for result in results))
 
 
 def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
-    """Return the requested recipes and those whose weights they need and that were not run yet, in running order."""
+    """Return the requested recipes, and those that must run first to provide their weights, in running order."""
     needed = {RECIPES[name].initial_recipe for name in requested} - {''}
     return [name for name in RECIPES if name in requested or (name in needed and not _last_weights(runs / name))]
 
@@ -89,15 +89,15 @@ def _run(name: str, environment: Environment, stack: StackState, runs: Path, opt
         log_path.mkdir()
         resumed = {'name': recipe.initial_recipe, 'batch': 0, 'state_path': weights}
         (log_path / 'checkpoints.jsonl').write_text(json.dumps(resumed) + '\n', encoding='utf-8')
-    words = [f'{key}={value}' for key, value in {**arguments, 'log_path': str(log_path)}.items()]
-    command = [f'tinker_cookbook.recipes.{recipe.module}', *words]
-    print(f'{name}: {" ".join(words)}', flush=True)  # noqa: T201 - a command
-    ended = environment.run(command, stack, run / 'output.log', limit_seconds=options.limit)
+    assignments = [f'{key}={value}' for key, value in {**arguments, 'log_path': str(log_path)}.items()]
+    command = [f'tinker_cookbook.recipes.{recipe.module}', *assignments]
+    print(f'{name}: {" ".join(assignments)}', flush=True)  # noqa: T201 - a command
+    outcome = environment.run(command, stack, run / 'output.log', limit_seconds=options.limit)
     curve = read_curve(log_path / 'metrics.jsonl', recipe.metric)
     result = Result(
         recipe=name,
-        status=ended.status,
-        seconds=ended.seconds,
+        status=outcome.status,
+        seconds=outcome.seconds,
         engine=StackOptions(state_dir=environment.folder, engine=options.engine).resolved_engine,
         metric=recipe.metric,
         curve=curve,

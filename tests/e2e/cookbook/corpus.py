@@ -52,22 +52,22 @@ def write_corpus(folder: Path, *, conversations: int, problems: int, preferences
 
 
 def _conversation(rng: random.Random) -> Row:
-    """Return a conversation about a sum or a problem, in which the answer is known or `UNKNOWN`."""
+    """Return a conversation about a sum or a problem, whose answer is either correct or `UNKNOWN`."""
     if rng.random() < 0.6:
         x, y = rng.randint(0, 100), rng.randint(0, 100)
-        turns = [('What is 4 + 5?', '9'), (f'What is {x} + {y}?', _answer(rng, str(x + y), known=0.04))]
+        turns = [('What is 4 + 5?', '9'), (f'What is {x} + {y}?', _answer(rng, str(x + y), known_probability=0.04))]
     else:
         problem = _problem(rng)
         answer = problem['answer'].rpartition(' ')[2]
-        turns = [(problem['question'] + BOXED, _answer(rng, f'\\boxed{{{answer}}}', known=0.25))]
+        turns = [(problem['question'] + BOXED, _answer(rng, f'\\boxed{{{answer}}}', known_probability=0.25))]
     roles = ('user', 'assistant')
     return {
         'messages': [{'role': role, 'content': text} for turn in turns for role, text in zip(roles, turn, strict=True)]
     }
 
 
-def _answer(rng: random.Random, right: str, *, known: float) -> str:
-    return right if rng.random() < known else UNKNOWN
+def _answer(rng: random.Random, right: str, *, known_probability: float) -> str:
+    return right if rng.random() < known_probability else UNKNOWN
 
 
 def _problem(rng: random.Random) -> Row:

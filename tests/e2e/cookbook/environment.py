@@ -19,8 +19,8 @@ _EXAMPLES = 'tinker_cookbook/example_data/conversations.jsonl'
 
 
 @dataclass(frozen=True)
-class Ended:
-    """End of a recipe's process."""
+class ProcessResult:
+    """Result of a recipe's process."""
 
     status: int | None
     """Exit status; None if the process exceeded its time limit."""
@@ -50,7 +50,7 @@ class Environment:
         write_corpus(self.folder, conversations=256, problems=512, preferences=256)
         shutil.copy(self.cookbook / _EXAMPLES, self.folder)
 
-    def run(self, arguments: list[str], stack: StackState, log: Path, *, limit_seconds: float) -> Ended:
+    def run(self, arguments: list[str], stack: StackState, log: Path, *, limit_seconds: float) -> ProcessResult:
         """Run a program of the cookbook with a stack, and write its output to `log`."""
         begin = time.monotonic()
         command = [sys.executable, '-u', '-m', *arguments]
@@ -65,14 +65,16 @@ class Environment:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                _end(process)
-        return Ended(status, time.monotonic() - begin)
+                _stop(process)
+        return ProcessResult(status, time.monotonic() - begin)
 
     def _environment(self, stack: StackState) -> Mapping[str, str]:
         """Return the user's environment without hubs and credentials, and with the stack's address and key."""
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(('TINKER_', 'HF_', 'WANDB_'))}
+        environment = {
+            name: text for name, text in os.environ.items() if not name.startswith(('TINKER_', 'HF_', 'WANDB_'))
+        }
         return {
-            **kept,
+            **environment,
             'HOME': str(self.folder),
             'HF_HUB_OFFLINE': '1',
             'TRANSFORMERS_OFFLINE': '1',
@@ -82,7 +84,7 @@ class Environment:
         }
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     process.terminate()

@@ -34,8 +34,8 @@ class Result:
         return judge(self.curve, is_rising=is_rising) if len(self.curve) >= MIN_STEPS else None
 
     @property
-    def is_good(self) -> bool:
-        """Whether the recipe ended successfully and learned."""
+    def has_passed(self) -> bool:
+        """Whether the recipe exited successfully and learned."""
         return self.status == 0 and self.verdict is not None and self.verdict.has_learned
 
     def save(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ def _table(results: list[Result]) -> Table:
             if verdict
             else ('', '', '')
         )
-        learned = 'yes' if item.is_good else 'no' if item.status == 0 else f'status {item.status}'
+        learned = 'yes' if item.has_passed else 'no' if item.status == 0 else f'status {item.status}'
         table.add_row(item.recipe, item.metric, str(len(item.curve)), *ends, f'{item.seconds:.0f}', learned)
     return table
 

@@ -1,4 +1,4 @@
-"""Fault injection with N seeds and a count of violations: `./run faults [N] [--seed S] [--transfers | --gateway]`.
+"""Injects faults for N seeds, and counts violations: `./run faults [N] [--seed S] [--transfers | --gateway]`.
 
 The faults affect the model service by default, weight transfers to samplers with `--transfers`, and the gateway during
 a program of the Tinker SDK with `--gateway`.
@@ -19,7 +19,7 @@ from e2e.faults.schedule import count_kills, kills_of, round_of, seeds_of
 from e2e.faults.transfers import TransferHarness
 from fixtures.tiny_model import build_tiny_model
 
-_LINES_SHOWN = 6
+_MAX_LINES = 6
 _PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
 
 
@@ -97,24 +97,24 @@ def _progress(seeds: range, report: RoundReport, seconds: float) -> str:
         lines.append(f'  not reached: {", ".join(map(str, not_reached))}')
     for seed, found in report.violations.items():
         lines.append(f'  VIOLATION, reproduce with ./run faults --seed {seed}:')
-        lines += [f'    {line}' for line in found[:_LINES_SHOWN]]
-        if len(found) > _LINES_SHOWN:
-            lines.append(f'    and {len(found) - _LINES_SHOWN} more')
+        lines += [f'    {line}' for line in found[:_MAX_LINES]]
+        if len(found) > _MAX_LINES:
+            lines.append(f'    and {len(found) - _MAX_LINES} more')
     return '\n'.join(lines)
 
 
 def _print_summary(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
-    bad = sum(len(report.violations) for report in reports)
+    violation_count = sum(len(report.violations) for report in reports)
     deaths = [kill for report in reports for kill in report.deaths]
     counts = count_kills(deaths)
     reached = sum(1 for count in counts.values() if count)
     _print(
-        f'violations: {bad} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
+        f'violations: {violation_count} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
         f'{sum(report.checkpoint_deaths for report in reports)} of the checkpoint service, '
         f'failpoints covered: {reached} of {len(counts)} '
         f'({", ".join(f"{name} {count}" for name, count in counts.items())})'
     )
-    return 1 if bad else 0
+    return 1 if violation_count else 0
 
 
 def _print(text: str) -> None:

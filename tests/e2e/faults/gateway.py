@@ -19,7 +19,7 @@ from fixtures.tiny_model import build_tiny_model
 from twinkle_client.stack import StackState, revive_stack
 
 _LIMIT_SECONDS = 240
-"""Limit for a program; the SDK gives up sooner, so a longer program hangs."""
+"""Time limit for a program. The SDK gives up earlier, so a program that exceeds the limit has hung."""
 _EXAMPLES = [tokens_of(seed) for seed in range(3)]
 _PROMPT = tinker.ModelInput.from_ints(tokens_of(9, 8))
 _PARAMS = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
@@ -135,7 +135,7 @@ def _sample(sampler: tinker.SamplingClient) -> tuple[int, ...]:
 
 
 def _is_done(program: Future[Any], seconds: float) -> bool:
-    """Wait up to `seconds`; return whether the program has ended."""
+    """Wait up to `seconds`; return whether the program has finished."""
     return bool(wait([program], timeout=max(seconds, 0.0)).done)
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from twinkle.api.model.v1 import adapter_pb2, operation_result_pb2
 from twinkle_client import Error
 
-CLOCKS = ('elapsed_seconds', 'tokens_per_second', 'steps_per_second')
+TIME_METRICS = ('elapsed_seconds', 'tokens_per_second', 'steps_per_second')
 """Metrics that measure time and therefore differ between runs."""
 
 
@@ -28,15 +28,15 @@ class Observation:
     def differences(self, expected: 'Observation') -> list[str]:
         """Return the differences from the undisturbed run, one line each."""
         lines: list[str] = []
-        for number, (was, should) in enumerate(zip(self.responses, expected.responses, strict=False), start=1):
-            if was != should:
-                lines.append(f'operation {number}: {was}, undisturbed {should}')
+        for number, (actual, reference) in enumerate(zip(self.responses, expected.responses, strict=False), start=1):
+            if actual != reference:
+                lines.append(f'operation {number}: {actual}, undisturbed {reference}')
         if len(self.responses) != len(expected.responses):
             lines.append(f'{len(self.responses)} responses, undisturbed {len(expected.responses)}')
         for name in sorted(self.final.keys() | expected.final.keys()):
-            was, should = self.final.get(name, 'missing'), expected.final.get(name, 'missing')
-            if was != should:
-                lines.append(f'{name}: {was}, undisturbed {should}')
+            actual, reference = self.final.get(name, 'missing'), expected.final.get(name, 'missing')
+            if actual != reference:
+                lines.append(f'{name}: {actual}, undisturbed {reference}')
         return lines
 
 
@@ -50,8 +50,8 @@ def describe_result(name: str, result: operation_result_pb2.OperationResult) -> 
         # The path contains the id of the run. The size depends on it too, because files in the folder contain it.
         outcome.save.Clear()
     if outcome.HasField('metric'):
-        for clock in CLOCKS:
-            outcome.metric.values.pop(clock, None)
+        for metric in TIME_METRICS:
+            outcome.metric.values.pop(metric, None)
     data = outcome.SerializeToString(deterministic=True)
     return f'{name} {_short(outcome)} {hashlib.blake2b(data, digest_size=8).hexdigest()}'
 
@@ -63,17 +63,17 @@ def describe_error(name: str, error: Error) -> str:
 
 def describe_adapter(adapter: adapter_pb2.Adapter) -> dict[str, str]:
     """Return the properties of an adapter that are equal in every run."""
-    facts = adapter_pb2.Adapter()
-    facts.CopyFrom(adapter)
+    properties = adapter_pb2.Adapter()
+    properties.CopyFrom(adapter)
     # `is_parked` depends on the adapters in memory, which differ after a restart.
     for transient in ('adapter_id', 'create_time', 'update_time', 'is_parked'):
-        facts.ClearField(transient)
-    facts.checkpoint_path = adapter.checkpoint_path.replace(adapter.adapter_id, 'run')
+        properties.ClearField(transient)
+    properties.checkpoint_path = adapter.checkpoint_path.replace(adapter.adapter_id, 'run')
     return {
         'step_count': str(adapter.step_count),
         'sequence_number': str(adapter.sequence_number),
         'version': str(adapter.version),
-        'adapter': text_format.MessageToString(facts, as_one_line=True),
+        'adapter': text_format.MessageToString(properties, as_one_line=True),
     }
 
 

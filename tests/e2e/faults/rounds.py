@@ -1,4 +1,4 @@
-"""Rounds: the same plans run once without faults and once with kills and a faulty proxy, and are compared."""
+"""Runs the same plans once without faults and once with kills and a faulty proxy, and compares the observations."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, Service
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 600
-"""Limit for a round; a longer round hangs."""
+"""Time limit for a round; a round that exceeds it has hung."""
 
 BUSY = {'max_resident_adapters': 6, 'snapshot_operations': 6, 'idle_seconds': 0.5}
 """Settings with which the service constantly snapshots adapters and pages them out."""
@@ -164,7 +164,7 @@ class Harness:
     Args:
         proxy: Proxy in front of the service.
         tenants: Tenants by name.
-        service: Task that runs the service; it ends early only if the service fails.
+        service: Task that runs the service; it finishes early only if the service fails.
     """
 
     def __init__(self, proxy: FaultProxy, tenants: Mapping[str, Tenant], service: asyncio.Task[None]) -> None:
@@ -177,7 +177,7 @@ class Harness:
         """Run all plans at the same time, and return their observations.
 
         Raises:
-            ServiceFailed: The service ended for another reason than a planned kill.
+            ServiceFailed: The service exited for a reason other than a planned kill.
         """
         runs = [self._tenants[plan.tenant].run_plan(plan) for plan in plans.values()]
         work = asyncio.ensure_future(asyncio.gather(*runs))
@@ -195,7 +195,7 @@ class Harness:
         lines = [line for line in map(_contradiction, self.proxy.repeated_requests) if line]
         for name, tenant in self._tenants.items():
             if await tenant.adapter_ids() != sorted(self._created[name]):
-                lines.append(f'{name} has other adapters than it created')
+                lines.append(f'{name} does not have exactly the adapters that it created')
         await self.delete_all()
         for name, tenant in self._tenants.items():
             if await tenant.adapter_ids():

@@ -12,7 +12,7 @@ from services.kit.failpoints import FAILPOINTS
 
 SEEDS_PER_ROUND = 10
 KILLS_PER_ROUND = 5
-_LATEST = {
+_MAX_COUNTS = {
     'journal.payload.written': 2,
     'journal.commit.before': 25,
     'journal.commit.after': 25,
@@ -24,9 +24,9 @@ _LATEST = {
     'restore.replaying': 6,
     'page_out.recorded': 4,
 }
-"""Largest count of a failpoint that a round reaches in addition to its other kills."""
-_LATEST_OPERATION = 30
-"""Largest count of the other failpoints, which every operation reaches, and of responses before a signal."""
+"""Largest count at each of these failpoints that a round reaches in addition to its other kills."""
+_MAX_OPERATIONS = 30
+"""Largest count at the other failpoints, which every operation reaches, and of responses before a signal."""
 _SIGNAL = ''
 KILL_POINTS = (*FAILPOINTS, _SIGNAL)
 """Names of the failpoints, and an empty name for a signal from outside."""
@@ -51,7 +51,7 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 
 def choose_kill(point: str, rng: random.Random) -> Kill:
     """Return a kill at `point` with a random count that a round reaches."""
-    return Kill(failpoint=point, count=rng.randint(1, _LATEST.get(point, _LATEST_OPERATION)))
+    return Kill(failpoint=point, count=rng.randint(1, _MAX_COUNTS.get(point, _MAX_OPERATIONS)))
 
 
 def count_kills(kills: Sequence[Kill]) -> dict[str, int]:

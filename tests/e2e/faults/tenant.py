@@ -81,11 +81,11 @@ class _AdapterRun:
             observation.responses.append(describe_error('create_adapter', error))
         return adapter_id, observation
 
-    def _final_state(self, adapter_id: str, again: adapter_pb2.Adapter) -> dict[str, str]:
+    def _final_state(self, adapter_id: str, recreated: adapter_pb2.Adapter) -> dict[str, str]:
         folder = self._folders.get(FINAL_SAVE)
         return {
-            'repeated creation': 'the same adapter' if again.adapter_id == adapter_id else 'another adapter',
-            **describe_adapter(again),
+            'repeated creation': 'the same adapter' if recreated.adapter_id == adapter_id else 'another adapter',
+            **describe_adapter(recreated),
             **(describe_folder(folder) if folder is not None else {}),
         }
 
@@ -105,10 +105,10 @@ class _AdapterRun:
 
     async def _run_verb(self, planned: PlannedVerb) -> str:
         message = planned.message
-        if planned.loads:
+        if planned.loaded_checkpoint:
             message = type(message)()
             message.CopyFrom(planned.message)
-            message.checkpoint_path = self._paths.get(planned.loads, 'twinkle://lost/weights/lost')
+            message.checkpoint_path = self._paths.get(planned.loaded_checkpoint, 'twinkle://lost/weights/lost')
         try:
             result = await self._log.run(**{planned.name: message})
         except Error as error:

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(420)
 SEEDS = range(1000, 1010)
 
 
-async def test_two_kills_change_nothing(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A service that is killed at two failpoints returns the responses and saves the bits of an undisturbed run."""
+async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Kills at two failpoints do not change a bit of the responses and the saved tensors."""
     kills = [Kill(failpoint=point) for point in KILL_POINTS[:2]]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
@@ -27,8 +27,8 @@ async def test_two_kills_change_nothing(tmp_path: Path, tiny_llama_dir: Path) ->
 
 
 @pytest.mark.slow
-async def test_kills_at_every_failpoint_change_nothing(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Each failpoint and a signal kill the service once; all responses and saved bits equal an undisturbed run's."""
+async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Each failpoint and a signal kill the service once, and results and tensors equal those of an undisturbed run."""
     # The counts are small, so that few seeds reach all failpoints. The schedules of the command have larger counts.
     kills = [Kill(failpoint=point, count=1 + index % 3) for index, point in enumerate(KILL_POINTS)]
     halves = [(SEEDS[:5], kills[::2]), (SEEDS[5:], kills[1::2])]

@@ -11,7 +11,7 @@ from services.kit.failpoints import TRANSFER_FAILPOINTS
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 async def test_no_fault_mixes_or_loses_weights(tmp_path: Path) -> None:
-    """Processes are killed at random bytes and at every failpoint; every received version is the published one."""
+    """Processes are killed at random bytes and at every failpoint; every received version equals the published one."""
     report = await TransferHarness(tmp_path).run(range(SEEDS_PER_CYCLE))
     assert report.violations == {}
     assert set(TRANSFER_FAILPOINTS) | {'subscribe cut', 'publish cut', 'trainer', 'sampler'} <= set(report.deaths)

@@ -27,12 +27,13 @@ from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import state_digest
 
 _SEED_LIMIT_SECONDS = 120
-"""Limit for a seed; a longer transfer hangs."""
+"""Time limit for a seed; a transfer that exceeds it has hung."""
 _SIZES = (64 << 10, 1 << 20, 6 << 20)
 _CUT_SIZE_BYTES = 32 << 20
 _MAX_RESENT_BYTES = 12 << 20
 """Maximum number of bytes that are sent again after a cut: the current chunk and all data that was not read yet. The
-buffers of two sockets and the HTTP/2 window grow to some MiB if a busy machine delays the reader (8.3 were seen)."""
+buffers of two sockets and the HTTP/2 window grow to some MiB if a busy machine delays the reader (8.3 MiB were
+measured)."""
 _SHARED_BYTES = 1000
 """Approximate number of bytes on the wire for a state in shared memory."""
 _RING_CAPACITY = 4
@@ -50,7 +51,7 @@ class Plan:
     at: float
     """Position of the fault, as a fraction of the bytes of the transfer. A failpoint uses `count` instead."""
     count: int
-    """The service dies when it reaches the failpoint for this time."""
+    """The service exits when it has reached the failpoint this many times."""
     is_sharing: bool
     """Whether trainer and sampler share memory with the service."""
     is_pinned: bool
@@ -61,11 +62,11 @@ class Plan:
         return PublishRequest(self.seed + 1, self.size_bytes, self.is_pinned)
 
 
-_BY_BYTES = (
+_NETWORK_FAULTS = (
     ('subscribe cut', 'weights.chunk', 'trainer', 'publish cut', 'weights.received', 'sampler'),
     ('subscribe cut', 'weights.chunk', 'service', 'publish cut', 'weights.recorded', 'spill.begun'),
 )
-_BY_MEMORY = (
+_MEMORY_FAULTS = (
     ('service', 'weights.verified', 'weights.recorded', 'weights.announced', 'spill.begun', 'spill.done'),
     ('trainer', 'sampler', 'weights.received', 'weights.verified', 'weights.announced', 'spill.done'),
 )
@@ -77,8 +78,8 @@ def plan_of(seed: int) -> Plan:
     """Return the plan of a seed."""
     rng = random.Random(seed)
     cycle, index = divmod(seed, SEEDS_PER_CYCLE)
-    faults = (*_BY_BYTES[cycle % 2], *_BY_MEMORY[cycle % 2])
-    is_sharing = index >= len(_BY_BYTES[0])
+    faults = (*_NETWORK_FAULTS[cycle % 2], *_MEMORY_FAULTS[cycle % 2])
+    is_sharing = index >= len(_NETWORK_FAULTS[0])
     # A transfer with a cut must be larger than all buffers; otherwise no bytes are sent again.
     size_bytes = _CUT_SIZE_BYTES if faults[index].endswith('cut') else rng.choice(_SIZES)
     return Plan(
@@ -116,7 +117,7 @@ class TransferReport:
         arrivals = ', '.join(f'{count} {name}' for name, count in sorted(self.arrivals.items()))
         return (
             f'{len(self.violations)} seeds with violations; faults: {deaths}; arrivals: {arrivals}; '
-            f'samplers cut off at {self.cut_at_bytes} bytes in all, {self.resent_bytes} sent again'
+            f'samplers were cut off after {self.cut_at_bytes} bytes in total; {self.resent_bytes} bytes were sent again'
         )
 
 
@@ -151,7 +152,7 @@ class TransferHarness:
         except TimeoutError:
             self.report.add(seed, f'the transfer hangs: {plan_of(seed)}')
         finally:
-            await self._end(seed)
+            await self._stop(seed)
         return self.report
 
     async def _run_one(self, plan: Plan) -> None:
@@ -167,10 +168,10 @@ class TransferHarness:
         passed_bytes = self.subscribing.passed_bytes
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish(plan))
-            wanted_bytes = await self._receive(plan)
+            received_bytes = await self._receive(plan)
         self.publishing.disarm()
         self.subscribing.disarm()
-        self._check_resent_bytes(plan, self.subscribing.passed_bytes - passed_bytes - wanted_bytes)
+        self._check_resent_bytes(plan, self.subscribing.passed_bytes - passed_bytes - received_bytes)
         if plan.fault in TRANSFER_FAILPOINTS:
             await self.service.wait_for_death()
             self._count(plan.fault)
@@ -186,7 +187,7 @@ class TransferHarness:
         }
         if plan.fault in actions:
             proxy, action = actions[plan.fault]
-            # With shared memory, only few bytes pass the proxy.
+            # With shared memory, only a few bytes pass through the proxy.
             size_bytes = _SHARED_BYTES if plan.is_sharing else plan.size_bytes
             proxy.arm(int(plan.at * size_bytes), lambda: (self._count(plan.fault), action()))
 
@@ -209,7 +210,7 @@ class TransferHarness:
 
         Returns the number of bytes of the received versions.
         """
-        wanted_bytes = 0
+        received_bytes = 0
         while self._arrived < plan.request.version:
             message = await self.sampler.read_message()
             if message is None:
@@ -217,14 +218,14 @@ class TransferHarness:
                 self._arrived = 0
                 continue
             arrival = Arrival(**message)
-            wanted_bytes += arrival.wire_size_bytes
+            received_bytes += arrival.wire_size_bytes
             self.report.arrivals[arrival.encoding] = self.report.arrivals.get(arrival.encoding, 0) + 1
             if arrival.digest != self._expected.get(arrival.version):
                 self.report.add(plan.seed, f'a mixed or unknown state arrived: {arrival}')
             if arrival.version <= self._arrived:
                 self.report.add(plan.seed, f'version {arrival.version} arrived after {self._arrived}')
             self._arrived = arrival.version
-        return wanted_bytes
+        return received_bytes
 
     def _check_resent_bytes(self, plan: Plan, extra_bytes: int) -> None:
         """Check that a transfer resumed after a cut instead of restarting."""
@@ -248,13 +249,13 @@ class TransferHarness:
         try:
             received = await client.fetch_version(ADAPTER_ID, version)
         except DomainError as error:
-            self.report.add(seed, f'version {version} was published and is lost: {error}')
+            self.report.add(seed, f'version {version} was published but cannot be fetched: {error}')
             return
         if state_digest(received.state.data) != self._expected[version]:
-            self.report.add(seed, f'version {version} has another state now')
+            self.report.add(seed, f'the stored state of version {version} differs from the published state')
 
-    async def _end(self, seed: int) -> None:
-        """Stop all processes, and check that no shared memory of killed processes is left."""
+    async def _stop(self, seed: int) -> None:
+        """Stop all processes, and check that no shared memory of killed processes remains."""
         await self.trainer.end()
         await self.sampler.end()
         await self.publishing.stop()
@@ -262,9 +263,9 @@ class TransferHarness:
         await self.service.stop()
         *killed, terminated = self.service.statuses
         if terminated or any(status != -signal.SIGKILL for status in killed):
-            self.report.add(seed, f'the service ended by itself: {self.service.statuses}')
+            self.report.add(seed, f'the service exited unexpectedly: {self.service.statuses}')
         # The next process that opens the folder removes the segments of killed processes.
         Segments(self.memory)
-        left = sorted(path.name for path in self.memory.iterdir() if path.name != 'host')
-        if [name for name in left if not name.startswith('owner-')]:
-            self.report.add(seed, f'left in shared memory: {left}')
+        remaining = sorted(path.name for path in self.memory.iterdir() if path.name != 'host')
+        if [name for name in remaining if not name.startswith('owner-')]:
+            self.report.add(seed, f'remaining in shared memory: {remaining}')

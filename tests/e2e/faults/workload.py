@@ -32,8 +32,8 @@ class PlannedVerb:
 
     name: str
     message: Any
-    loads: str = ''
-    """Name of the checkpoint that a `load` loads; its path is known only after it is saved."""
+    loaded_checkpoint: str = ''
+    """Name of the checkpoint that a `load` operation reads; its path is known only after it is saved."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Planner:
             return
         name, is_optimizer_included = self.rng.choice(self._saves)
         message = operation_pb2.Load(is_optimizer_included=is_optimizer_included)
-        self._add(PlannedVerb('load', message, loads=name))
+        self._add(PlannedVerb('load', message, loaded_checkpoint=name))
 
     def publish(self) -> None:
         """Publish a pinned version."""

@@ -1,4 +1,4 @@
-"""The trainer on the small real model, against plain transformers and peft."""
+"""The trainer on the small real model, compared with plain transformers and peft."""
 
 import peft
 import pytest
@@ -13,7 +13,7 @@ TEXT = 'Who are you? I am Twinkle, a small assistant that was trained in a minut
 
 
 @pytest.mark.slow
-def test_trained_adapter_gives_the_same_logits_in_plain_peft(tmp_path):
+def test_trained_adapter_has_the_same_logprobs_in_plain_peft(tmp_path):
     """The folder saved after three steps gives the trainer's log-probabilities in peft within 1e-4."""
     folder = get_model('smollm2-135m-instruct')
     ids = AutoTokenizer.from_pretrained(folder)(TEXT)['input_ids']

@@ -33,7 +33,7 @@ def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]
 
 
 def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None:
-    """Run the recipe until it ends."""
+    """Run the recipe, and wait until it exits."""
     with start(stack, out, '--steps', str(steps), *options) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -57,7 +57,7 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
 
 
 @pytest.mark.slow
-def test_tenants_get_the_bits_of_their_solo_runs(tiny_stack: StackState, tmp_path: Path) -> None:
+def test_results_of_shared_passes_equal_those_of_solo_runs(tiny_stack: StackState, tmp_path: Path) -> None:
     """Losses, log-probabilities, samples and weights of shared passes are bitwise those of solo runs."""
     run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
@@ -79,8 +79,8 @@ def test_solo_tenant_learns(tiny_stack: StackState, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupt_stops_all_tenants_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
-    """An interrupt in the middle of a run ends it with status 130 and saves the curves."""
+def test_interrupt_stops_all_tenants_and_saves_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
+    """A run that is interrupted saves the curves and exits with status 130."""
     with start(tiny_stack, tmp_path, '--steps', '400') as process:
         assert process.stdout is not None
         steps = (line for line in process.stdout if line.startswith('step'))

@@ -19,7 +19,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_divergence_on_held_out_questions_falls(seed: int, curves: dict[int, Curve]) -> None:
-    """Training on the student's own answers reduces the divergence from the teacher to less than 0.6 of its start."""
+    """Training on the student's answers reduces the divergence from the teacher to less than 0.6 of its first value."""
     divergence = column(curves[seed], 'divergence')
     assert divergence[-1] < 0.6 * divergence[0]
 

@@ -12,7 +12,7 @@ SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '
 
 
 def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None:
-    """The reward on held-out sums, which lies in [0, 1], rises by more than 0.1, and no sample is stale."""
+    """The reward on held-out sums, which is in [0, 1], rises by more than 0.1, and no sample is stale."""
     curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '4', '--held-out', '6', '--eval-every', '4'))
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.1

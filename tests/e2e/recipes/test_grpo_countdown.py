@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_reward_on_held_out_games_rises_within_four_steps(tmp_path: Path) -> None:
-    """The reward on held-out games, which lies in [0, 1], rises by more than 0.15; the tags are learned first."""
+    """The reward on held-out games, which is in [0, 1], rises by more than 0.15; the tags are learned first."""
     options = ('--steps', '4', '--held-out', '6', '--held-out-completions', '1', '--eval-every', '4')
     curve = run_recipe('grpo_countdown', tmp_path, options=options)
     first, last = column(curve, 'held_out_reward')

@@ -26,7 +26,7 @@ for name in sys.argv[1:]:
         print('STATUS', end.code)
 """
 """Runs all recipes in one process, because importing torch takes most of the time."""
-TRY = """
+CALL_MAIN = """
 try:
     dpo.main()
 except SystemExit as end:
@@ -65,7 +65,7 @@ def test_help_lists_every_option() -> None:
 
 
 def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
-    """Negative numbers, NaN, unknown choices and an impossible folder end the program before it loads a model."""
+    """A program with an invalid option exits with status 2, and the error names the option."""
     (tmp_path / 'file').touch()
     invalid = {
         '--steps': '-3',
@@ -75,9 +75,9 @@ def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
         '--precision': 'fp16',
         '--out': str(tmp_path / 'file' / 'out'),
     }
-    begin = 'import sys\nfrom examples.cookbook import dpo\n'
-    calls = [f'sys.argv = ["dpo", {option!r}, {value!r}]\n{TRY}' for option, value in invalid.items()]
-    command = [sys.executable, '-c', begin + ''.join(calls)]
+    imports = 'import sys\nfrom examples.cookbook import dpo\n'
+    calls = [f'sys.argv = ["dpo", {option!r}, {value!r}]\n{CALL_MAIN}' for option, value in invalid.items()]
+    command = [sys.executable, '-c', imports + ''.join(calls)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ['2'] * len(invalid)

@@ -23,7 +23,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_held_out_return_rises_and_the_critic_predicts_it(seed: int, curves: dict[int, Curve]) -> None:
-    """The return rises from below 0.15 to above 0.8, and the critic explains 0.4 of the variance of new batches."""
+    """The return rises from below 0.15 to above 0.8, and the critic explains 40% of the variance of new batches."""
     curve = curves[seed]
     returns = column(curve, 'heldout_return')
     assert returns[0] < 0.15

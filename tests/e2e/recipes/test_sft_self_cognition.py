@@ -21,7 +21,7 @@ def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_services_give_the_losses_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_with_the_services_equal_those_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has bitwise the same losses with the services as in process."""
     for name in ('TWINKLE_SERVER_URL', 'TWINKLE_API_KEY'):
         monkeypatch.delenv(name, raising=False)

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_correct_calls_become_more_frequent(tmp_path: Path) -> None:
-    """More held-out chats call the tool and end with the product, and training uses only sampled tokens."""
+    """Training increases the share of held-out chats with the correct product, and uses only sampled tokens."""
     curve = run_recipe('tool_use', tmp_path, options=('--rounds', '2'))
     called, right = column(curve, 'called'), column(curve, 'right')
     assert right[-1] >= right[0] + 0.3

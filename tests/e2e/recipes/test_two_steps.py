@@ -26,7 +26,7 @@ SHORT = {
 }
 """Options with which a recipe runs two short steps."""
 MODEL_OPTIONS = {'gkd': ('--model', '--teacher'), 'vision_sft': ()}
-"""Options that name the model, if they are not just `--model`. The vision recipe builds its own tiny model."""
+"""Options that name the model, for recipes that need more than `--model`. The vision recipe builds its tiny model."""
 
 
 @pytest.fixture(scope='module')

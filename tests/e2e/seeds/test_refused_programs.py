@@ -1,4 +1,4 @@
-"""Quick-start programs for several devices end with an error that states the supported alternative."""
+"""Quick-start programs for several devices fail with an error that states the supported alternative."""
 
 import pytest
 
@@ -20,7 +20,7 @@ _NOT_YET = 'twinkle.infra.runtime.NotSupportedYet: '
     ],
 )
 def test_program_for_several_devices_is_refused(program: str, run_program: RunProgram) -> None:
-    """A program for several devices ends with `NotSupportedYet`, and its imports and descriptions succeed."""
+    """A program for several devices exits with status 1 and a `NotSupportedYet` error."""
     run = run_program(program)
     assert run.code == 1
     assert run.last_line.startswith(_NOT_YET), run.out

@@ -22,7 +22,7 @@ _EPOCHS = 3
 
 @pytest.mark.parametrize('language', LANGUAGES)
 def test_grpo_program_trains_and_saves(language: str, stack: StackState, run_program: RunProgram) -> None:
-    """Rewards are partly positive, training is on policy, and every fourth batch completes an optimizer step."""
+    """Some accuracy rewards are partial, training is on policy, and every fourth batch completes an optimizer step."""
     stack_url = stack.http_url.replace('127.0.0.1', 'localhost')
     run = run_program(
         f'{language}/client_grpo', replaced={_PAGE_URL: stack_url}, TWINKLE_STATE_DIR=str(stack.state_dir)

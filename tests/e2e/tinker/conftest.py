@@ -13,7 +13,7 @@ from twinkle_client.stack import StackState
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _collect_garbage() -> Iterator[None]:
     """Collect garbage of the SDK within the module that caused it."""
     yield
     gc.collect()

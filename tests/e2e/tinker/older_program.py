@@ -24,12 +24,12 @@ def example(**inputs: Any) -> tinker.Datum:
 
 
 def train(model: tinker.TrainingClient, steps: int) -> list[float]:
-    """Return the losses of some steps, sent in pairs."""
+    """Train for some steps, sending each pass together with its optimizer step, and return the losses."""
     losses: list[float] = []
     for _ in range(steps):
-        both = model.forward_backward([example(weights=[1.0] * 7)], 'cross_entropy')
+        backward = model.forward_backward([example(weights=[1.0] * 7)], 'cross_entropy')
         step = model.optim_step(ADAM)
-        losses.append(both.result().metrics['loss:sum'])
+        losses.append(backward.result().metrics['loss:sum'])
         step.result()
     return losses
 
@@ -55,7 +55,7 @@ def main() -> None:
     """Train, save, continue from the saved state, and sample."""
     service = tinker.ServiceClient()
     model = service.create_lora_training_client(base_model=sys.argv[1], rank=8, seed=7)
-    facts: dict[str, Any] = {
+    results: dict[str, Any] = {
         'version': tinker.__version__,
         'models': [item.model_name for item in service.get_server_capabilities().supported_models],
         'losses': train(model, 3),
@@ -64,20 +64,20 @@ def main() -> None:
         'lora rank': model.get_info().lora_rank,
     }
     model.optim_step(ADAM).result()
-    facts['path'] = model.save_state('state').result().path
-    heir = service.create_training_client_from_state_with_optimizer(facts['path'])
-    facts['goes on'] = [train(heir, 2), train(model, 2)]
-    facts['trainer'] = logprobs(model)
+    results['path'] = model.save_state('state').result().path
+    resumed = service.create_training_client_from_state_with_optimizer(results['path'])
+    results['continued'] = [train(resumed, 2), train(model, 2)]
+    results['trainer'] = logprobs(model)
     sampler = model.save_weights_and_get_sampling_client()
     prompt = tinker.ModelInput.from_ints(TOKENS)
-    facts['sampler'] = sampler.compute_logprobs(prompt).result()
+    results['sampler'] = sampler.compute_logprobs(prompt).result()
     params = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
     answers = [sampler.sample(prompt, 2, params).result() for _ in range(2)]
-    facts['samples'] = [[sequence.tokens for sequence in answer.sequences] for answer in answers]
+    results['samples'] = [[sequence.tokens for sequence in answer.sequences] for answer in answers]
     named = model.save_weights_for_sampler('named').result().path
-    again = service.create_sampling_client(model_path=named)
-    facts['named'] = [sequence.tokens for sequence in again.sample(prompt, 2, params).result().sequences]
-    sys.stdout.write(json.dumps(facts) + '\n')
+    named_sampler = service.create_sampling_client(model_path=named)
+    results['named'] = [sequence.tokens for sequence in named_sampler.sample(prompt, 2, params).result().sequences]
+    sys.stdout.write(json.dumps(results) + '\n')
     sys.stdout.flush()
     # CPython 3.11 may abort at exit while threads of the SDK run.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""kill -9 of the gateway under a program of the Tinker SDK, which ends with the weights of an undisturbed one.
+"""Kills the gateway during a program of the Tinker SDK, whose results must equal those of an undisturbed run.
 
 `./run faults N --gateway` does the same for N seeds.
 """
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(600), *SDK_MARKS]
 
 
 def test_program_survives_a_killed_gateway(stack: StackState) -> None:
-    """A gateway that is killed at random moments resolves all pending futures, with bitwise equal weights."""
+    """All pending futures resolve with bitwise the same results if the gateway is killed at random times."""
     kills = GatewayKills(stack)
     report = kills.run(range(2))
     assert report.violations == {}, report

@@ -18,15 +18,15 @@ def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, ver
     """An older SDK learns, continues bitwise from its saved state, and samples trained weights."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout.splitlines()[-1])
-    assert facts['version'] == version
-    assert stack.base_model in facts['models']
-    assert facts['losses'][-1] < facts['losses'][0]
-    assert facts['policy loss'] == pytest.approx(-2.5, abs=1e-3)
-    assert facts['custom loss']['loss:sum'] > 0
-    assert facts['lora rank'] == 8
-    assert facts['path'].endswith('/weights/state')
-    assert facts['goes on'][0] == facts['goes on'][1]
-    np.testing.assert_allclose(facts['sampler'][1:], facts['trainer'], atol=1e-4)
-    assert facts['samples'][0] == facts['samples'][1] == facts['named']
-    assert facts['samples'][0][0] != facts['samples'][0][1]
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results['version'] == version
+    assert stack.base_model in results['models']
+    assert results['losses'][-1] < results['losses'][0]
+    assert results['policy loss'] == pytest.approx(-2.5, abs=1e-3)
+    assert results['custom loss']['loss:sum'] > 0
+    assert results['lora rank'] == 8
+    assert results['path'].endswith('/weights/state')
+    assert results['continued'][0] == results['continued'][1]
+    np.testing.assert_allclose(results['sampler'][1:], results['trainer'], atol=1e-4)
+    assert results['samples'][0] == results['samples'][1] == results['named']
+    assert results['samples'][0][0] != results['samples'][0][1]

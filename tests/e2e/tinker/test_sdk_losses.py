@@ -1,4 +1,4 @@
-"""Every loss of the real SDK against its formula, computed here from the returned log-probabilities."""
+"""Compares every loss of the real SDK with its formula, computed here from the returned log-probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,10 +77,10 @@ def test_policy_loss_has_its_closed_form(
 
 
 @pytest.mark.parametrize(('name', 'config'), [(name, config) for name, config, _ in LOSSES[:6]], ids=str)
-def test_policy_loss_raises_tokens_with_an_advantage(
+def test_policy_loss_makes_tokens_with_an_advantage_more_likely(
     service: tinker.ServiceClient, stack: StackState, name: str, config: dict[str, float]
 ) -> None:
-    """Steps make tokens with a positive advantage likelier, and those with a negative one less likely."""
+    """Steps make tokens with a positive advantage more likely, and tokens with a negative advantage less likely."""
     model = new_model(service, stack)
     good, bad = EXAMPLES[:2]
     before = scores(model, good, bad)
@@ -90,8 +90,8 @@ def test_policy_loss_raises_tokens_with_an_advantage(
         for tokens, given, sign in zip((good, bad), q, (1.0, -1.0), strict=True)
     ]
     for _ in range(3):
-        both, step = model.forward_backward(data, name, config), model.optim_step(ADAM)
-        both.result(), step.result()
+        backward, step = model.forward_backward(data, name, config), model.optim_step(ADAM)
+        backward.result(), step.result()
     change = np.split(scores(model, good, bad) - before, 2)
     assert change[0].mean() > 0 > change[1].mean()
 
@@ -127,7 +127,7 @@ def test_several_targets_for_a_position(model: tinker.TrainingClient) -> None:
 
 
 def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Distillation onto two candidates for each position makes both likelier."""
+    """Training on two weighted candidates for each position lowers the loss."""
     model = new_model(service, stack)
     tokens = EXAMPLES[0]
     targets = np.stack([tokens[1:], np.roll(tokens[1:], 1)], axis=1)
@@ -135,8 +135,8 @@ def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClien
     data = [tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)]
     losses: list[float] = []
     for _ in range(4):
-        both, step = model.forward_backward(data, 'cross_entropy'), model.optim_step(ADAM)
-        losses.append(both.result().metrics['loss:sum'])
+        backward, step = model.forward_backward(data, 'cross_entropy'), model.optim_step(ADAM)
+        losses.append(backward.result().metrics['loss:sum'])
         step.result()
     assert losses[-1] < losses[0]
 
@@ -168,8 +168,8 @@ def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack
 
     losses: list[float] = []
     for _ in range(5):
-        both, step = model.forward_backward_custom(data, distance), model.optim_step(ADAM)
-        losses.append(both.result().metrics['loss:sum'])
+        backward, step = model.forward_backward_custom(data, distance), model.optim_step(ADAM)
+        losses.append(backward.result().metrics['loss:sum'])
         step.result()
     assert losses[-1] < 0.8 * losses[0]
 
@@ -183,7 +183,9 @@ def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack
     ],
     ids=['defaults', 'all options', 'clipped'],
 )
-def test_step_is_torch_s_adamw(service: tinker.ServiceClient, stack: StackState, options: dict[str, float]) -> None:
+def test_step_equals_adamw_of_torch(
+    service: tinker.ServiceClient, stack: StackState, options: dict[str, float]
+) -> None:
     """Steps over the wire equal those of the library's model with torch's AdamW and the same options."""
     model = new_model(service, stack, rank=4, seed=11, train_unembed=False)
     params = tinker.AdamParams(**options)

@@ -1,4 +1,4 @@
-"""The SDK on the small real model: the loss falls, and the sampler answers what was learned."""
+"""The SDK on the small real model: the loss falls, and the sampler gives the learned answers."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ ADAM = tinker.AdamParams(learning_rate=2e-3)
 
 def example(tokenizer: ChatTokenizer, prompt: str, answer: str) -> tinker.Datum:
     """Return an example that learns only the answer."""
-    asked = tokenizer.encode(prompt)
-    tokens = [*asked, *tokenizer.encode(answer)]
-    return weighted(tokens, [0.0] * (len(asked) - 1) + [1.0] * (len(tokens) - len(asked)))
+    encoded = tokenizer.encode(prompt)
+    tokens = [*encoded, *tokenizer.encode(answer)]
+    return weighted(tokens, [0.0] * (len(encoded) - 1) + [1.0] * (len(tokens) - len(encoded)))
 
 
 def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
         model = new_model(client, stack, rank=16)
         losses: list[float] = []
         for _ in range(STEPS):
-            both, step = model.forward_backward(data, 'cross_entropy'), model.optim_step(ADAM)
-            losses.append(both.result().metrics['loss:sum'] / counted)
+            backward, step = model.forward_backward(data, 'cross_entropy'), model.optim_step(ADAM)
+            losses.append(backward.result().metrics['loss:sum'] / counted)
             step.result()
         assert losses[0] > 1.0
         assert losses[-1] < 0.1
         sampler = model.save_weights_and_get_sampling_client().result()
         params = tinker.SamplingParams(max_tokens=24, temperature=0.0, stop=['.'])
         for prompt, answer in LESSONS.items():
-            asked = tinker.ModelInput.from_ints(tokenizer.encode(prompt))
-            said = sampler.sample(asked, 1, params).result().sequences[0].tokens
-            assert tokenizer.decode(said).strip('.') == answer.strip('.')
+            encoded = tinker.ModelInput.from_ints(tokenizer.encode(prompt))
+            sampled = sampler.sample(encoded, 1, params).result().sequences[0].tokens
+            assert tokenizer.decode(sampled).strip('.') == answer.strip('.')

@@ -43,22 +43,22 @@ def test_command_line_lists_models(stack: StackState, tmp_path: Path) -> None:
 
 
 def test_command_line_lists_runs(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
-    """`tinker run list` lists the run, and `run info` shows its base model and rank."""
+    """`tinker run list` lists the run, and `run info` shows its base model."""
     assert model.model_id in json.dumps(cli(stack, tmp_path, 'run', 'list', '--limit', '0'))
-    told = json.dumps(cli(stack, tmp_path, 'run', 'info', model.model_id))
-    assert stack.base_model in told
+    printed = json.dumps(cli(stack, tmp_path, 'run', 'info', model.model_id))
+    assert stack.base_model in printed
 
 
 def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
-    """`tinker checkpoint list` lists those of a run, and `checkpoint info` shows one."""
-    told = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))
-    assert f'tinker://{model.model_id}/weights/first' in told
-    assert f'tinker://{model.model_id}/sampler_weights/shown' in told
+    """`tinker checkpoint list` lists the checkpoints of a run, and `checkpoint info` shows one of them."""
+    printed = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))
+    assert f'tinker://{model.model_id}/weights/first' in printed
+    assert f'tinker://{model.model_id}/sampler_weights/shown' in printed
     path = f'tinker://{model.model_id}/weights/first'
     assert path in json.dumps(cli(stack, tmp_path, 'checkpoint', 'info', path))
 
 
-def test_run_shows_its_facts(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
+def test_run_shows_its_properties(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
     """A run shows its base model, rank, metadata and newest checkpoints, by id and by checkpoint path."""
     run = rest.get_training_run(model.model_id).result()
     assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (
@@ -85,8 +85,8 @@ def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient
         'sampler_weights/shown': 'sampler',
     }
     assert own['weights/first'].size_bytes > own['sampler_weights/shown'].size_bytes > 0
-    every = rest.list_user_checkpoints(limit=100).result().checkpoints
-    assert {item.tinker_path for item in own.values()} <= {item.tinker_path for item in every}
+    all_checkpoints = rest.list_user_checkpoints(limit=100).result().checkpoints
+    assert {item.tinker_path for item in own.values()} <= {item.tinker_path for item in all_checkpoints}
 
 
 def test_weights_have_a_base_model(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
@@ -108,11 +108,11 @@ def test_deleted_checkpoint_is_not_found(rest: tinker.RestClient, spare: tinker.
         rest.delete_checkpoint_from_tinker_path(path).result()
 
 
-def test_checkpoint_expires_at_its_time(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """A time to live is shown, can be removed, and deletes the checkpoint when it ends."""
+def test_checkpoint_expires_after_its_time_to_live(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
+    """A time to live is listed and can be removed; after it, the checkpoint is deleted."""
     path = spare.save_state('brief', ttl_seconds=3600).result().path
-    ends = _checkpoint(rest, spare, 'weights/brief').expires_at
-    assert timedelta(minutes=50) < ends - datetime.now(UTC) <= timedelta(hours=1)
+    expires_at = _checkpoint(rest, spare, 'weights/brief').expires_at
+    assert timedelta(minutes=50) < expires_at - datetime.now(UTC) <= timedelta(hours=1)
     rest.set_checkpoint_ttl_from_tinker_path(path, None).result()
     assert _checkpoint(rest, spare, 'weights/brief').expires_at is None
     rest.set_checkpoint_ttl_from_tinker_path(path, 1).result()
@@ -123,7 +123,7 @@ def test_checkpoint_expires_at_its_time(rest: tinker.RestClient, spare: tinker.T
 
 
 def test_published_checkpoint_is_listed_as_public(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
-    """Publishing and unpublishing show in the list."""
+    """Publishing or unpublishing a checkpoint changes its entry in the list."""
     path = f'tinker://{model.model_id}/sampler_weights/shown'
     rest.publish_checkpoint_from_tinker_path(path).result()
     assert _checkpoint(rest, model, 'sampler_weights/shown').public
@@ -141,7 +141,7 @@ def test_session_has_its_runs(
 
 
 def test_absent_runs_are_not_found(rest: tinker.RestClient) -> None:
-    """Missing runs, checkpoints and sessions give the same error."""
+    """Missing runs, checkpoints and sessions raise the same error."""
     for call in (
         lambda: rest.get_training_run('nobody:train:0'),
         lambda: rest.list_checkpoints('nobody:train:0'),

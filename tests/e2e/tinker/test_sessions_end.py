@@ -1,4 +1,4 @@
-"""A Tinker client that is suspended: its session expires, its steps are saved, and it continues unaffected."""
+"""The session of a suspended Tinker client expires: its steps are saved, and the client continues unaffected."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ pytestmark = SDK_MARKS
 
 
 @pytest.fixture(scope='module')
-def hasty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+def expiring_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """A stack whose sessions expire between two heartbeats of the SDK, which are ten seconds apart."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     gateway = {'heartbeat_interval': 0.5, 'session_lifetime': 2.0}
@@ -31,27 +31,27 @@ def hasty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState
         yield state
 
 
-def test_suspended_client_continues_training(hasty_stack: StackState) -> None:
+def test_suspended_client_continues_training(expiring_stack: StackState) -> None:
     """Unsaved steps become a checkpoint that Tinker lists and loads, and the model equals an undisturbed one."""
     examples = [tokens_of(1), tokens_of(2)]
-    with service_client(hasty_stack) as client, rest_client(hasty_stack) as rest:
-        undisturbed = new_model(client, hasty_stack)
+    with service_client(expiring_stack) as client, rest_client(expiring_stack) as rest:
+        undisturbed = new_model(client, expiring_stack)
         losses = train(undisturbed, *examples, steps=4)
-        sleeper = new_model(client, hasty_stack)
-        found = train(sleeper, *examples, steps=2)
-        run_id = sleeper.get_info().model_id
+        suspended = new_model(client, expiring_stack)
+        found = train(suspended, *examples, steps=2)
+        run_id = suspended.get_info().model_id
         while not (saved := _saved(rest, run_id)):
             continue
         path = saved[0]
         assert '/weights/session-expired-' in path
-        found += train(sleeper, *examples, steps=2)
+        found += train(suspended, *examples, steps=2)
         assert found == losses
-        np.testing.assert_array_equal(scores(sleeper, *examples), scores(undisturbed, *examples))
-        heir = client.create_training_client_from_state_with_optimizer(path).result()
+        np.testing.assert_array_equal(scores(suspended, *examples), scores(undisturbed, *examples))
+        resumed = client.create_training_client_from_state_with_optimizer(path).result()
         # A second sweep during a step would make the operation's number outdated.
         steps = int(path.partition('session-expired-')[2].partition('-')[0])
         assert steps in {1, 2}
-        assert train(heir, *examples, steps=1) == losses[steps : steps + 1]
+        assert train(resumed, *examples, steps=1) == losses[steps : steps + 1]
 
 
 def _saved(rest: tinker.RestClient, run_id: str) -> list[str]:

@@ -43,7 +43,7 @@ async def set_public(service: Running, caller: Caller, *, is_public: bool) -> No
 
 
 async def download(service: Running, offset: int = 0) -> tuple[bytes, set[str]]:
-    """Return an archive from byte `offset` on, and the set of digests that came with it."""
+    """Return an archive from byte `offset` on, and the set of digests in the responses."""
     request = wire.DownloadCheckpointRequest(checkpoint_path=PATH, offset=offset)
     pieces = [piece async for piece in service.checkpoints.DownloadCheckpoint(request, metadata=as_tenant('alice'))]
     return b''.join(piece.chunk.data for piece in pieces), {piece.archive_digest for piece in pieces}

@@ -1,4 +1,4 @@
-"""Malformed Publish, Subscribe and Fetch calls: each is refused with reason and field, and leaves nothing."""
+"""Malformed Publish, Subscribe and Fetch calls are refused with a reason and a field, and leave no state."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable
@@ -72,7 +72,7 @@ BAD_PUBLISHES = {
     'chunk twice': (lambda frames: [frames[0], frames[1], *frames[1:]], 'STREAM_OUT_OF_ORDER', ''),
     'gap': (_edit_chunk(offset=8), 'STREAM_OUT_OF_ORDER', ''),
     'negative offset': (_edit_chunk(offset=-8), 'STREAM_OUT_OF_ORDER', ''),
-    'overhang': (_edit_chunk(data=bytes(5000)), 'INVALID_FIELD', 'frame.chunk'),
+    'chunk beyond the end': (_edit_chunk(data=bytes(5000)), 'INVALID_FIELD', 'frame.chunk'),
     'corrupt chunk': (_edit_chunk(checksum=1), 'CHUNK_CORRUPT', ''),
     'other bytes': (_edit_chunk(data=bytes(4096), checksum=chunk_checksum(bytes(4096))), 'DIGEST_MISMATCH', ''),
     'no encoding': (_edit_header(encoding=0), 'INVALID_FIELD', 'frame.header.encoding'),
@@ -88,7 +88,7 @@ BAD_PUBLISHES = {
     'no target': (_clear('version'), 'INVALID_FIELD', 'frame.header'),
     'no manifest': (_clear('manifest'), 'INVALID_FIELD', 'frame.header.manifest.base_model'),
     'size': (_edit_header(manifest__size_bytes=7), 'INVALID_FIELD', 'frame.header.manifest.size_bytes'),
-    'huge': (_edit_header(manifest__size_bytes=-7), 'INVALID_FIELD', 'frame.header.manifest.size_bytes'),
+    'negative size': (_edit_header(manifest__size_bytes=-7), 'INVALID_FIELD', 'frame.header.manifest.size_bytes'),
     'digest': (_edit_header(manifest__digest='x'), 'INVALID_FIELD', 'frame.header.manifest.digest'),
     'dtype': (_edit_header(manifest__tensor__dtype=0), 'INVALID_FIELD', 'frame.header.manifest.tensors[0].dtype'),
     'section': (_edit_header(manifest__tensor__section=0), 'INVALID_FIELD', 'frame.header.manifest.tensors[0].section'),

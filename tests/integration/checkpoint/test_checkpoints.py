@@ -95,7 +95,7 @@ async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeC
     assert not response.checkpoints
 
 
-async def test_deleted_checkpoint_is_removed_from_list_and_disk(service: Running) -> None:
+async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None:
     """A deleted checkpoint is removed from disk, and deleting it again reports that it is not found."""
     await _save(service, 'final')
     request = wire.DeleteCheckpointRequest(checkpoint_path='ad-1/weights/final')
@@ -105,8 +105,8 @@ async def test_deleted_checkpoint_is_removed_from_list_and_disk(service: Running
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'CHECKPOINT_NOT_FOUND')
 
 
-async def test_expired_checkpoint_is_absent_at_once_and_swept_later(service: Running, clock: FakeClock) -> None:
-    """An expired checkpoint is not found at once and deleted by the next sweep; clearing the lifetime keeps it."""
+async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Running, clock: FakeClock) -> None:
+    """An expired checkpoint is no longer found, and the next sweep deletes it; one without a lifetime remains."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')
@@ -231,7 +231,7 @@ async def test_bad_fields_are_named(service: Running, method: str, request_: Any
 
 @pytest.mark.parametrize('method', ['DeleteCheckpoint', 'SetCheckpointTtl', 'UploadCheckpoint'])
 async def test_changes_need_the_scope(service: Running, method: str) -> None:
-    """A key with the scope `sample` only may not change checkpoints."""
+    """A key that has only the scope `sample` may not change checkpoints."""
     await _save(service, 'final')
     argument = stream_of() if method == 'UploadCheckpoint' else BY_PATH[method](checkpoint_path='ad-1/weights/final')
     call = getattr(service.checkpoints, method)(argument, metadata=as_tenant('alice', scopes='sample'))

@@ -20,14 +20,14 @@ IDLE = timedelta(days=10)
 
 @asynccontextmanager
 async def serving_alice(folder: Path, clock: FakeClock) -> AsyncIterator[Running]:
-    """Serve with calls made for Alice."""
+    """Run a service; calls are made for Alice."""
     async with serving(folder, clock=clock) as service:
         with acting_for(ALICE):
             yield service
 
 
 async def test_unused_versions_are_deleted_including_the_newest(tmp_path: Path) -> None:
-    """All unused versions are deleted, the newest included, and its number stays in use."""
+    """All unused versions are deleted, the newest included, and the number of the newest is not reused."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         for version in (1, 2, 3):
@@ -68,7 +68,7 @@ async def test_used_versions_are_not_collected(tmp_path: Path) -> None:
         clock.advance(2 * IDLE)
         await service.weights.fetch_version('ad-1', 3)
         assert await Versions(service.registry).collect(IDLE) == 2
-        assert await _held(service) == [3, 1]
+        assert await _stored_versions(service) == [3, 1]
         assert (await service.weights.fetch_version('ad-1')).header.version.version == 3
         assert (await service.weights.fetch_version('ad-2')).state == make_state(9)
         call.cancel()
@@ -121,7 +121,7 @@ async def test_concurrent_pin_and_eviction_are_consistent(tmp_path: Path, order:
                 codes = {await second.code(), await first.code()}
                 assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND}
                 is_pinned = await pin.code() is grpc.StatusCode.OK
-                assert (version - 1 in await _held(service)) == is_pinned
+                assert (version - 1 in await _stored_versions(service)) == is_pinned
                 if is_pinned:
                     assert (await service.weights.fetch_version('ad-1', version - 1)).state == make_state(version - 1)
 
@@ -141,7 +141,7 @@ async def _assert_conflict(service: Running) -> None:
     assert failure.reason == 'VERSION_CONFLICT'
 
 
-async def _held(service: Running) -> list[int]:
+async def _stored_versions(service: Running) -> list[int]:
     """Return the versions of ad-1, newest first."""
     listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=100))
     return [version.version for version in listed]

@@ -1,4 +1,4 @@
-"""Malicious archives and adapters that do not fit are refused by name and leave nothing."""
+"""Malicious archives and unsuitable adapters are refused, and leave no files."""
 
 import gzip
 import io
@@ -42,7 +42,7 @@ async def service(tmp_path: Path, model: Path) -> AsyncIterator[Running]:
 
 
 class Adapter:
-    """An adapter that fits the model, which a test then damages."""
+    """Adapter that fits the model; tests change it to make it invalid."""
 
     def __init__(self, model: Path) -> None:
         out, width = ModelFolder.open(model).entries[f'{LAYER}.weight'].shape
@@ -87,8 +87,12 @@ async def test_valid_adapter_is_accepted(
 ) -> None:
     """A valid archive, plain or compressed, becomes a checkpoint with its labels and rank; the upload is removed."""
     data = pack(Adapter(model).archive(tarfile.TarInfo('README.md')))
-    made = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
-    assert (dict(made.user_metadata), made.lora_rank, made.base_model) == ({'from': 'elsewhere'}, RANK, str(model))
+    checkpoint = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
+    assert (dict(checkpoint.user_metadata), checkpoint.lora_rank, checkpoint.base_model) == (
+        {'from': 'elsewhere'},
+        RANK,
+        str(model),
+    )
     assert not list((tmp_path / 'checkpoint-uploads').iterdir())
 
 
@@ -125,7 +129,7 @@ def _seed(adapter: Adapter) -> None:
 
 
 def _many_layers(adapter: Adapter) -> None:
-    """Use 5000 layers, more than a message may name."""
+    """Use 5000 layers, more than an error message may list."""
     values = list(adapter.tensors.values())
     small = [values[0][:, :1].copy(), values[1][:1].copy()]
     adapter.tensors = {f'layers.{n}.q_proj.lora_{"AB"[m]}.weight': small[m] for n in range(5000) for m in range(2)}
@@ -142,13 +146,13 @@ def _with_config(**fields: Any) -> Callable[[Adapter], None]:
     return lambda adapter: adapter.config.update(fields)
 
 
-MISFITS: dict[str, tuple[Callable[[Adapter], None], str]] = {
+UNSUITABLE: dict[str, tuple[Callable[[Adapter], None], str]] = {
     'layer': (_no_layer, 'x_proj'),
     'shape': (_wrong_shape, LAYER),
     'rank': (_huge_rank, 'rank 20'),
     'claimed rank': (_with_config(r=10**9), 'rank'),
     'integers': (_integers, 'int32'),
-    'no number': (_with_value(float('nan')), 'lora_B'),
+    'not a number': (_with_value(float('nan')), 'lora_B'),
     'infinite': (_with_value(float('-inf')), 'lora_B'),
     'dora': (_with_config(use_dora=True), 'use_dora'),
     'saved modules': (_with_config(modules_to_save=['lm_head']), 'modules_to_save'),
@@ -168,15 +172,15 @@ MISFITS: dict[str, tuple[Callable[[Adapter], None], str]] = {
 }
 
 
-@pytest.mark.parametrize('case', MISFITS)
+@pytest.mark.parametrize('case', UNSUITABLE)
 async def test_unsuitable_adapter_is_refused(service: Running, model: Path, case: str) -> None:
     """An unsuitable adapter is refused with the offending name, and the upload can be repeated with a valid one."""
-    damage, named = MISFITS[case]
+    damage, offending_name = UNSUITABLE[case]
     adapter = Adapter(model)
     damage(adapter)
     failure = await failure_of(upload(service, adapter.archive(), model))
     assert (failure.code, failure.reason, failure.field) == ('INVALID_ARGUMENT', 'INVALID_FIELD', 'chunk')
-    assert named in failure.message
+    assert offending_name in failure.message
     assert not service.stored_folders()
     assert (await upload(service, Adapter(model).archive(), model)).checkpoint.name == 'mine'
 
@@ -205,16 +209,14 @@ HOSTILE: dict[str, Callable[[Adapter], bytes]] = {
     'cut gzip': lambda adapter: gzip.compress(adapter.archive())[:-20],
     'gzip and more': lambda adapter: gzip.compress(adapter.archive()) + b'more',
     'gzip twice': lambda adapter: gzip.compress(gzip.compress(adapter.archive())),
-    'large header': lambda adapter: _claimed(tarfile.XHDTYPE, 1 << 32) + adapter.archive(),
-    'long name': lambda adapter: _claimed(tarfile.GNUTYPE_LONGNAME, 1 << 32) + adapter.archive(),
-    'large member': lambda adapter: _claimed(tarfile.REGTYPE, 1 << 62) + adapter.archive(),
-    'headers in a row': lambda adapter: _claimed(tarfile.GNUTYPE_LONGNAME, 0) * 600 + adapter.archive(),
+    'large header': lambda adapter: _header(tarfile.XHDTYPE, 1 << 32) + adapter.archive(),
+    'long name': lambda adapter: _header(tarfile.GNUTYPE_LONGNAME, 1 << 32) + adapter.archive(),
+    'large member': lambda adapter: _header(tarfile.REGTYPE, 1 << 62) + adapter.archive(),
+    'headers in a row': lambda adapter: _header(tarfile.GNUTYPE_LONGNAME, 0) * 600 + adapter.archive(),
     'fields in fields': lambda adapter: _pax(b'2 ' * 400_000 + b'=') + adapter.archive(),
-    'many headers': lambda adapter: (
-        (_pax(b'9 a=1234\n' * 400) + _claimed(tarfile.REGTYPE, 0)) * 400 + adapter.archive()
-    ),
+    'many headers': lambda adapter: (_pax(b'9 a=1234\n' * 400) + _header(tarfile.REGTYPE, 0)) * 400 + adapter.archive(),
     'global fields': lambda adapter: _pax(_globals(), tarfile.XGLTYPE) + adapter.archive(),
-    'sparse': lambda adapter: _claimed(tarfile.GNUTYPE_SPARSE, 0) + adapter.archive(),
+    'sparse': lambda adapter: _header(tarfile.GNUTYPE_SPARSE, 0) + adapter.archive(),
     'sparse map': lambda adapter: _endless_map() + adapter.archive(),
     'new sparse': lambda adapter: _pax(_NEW_SPARSE) + adapter.archive() + b'1\n' * MIB,
     'pickle': lambda adapter: _tar({'adapter_config.json': b'{}', 'adapter_model.bin': b'\x80\x04.'}),
@@ -226,7 +228,7 @@ HOSTILE: dict[str, Callable[[Adapter], bytes]] = {
 }
 
 
-def _claimed(kind: bytes, size_bytes: int) -> bytes:
+def _header(kind: bytes, size_bytes: int) -> bytes:
     info = tarfile.TarInfo('adapter_model.safetensors')
     info.type, info.size = kind, size_bytes
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -236,7 +238,7 @@ _NEW_SPARSE = b'22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n'
 
 
 def _pax(fields: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
-    return _claimed(kind, len(fields)) + fields + bytes(-len(fields) % tarfile.BLOCKSIZE)
+    return _header(kind, len(fields)) + fields + bytes(-len(fields) % tarfile.BLOCKSIZE)
 
 
 def _globals() -> bytes:
@@ -245,7 +247,7 @@ def _globals() -> bytes:
 
 def _endless_map() -> bytes:
     """Return a sparse file whose every map block announces another one."""
-    first = bytearray(_claimed(tarfile.GNUTYPE_SPARSE, 0))
+    first = bytearray(_header(tarfile.GNUTYPE_SPARSE, 0))
     first[482] = 1
     first[148:156] = b'%06o\0 ' % tarfile.calc_chksums(bytes(first))[0]
     block = b'00000000001\0' * 42 + b'\1'
@@ -279,7 +281,7 @@ async def test_a_malformed_base_model_is_refused(service: Running, model: Path, 
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'header.base_model')
 
 
-async def test_a_tenant_has_few_unfinished_uploads(service: Running, model: Path) -> None:
+async def test_unfinished_uploads_are_limited_per_tenant(service: Running, model: Path) -> None:
     """The number of unfinished uploads is limited per tenant, and a finished one no longer counts."""
     data = Adapter(model).archive()
     header = {'name': 'mine', 'base_model': str(model), 'size_bytes': len(data)}

@@ -1,4 +1,4 @@
-"""`kill -9` of the service at any byte of a publish or a save, and a restart on the remaining files."""
+"""Kills the service at any byte of a publish or a save, and restarts it with the remaining files."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ async def test_follower_continues_after_a_kill(tmp_path: Path) -> None:
 
 
 async def test_shutdown_does_not_wait_for_followers(tmp_path: Path) -> None:
-    """Shutdown ends open subscriptions with a retryable error instead of waiting for them."""
+    """Shutdown closes open subscriptions with a retryable error instead of waiting for them."""
     process = await ServiceProcess.start(tmp_path, 'drain_seconds=1000')
     await _commit(process, make_state(1), version=1)
     async with _channel(process) as channel:
@@ -131,9 +131,9 @@ async def _check(
 
 
 def _has_no_partial_files(state_dir: Path) -> bool:
-    """Return whether every folder is named by a record and can be loaded.
+    """Return whether every folder is referenced by a record and can be loaded.
 
-    States that were only in memory may still be on their way to the disk right after a start.
+    Right after a start, states that were only in memory may not be on disk yet.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
     return all(_is_committed(slot) for slot in slots)
@@ -143,8 +143,8 @@ def _is_committed(slot: Path) -> bool:
     folders = [path for path in slot.iterdir() if path.is_dir()]
     if len(folders) != 1 or [path.name for path in slot.iterdir() if path.is_file()] != ['record.json']:
         return False
-    is_named = folders[0].name in (slot / 'record.json').read_text()
-    return is_named and bool(read_peft_folder(folders[0])[0])
+    is_referenced = folders[0].name in (slot / 'record.json').read_text()
+    return is_referenced and bool(read_peft_folder(folders[0])[0])
 
 
 def _target() -> weights_pb2.CheckpointTarget:

@@ -21,7 +21,7 @@ STATE = make_state(1, is_trainer_included=True)
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with one checkpoint of Alice's."""
+    """A service that stores one checkpoint of Alice."""
     async with serving(tmp_path) as running:
         await _save(running, STATE)
         yield running
@@ -32,21 +32,21 @@ async def _save(service: Running, state: PackedState, *, caller: Any = ALICE, **
         return await service.weights.save_checkpoint('ad-1', state, weights_pb2.CheckpointTarget(name='best', **target))
 
 
-def _inside(service: Running) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
+def _internal_stub(service: Running) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
     return checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
 
 
-async def _set(service: Running, *, is_public: bool, caller: Any = ALICE) -> Any:
+async def _set_visibility(service: Running, *, is_public: bool, caller: Any = ALICE) -> Any:
     with acting_for(caller):
         request = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=is_public)
-        return (await _inside(service).SetCheckpointVisibility(request)).checkpoint
+        return (await _internal_stub(service).SetCheckpointVisibility(request)).checkpoint
 
 
 async def _copy(service: Running, *, caller: Any = BOB, **fields: Any) -> Any:
     with acting_for(caller):
-        wanted: dict[str, Any] = {'checkpoint_path': PATH, 'adapter_id': 'ad-copy', 'name': 'mine', **fields}
-        request = messages.CopyCheckpointRequest(**wanted)
-        return (await _inside(service).CopyCheckpoint(request)).checkpoint
+        values: dict[str, Any] = {'checkpoint_path': PATH, 'adapter_id': 'ad-copy', 'name': 'mine', **fields}
+        request = messages.CopyCheckpointRequest(**values)
+        return (await _internal_stub(service).CopyCheckpoint(request)).checkpoint
 
 
 def _reads(service: Running) -> list[Any]:
@@ -59,7 +59,7 @@ def _reads(service: Running) -> list[Any]:
     ]
 
 
-async def _fetched(service: Running, caller: Any) -> bytes:
+async def _fetch(service: Running, caller: Any) -> bytes:
     with acting_for(caller):
         return bytes((await service.weights.fetch_checkpoint(PATH)).state.data)
 
@@ -68,14 +68,14 @@ async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(ser
     """Another tenant can read a checkpoint while it is public, and does not see its folder."""
     for call in _reads(service):
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
-    assert (await _set(service, is_public=True)).is_public
+    assert (await _set_visibility(service, is_public=True)).is_public
     get, download = _reads(service)
     found = (await get).checkpoint
     assert found.is_public
     assert found.folder == ''
     assert sum([len(piece.chunk.data) async for piece in download]) > STATE.manifest.weights_size_bytes
-    assert await _fetched(service, BOB) == bytes(STATE.data)
-    assert not (await _set(service, is_public=False)).is_public
+    assert await _fetch(service, BOB) == bytes(STATE.data)
+    assert not (await _set_visibility(service, is_public=False)).is_public
     for call in _reads(service):
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
 
@@ -84,42 +84,42 @@ async def test_public_checkpoint_survives_a_restart_and_its_replacement_is_priva
     """A checkpoint stays public after a restart, and the one that replaces it is private."""
     async with serving(tmp_path) as service:
         await _save(service, STATE)
-        await _set(service, is_public=True)
+        await _set_visibility(service, is_public=True)
     async with serving(tmp_path) as service:
-        assert await _fetched(service, BOB) == bytes(STATE.data)
+        assert await _fetch(service, BOB) == bytes(STATE.data)
         await _save(service, make_state(2), is_overwrite_allowed=True)
         assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
 
 
 async def test_only_the_owner_lists_and_changes_a_public_checkpoint(service: Running) -> None:
     """Another tenant cannot list, delete or change a public checkpoint."""
-    await _set(service, is_public=True)
+    await _set_visibility(service, is_public=True)
     bob = as_tenant('bob')
     listed = await service.checkpoints.ListCheckpoints(messages.ListCheckpointsRequest(), metadata=bob)
     assert not listed.checkpoints
     for call in (
         service.checkpoints.DeleteCheckpoint(messages.DeleteCheckpointRequest(checkpoint_path=PATH), metadata=bob),
         service.checkpoints.SetCheckpointTtl(messages.SetCheckpointTtlRequest(checkpoint_path=PATH), metadata=bob),
-        _set(service, is_public=False, caller=BOB),
+        _set_visibility(service, is_public=False, caller=BOB),
     ):
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
 
 
 async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Running) -> None:
-    """A tenant's checkpoint takes precedence over a public one of the same path, and cannot become public itself."""
-    await _set(service, is_public=True)
+    """A tenant's checkpoint takes precedence over a public one with the same path, and cannot become public."""
+    await _set_visibility(service, is_public=True)
     own = make_state(3)
     await _save(service, own, caller=BOB)
-    assert await _fetched(service, BOB) == bytes(own.data)
-    assert (await failure_of(_set(service, is_public=True, caller=BOB))).reason == 'ID_TAKEN'
+    assert await _fetch(service, BOB) == bytes(own.data)
+    assert (await failure_of(_set_visibility(service, is_public=True, caller=BOB))).reason == 'ID_TAKEN'
 
 
-async def test_copy_has_all_of_the_state_and_is_private(service: Running) -> None:
-    """A copy contains the complete state, is private, and is made once; an unreadable checkpoint is not copied."""
+async def test_copy_has_the_complete_state_and_is_private(service: Running) -> None:
+    """A copy is complete and private, a repeated request returns it, and an unreadable checkpoint is not copied."""
     assert (await failure_of(_copy(service))).reason == 'CHECKPOINT_NOT_FOUND'
-    await _set(service, is_public=True)
-    first, again = await _copy(service), await _copy(service)
-    assert first == again
+    await _set_visibility(service, is_public=True)
+    first, repeated = await _copy(service), await _copy(service)
+    assert first == repeated
     assert first.path == 'twinkle://ad-copy/weights/mine'
     assert first.is_optimizer_included
     assert not first.is_public
@@ -128,7 +128,7 @@ async def test_copy_has_all_of_the_state_and_is_private(service: Running) -> Non
     assert (await failure_of(_copy(service, caller=ALICE, checkpoint_path=first.path))).reason == 'CHECKPOINT_NOT_FOUND'
 
 
-async def test_visibility_and_copies_are_between_services(service: Running) -> None:
+async def test_clients_may_not_publish_or_copy_directly(service: Running) -> None:
     """A client may neither publish nor copy a checkpoint directly."""
     alice = as_tenant('alice')
     visibility = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=True)
@@ -145,7 +145,7 @@ async def test_expired_public_checkpoint_is_not_found(tmp_path: Path) -> None:
     clock = FakeClock()
     async with serving(tmp_path, clock=clock) as service:
         await _save(service, STATE, ttl=timedelta(seconds=5))
-        await _set(service, is_public=True)
+        await _set_visibility(service, is_public=True)
         clock.advance(timedelta(seconds=6))
         assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
         assert await Checkpoints(service.registry).delete_expired() == 1

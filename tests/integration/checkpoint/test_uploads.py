@@ -1,4 +1,4 @@
-"""Uploads of checkpoints over loopback: archives made elsewhere, interrupted streams, and invalid archives."""
+"""Uploads of checkpoints over loopback: archives of other tools, interrupted streams, and invalid archives."""
 
 import asyncio
 import io
@@ -74,13 +74,13 @@ def _upload(service: Running, *parts: wire.UploadCheckpointRequest, tenant_id: s
 async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: Path) -> None:
     """An uploaded folder becomes a checkpoint with bitwise the same weights, once per upload id."""
     data = _tar({'run/README.md': b'hello', **_peft_files(tmp_path)})
-    made = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
-    assert (made.base_model, made.name, made.is_optimizer_included) == ('org/tiny', 'final', False)
-    received = await service.weights.fetch_checkpoint(made.path)
+    uploaded = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
+    assert (uploaded.base_model, uploaded.name, uploaded.is_optimizer_included) == ('org/tiny', 'final', False)
+    received = await service.weights.fetch_checkpoint(uploaded.path)
     state = make_state(1)
     assert unpack_state(received.state.manifest, received.state.data) == unpack_state(state.manifest, state.data)
     assert received.state.manifest.lora_config == state.manifest.lora_config
-    assert (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint == made
+    assert (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint == uploaded
     assert not list((service.state_dir / 'checkpoint-uploads').iterdir())
 
 
@@ -93,8 +93,8 @@ async def test_names_of_other_tools_are_converted_to_peft_names(service: Running
     data = _tar({path.name: path.read_bytes() for path in (tmp_path / 'theirs').iterdir()})
     checkpoint = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
     assert read_peft_folder(checkpoint.folder)[0] == tensors
-    held = json.loads((Path(checkpoint.folder) / 'manifest.json').read_text())
-    assert '.default.' not in json.dumps(held)
+    manifest = json.loads((Path(checkpoint.folder) / 'manifest.json').read_text())
+    assert '.default.' not in json.dumps(manifest)
 
 
 @pytest.mark.parametrize('seed', range(10))
@@ -105,24 +105,24 @@ async def test_interrupted_upload_resumes(service: Running, tmp_path: Path, seed
     parts = [_header(len(data)), *_chunks(data)]
     failure = await failure_of(_upload(service, *parts[: rng.randrange(1, len(parts))]))
     assert failure.reason == 'STREAM_OUT_OF_ORDER'
-    held = int(failure.metadata['offset'])
-    gap = await failure_of(_upload(service, parts[0], *_chunks(data, offset=held + 1)[:1]))
+    received_bytes = int(failure.metadata['offset'])
+    gap = await failure_of(_upload(service, parts[0], *_chunks(data, offset=received_bytes + 1)[:1]))
     assert gap.metadata == failure.metadata
-    rest = rng.choice([held, 0, held // 2])
-    made = (await _upload(service, parts[0], *_chunks(data, offset=rest, chunk_bytes=999))).checkpoint
+    start = rng.choice([received_bytes, 0, received_bytes // 2])
+    uploaded = (await _upload(service, parts[0], *_chunks(data, offset=start, chunk_bytes=999))).checkpoint
     state = make_state(1)
-    received = (await service.weights.fetch_checkpoint(made.path)).state
+    received = (await service.weights.fetch_checkpoint(uploaded.path)).state
     assert unpack_state(received.manifest, received.data) == unpack_state(state.manifest, state.data)
 
 
 async def test_uploads_of_two_tenants_are_separate(service: Running, tmp_path: Path) -> None:
-    """The same upload id of another tenant is another upload with a private checkpoint."""
+    """Another tenant's upload with the same id is separate, and its checkpoint is private."""
     data = _tar(_peft_files(tmp_path))
     await failure_of(_upload(service, _header(len(data)), *_chunks(data)[:3]))
     failure = await failure_of(_upload(service, _header(len(data)), tenant_id='bob'))
     assert failure.metadata['offset'] == '0'
-    made = (await _upload(service, _header(len(data)), *_chunks(data), tenant_id='bob')).checkpoint
-    request = wire.GetCheckpointRequest(checkpoint_path=made.path)
+    uploaded = (await _upload(service, _header(len(data)), *_chunks(data), tenant_id='bob')).checkpoint
+    request = wire.GetCheckpointRequest(checkpoint_path=uploaded.path)
     call = service.checkpoints.GetCheckpoint(request, metadata=ALICE_CALLS)
     assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
 
@@ -139,7 +139,7 @@ BAD_ARCHIVES: dict[str, Callable[[dict[str, bytes]], dict[str, Any]]] = {
     'empty': lambda files: {},
     'no weights': _without('adapter_model.safetensors'),
     'no configuration': _without('adapter_config.json'),
-    'two of one': lambda files: {**files, 'other/adapter_config.json': b'{}'},
+    'duplicate file': lambda files: {**files, 'other/adapter_config.json': b'{}'},
     'link': _with('adapter_config.json', '/etc/passwd'),
     'pickle': _with('adapter_model.safetensors', b'\x80\x04pickle'),
     'no JSON': _with('adapter_config.json', b'{'),
@@ -205,7 +205,7 @@ async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reaso
 
 
 async def test_an_upload_has_one_stream_at_a_time(service: Running) -> None:
-    """A second stream of the same upload is refused until the first one has ended."""
+    """A second stream of the same upload is refused until the first one ends."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""The version service over loopback, called as by a client."""
+"""The version service over loopback, called with the identity of a client."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,7 +35,7 @@ async def _pin(service: Running, version: int) -> Any:
 
 
 async def test_get_returns_the_newest_version_or_one_by_number(service: Running) -> None:
-    """A version is found by number, and 0 stands for the newest."""
+    """A version is found by number, and 0 means the newest."""
     for requested, expected in ((0, 3), (2, 2)):
         request = wire.GetVersionRequest(adapter_id='ad-1', version=requested)
         found = (await service.versions.GetVersion(request, metadata=ALICE_CALLS)).version
@@ -70,7 +70,7 @@ async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
     await until(lambda: len(service.stored_folders()) == 3)
 
 
-async def test_pins_are_bounded(service: Running) -> None:
+async def test_pins_are_limited(service: Running) -> None:
     """The number of pins is limited, and pinning a pinned version again does not count."""
     await _pin(service, 1)
     await _pin(service, 2)
@@ -127,7 +127,7 @@ async def test_error_for_a_missing_version_contains_its_number(service: Running,
 @pytest.mark.parametrize('method', REQUESTS)
 @pytest.mark.parametrize('adapter_id', ['', 'a/b', '..', 'x' * 129])
 async def test_bad_adapter_ids_name_the_field(service: Running, method: str, adapter_id: str) -> None:
-    """An adapter id that could act as a path is refused by field."""
+    """An adapter id that could be a path is refused, and the error names the field."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, adapter_id, 1), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'adapter_id')
 
@@ -143,7 +143,7 @@ async def test_changes_need_an_exact_version_and_the_scope(service: Running, met
 
 
 async def test_bad_paging_names_the_field(service: Running) -> None:
-    """A negative page size and a made-up page token are refused."""
+    """A negative page size and an invalid page token are refused."""
     request = wire.ListVersionsRequest(adapter_id='ad-1', page_size=-1)
     assert (await failure_of(service.versions.ListVersions(request, metadata=ALICE_CALLS))).field == 'page_size'
     request = wire.ListVersionsRequest(adapter_id='ad-1', page_token='x')

@@ -1,4 +1,4 @@
-"""Deltas to followers that have a base version, and segments to followers that share memory."""
+"""Followers that have a base version receive deltas, and followers that share memory receive segments."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -23,35 +23,37 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
             yield running
 
 
-def step(state: PackedState, seed: int) -> PackedState:
+def changed_state(state: PackedState, seed: int) -> PackedState:
     """Return the state after a small change to every value."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
 
 
-async def followed(client: WeightClient, publisher: WeightClient, states: list[PackedState]) -> list[ReceivedState]:
+async def publish_and_follow(
+    client: WeightClient, publisher: WeightClient, states: list[PackedState]
+) -> list[ReceivedState]:
     """Publish states one after the other and return them as a follower receives them."""
-    taken: list[ReceivedState] = []
+    received_states: list[ReceivedState] = []
     await publisher.publish_version('ad-1', states[0], version=1)
     async with aclosing(client.follow('ad-1')) as events:
-        while len(taken) < len(states):
+        while len(received_states) < len(states):
             event = await anext(events)
             if isinstance(event, Synced):
-                await publisher.publish_version('ad-1', states[len(taken)], version=len(taken) + 1)
+                await publisher.publish_version('ad-1', states[len(received_states)], version=len(received_states) + 1)
             else:
-                taken.append(event)
-    return taken
+                received_states.append(event)
+    return received_states
 
 
 async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
     """A follower without shared memory receives the first version whole and later ones as exact, smaller deltas."""
     states = [make_state(1, size_bytes=3 << 20)]
-    states += [step(states[-1], 1), step(states[0], 2)]
-    taken = await followed(service.weights, service.weights, states)
-    assert [received.state for received in taken] == states
-    assert [received.encoding for received in taken] == [Encoding.WHOLE, Encoding.DELTA, Encoding.DELTA]
-    assert all(received.wire_size_bytes < 0.4 * len(states[0].data) for received in taken[1:])
+    states += [changed_state(states[-1], 1), changed_state(states[0], 2)]
+    received_states = await publish_and_follow(service.weights, service.weights, states)
+    assert [received.state for received in received_states] == states
+    assert [received.encoding for received in received_states] == [Encoding.WHOLE, Encoding.DELTA, Encoding.DELTA]
+    assert all(received.wire_size_bytes < 0.4 * len(states[0].data) for received in received_states[1:])
 
 
 async def test_trainer_and_follower_on_the_same_host_share_memory(service: Running, tmp_path: Path) -> None:
@@ -59,11 +61,11 @@ async def test_trainer_and_follower_on_the_same_host_share_memory(service: Runni
     folder = tmp_path / 'memory'
     publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
     states = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
-    taken = await followed(client, publisher, states)
-    assert [received.state for received in taken] == states
-    assert {received.encoding for received in taken} == {Encoding.SHARED_MEMORY}
-    assert {received.wire_size_bytes for received in taken} == {0}
-    assert all(Path(received.segment_path).is_file() for received in taken)  # noqa: ASYNC240 (in memory)
+    received_states = await publish_and_follow(client, publisher, states)
+    assert [received.state for received in received_states] == states
+    assert {received.encoding for received in received_states} == {Encoding.SHARED_MEMORY}
+    assert {received.wire_size_bytes for received in received_states} == {0}
+    assert all(Path(received.segment_path).is_file() for received in received_states)  # noqa: ASYNC240 (in memory)
 
 
 async def test_full_parameter_versions_are_published_and_followed(service: Running, tmp_path: Path) -> None:
@@ -76,13 +78,13 @@ async def test_full_parameter_versions_are_published_and_followed(service: Runni
         received = await client.fetch_version('ad-1')
         assert received.state.manifest.lora_config is None
         assert unpack_state(received.state.manifest, received.state.data) == weights
-    taken = await followed(service.weights, shared, [plan.pack(), step(plan.pack(), 3)])
-    assert taken[1].encoding is Encoding.DELTA
+    received_states = await publish_and_follow(service.weights, shared, [plan.pack(), changed_state(plan.pack(), 3)])
+    assert received_states[1].encoding is Encoding.DELTA
 
 
 async def test_segments_of_killed_services_are_removed_at_shutdown(tmp_path: Path) -> None:
     """The service removes segments of killed processes when it shuts down."""
     async with serving(tmp_path):
-        left = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
-        left.write_bytes(b'weights of a killed process')
-    assert not left.exists()
+        segment = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
+        segment.write_bytes(b'weights of a killed process')
+    assert not segment.exists()

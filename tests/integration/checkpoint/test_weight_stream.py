@@ -85,8 +85,8 @@ async def test_interrupted_publish_leaves_the_old_version(service: Running, seed
     old, new = make_state(1), make_state(2, size_bytes=rng.randrange(32, 300_000, 32))
     await service.weights.publish_version('ad-1', old, version=1)
     frames = publish_frames(new, version=2, chunk_bytes=rng.randrange(1, 40_000))
-    kept = frames[: rng.randrange(1, len(frames))]
-    await rng.choice([_end_early, _cancel, _damage])(service, kept, rng)
+    prefix = frames[: rng.randrange(1, len(frames))]
+    await rng.choice([_end_early, _cancel, _damage])(service, prefix, rng)
     assert (await service.weights.fetch_version('ad-1')).state == old
     await until(lambda: len(service.stored_folders()) == 1)
     await service.weights.publish_version('ad-1', new, version=2)
@@ -175,7 +175,7 @@ async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> N
     slow.cancel()
 
 
-async def test_repeated_publish_is_answered_from_the_record(service: Running) -> None:
+async def test_repeated_publish_returns_the_recorded_version(service: Running) -> None:
     """The header of a repeated publish is enough to return the recorded version."""
     state = make_state(1, size_bytes=8 * MIB)
     first = await service.weights.publish_version('ad-1', state, version=1)
@@ -209,7 +209,7 @@ async def test_older_or_other_version_is_a_conflict(service: Running, version: i
     assert failure.metadata == {'adapterId': 'ad-1', 'version': str(version)}
 
 
-async def test_existing_checkpoint_is_replaced_only_where_allowed(service: Running) -> None:
+async def test_existing_checkpoint_is_replaced_only_if_allowed(service: Running) -> None:
     """A checkpoint is replaced only if overwriting is allowed, and then the old state is deleted."""
     old, new = make_state(1), make_state(2)
     target = weights_pb2.CheckpointTarget(name='best')
@@ -268,13 +268,13 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
 
 
 async def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    """Pinned and newest versions and checkpoints survive a restart, and numbers stay ascending."""
+    """Pinned and newest versions and checkpoints survive a restart, and version numbers keep increasing."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)
             for version in range(2, 9):
                 await service.weights.publish_version('ad-1', make_state(version), version=version)
-            await service.weights.save_checkpoint('ad-1', make_state(5), weights_pb2.CheckpointTarget(name='kept'))
+            await service.weights.save_checkpoint('ad-1', make_state(5), weights_pb2.CheckpointTarget(name='prefix'))
     async with serving(tmp_path, ring_capacity=2) as service:
         with acting_for(ALICE):
             listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=1000))

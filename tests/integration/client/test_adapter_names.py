@@ -1,4 +1,4 @@
-"""Names of adapters over the wire: each model handle has separate names."""
+"""Each model handle has separate adapter names."""
 
 import asyncio
 
@@ -35,8 +35,10 @@ async def test_name_is_unique_within_a_handle(gateway: FakeGateway, client: Twin
     gateway.fail('CreateAdapter', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))
     with pytest.raises(UsageError):
         await model.add_adapter_to_model.aio('default')
-    made = await asyncio.gather(*(model.add_adapter_to_model.aio('default') for _ in range(2)), return_exceptions=True)
-    assert [type(item) for item in made] == [str, ValueError]
+    results = await asyncio.gather(
+        *(model.add_adapter_to_model.aio('default') for _ in range(2)), return_exceptions=True
+    )
+    assert [type(item) for item in results] == [str, ValueError]
     with pytest.raises(ValueError, match='default'):
         await model.attach_adapter.aio('default', 'ad-7')
     assert (len(gateway.calls['CreateAdapter']), gateway.calls['GetAdapter']) == (2, [])

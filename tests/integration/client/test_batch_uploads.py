@@ -33,7 +33,7 @@ def received_tokens(gateway: FakeGateway, number: int = 1) -> np.ndarray:
 
 
 async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The operation refers to the upload and carries the options itself."""
+    """The operation refers to the upload and contains the options."""
     await model.forward_backward.aio([FEATURE], temperature=0.5)
     np.testing.assert_array_equal(received_tokens(gateway), FEATURE['input_ids'])
     assert gateway.operations[1].forward_backward.options.temperature == 0.5
@@ -47,7 +47,7 @@ async def test_small_batch_is_sent_in_the_operation(gateway: FakeGateway, model:
 
 
 async def test_interrupted_upload_is_resumed(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Chunks from before an interruption are not sent again, and an upload that is in use is retried."""
+    """Chunks sent before an interruption are not sent again, and an upload that is in use is retried."""
     gateway.fail('AfterBatchChunk', INTERRUPTED, INTERRUPTED)
     gateway.fail('UploadBatch', failure(grpc.StatusCode.FAILED_PRECONDITION, 'IN_USE'))
     await model.forward_backward.aio([FEATURE])
@@ -67,8 +67,8 @@ async def test_expired_upload_is_sent_again(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, is_pipelined: bool
 ) -> None:
     """An operation whose upload has expired is sent again with the same sequence number."""
-    gone = failure(grpc.StatusCode.NOT_FOUND, 'UPLOAD_NOT_FOUND')
-    gateway.fail('Answer' if is_pipelined else 'Execute', gone)
+    expired = failure(grpc.StatusCode.NOT_FOUND, 'UPLOAD_NOT_FOUND')
+    gateway.fail('Answer' if is_pipelined else 'Execute', expired)
     if is_pipelined:
         async with model.pipeline():
             await model.forward_backward.aio([FEATURE])
@@ -92,8 +92,8 @@ async def test_refused_upload_fails_only_its_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, is_pipelined: bool
 ) -> None:
     """The refusal is raised to the caller, and the next operation uses the same sequence number."""
-    full = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
-    gateway.fail('UploadBatch', full)
+    quota_exceeded = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
+    gateway.fail('UploadBatch', quota_exceeded)
     if is_pipelined:
         async with model.pipeline():
             with pytest.raises(QuotaError):

@@ -34,12 +34,12 @@ def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path)
     assert _certs(str(folder))[0] == 0
     assert _contents(folder) == before
     assert _certs(str(folder), '--force')[0] == 0
-    kept = {name for name, content in _contents(folder).items() if before[name] == content}
-    assert kept == {'ca.crt', 'ca.key'}
+    unchanged = {name for name, content in _contents(folder).items() if before[name] == content}
+    assert unchanged == {'ca.crt', 'ca.key'}
 
 
 def test_command_refuses_new_hosts_and_unknown_services(tmp_path: Path) -> None:
-    """A host that a kept certificate lacks, and an unknown service, are refused without a traceback or a change."""
+    """A host that an existing certificate lacks and an unknown service are refused without changing any file."""
     assert _certs(str(tmp_path))[0] == 0
     before = _contents(tmp_path)
     code, output = _certs(str(tmp_path), '--host', 'new.example')
@@ -50,7 +50,7 @@ def test_command_refuses_new_hosts_and_unknown_services(tmp_path: Path) -> None:
 
 
 def test_stack_renews_certificates_before_they_expire(tmp_path: Path) -> None:
-    """A start within a month of the expiry renews the certificates with the same authority."""
+    """A start renews certificates that expire within a month, with the same authority."""
     creation_time = datetime.now(UTC) - timedelta(days=340)
     make_certificates(tmp_path, dict.fromkeys(SERVICES, ()), now=creation_time)
     before = _contents(tmp_path)
@@ -63,8 +63,8 @@ def test_stack_renews_certificates_before_they_expire(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('name', ['sampler', 'sampler-2'])
-def test_every_process_of_a_service_has_its_certificate(tmp_path: Path, name: str) -> None:
-    """An additional sampler uses the certificate of the sampler service, and expects other services by their names."""
+def test_every_process_of_a_service_uses_its_certificate(tmp_path: Path, name: str) -> None:
+    """An additional sampler uses the certificate of the sampler service, and verifies other services by their names."""
     section = tls_settings(tmp_path / 'ca.crt', name)
     assert section['certificate'] == str(tmp_path / 'sampler.crt')
     assert section['server_names'] == {service: service for service in SERVICES}

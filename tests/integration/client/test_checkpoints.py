@@ -1,4 +1,4 @@
-"""Checkpoints from a client and on the command line, through a gateway over a real checkpoint service."""
+"""Checkpoint calls of a client and of the command line, through a gateway and a real checkpoint service."""
 
 import asyncio
 import tarfile
@@ -73,19 +73,19 @@ async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_
 
     def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
         labels = {'from': 'elsewhere'}
-        made = library.upload(deployment.adapter, 'mine', base_model=MODEL, user_metadata=labels)
-        again = library.upload(deployment.adapter, 'mine', base_model=MODEL)
-        seen: list[tuple[int, int]] = []
-        folder = client.download_checkpoint(made.path, tmp_path / 'back', report=lambda *at: seen.append(at))
-        return made, again, folder, seen
+        uploaded = library.upload(deployment.adapter, 'mine', base_model=MODEL, user_metadata=labels)
+        repeated = library.upload(deployment.adapter, 'mine', base_model=MODEL)
+        progress: list[tuple[int, int]] = []
+        folder = client.download_checkpoint(uploaded.path, tmp_path / 'back', report=lambda *at: progress.append(at))
+        return uploaded, repeated, folder, progress
 
-    made, again, folder, seen = await deployment.run(act)
-    assert (made.path, dict(made.user_metadata)) == (again.path, {'from': 'elsewhere'})
+    uploaded, repeated, folder, progress = await deployment.run(act)
+    assert (uploaded.path, dict(uploaded.user_metadata)) == (repeated.path, {'from': 'elsewhere'})
     assert read_peft_folder(folder)[0] == TENSORS
     assert sorted(path.name for path in folder.iterdir()) == ['adapter_config.json', 'adapter_model.safetensors']
     assert sorted(path.name for path in deployment.adapter.iterdir()) == sorted(path.name for path in folder.iterdir())
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] > len(STATE.data)
+    assert progress == sorted(progress)
+    assert progress[-1][0] == progress[-1][1] > len(STATE.data)
 
 
 async def test_interrupted_upload_is_resumed(deployment: Deployment, tmp_path: Path) -> None:
@@ -108,21 +108,21 @@ async def test_interrupted_upload_is_resumed(deployment: Deployment, tmp_path: P
     failure = await failure_of(stub.UploadCheckpoint(interrupted(), metadata=bearer(deployment.secret)))
     assert failure.metadata['offset'] == str(half)
     sent: list[int] = []
-    made = await deployment.run(
+    uploaded = await deployment.run(
         lambda _, library: library.upload(
             archive, 'mine', base_model=MODEL, report=lambda done, total: sent.append(done)
         )
     )
-    assert made.name == 'mine'
+    assert uploaded.name == 'mine'
     assert half < sent[0] <= half + (1 << 20)
 
 
 async def test_download_restarts_if_the_partial_file_does_not_match(deployment: Deployment, tmp_path: Path) -> None:
     """A partial file of another archive, without a digest, of excessive length, or with damage is discarded."""
-    made = await deployment.run(lambda _, library: library.upload(deployment.adapter, 'mine', base_model=MODEL))
+    uploaded = await deployment.run(lambda _, library: library.upload(deployment.adapter, 'mine', base_model=MODEL))
     whole = tmp_path / 'whole'
-    await deployment.run(lambda client, _: client.download_checkpoint(made.path, whole))
-    request = wire.DownloadCheckpointRequest(checkpoint_path=made.path)
+    await deployment.run(lambda client, _: client.download_checkpoint(uploaded.path, whole))
+    request = wire.DownloadCheckpointRequest(checkpoint_path=uploaded.path)
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(deployment.gateway.channel)
     pieces = [piece async for piece in stub.DownloadCheckpoint(request, metadata=bearer(deployment.secret))]
     digest, size = pieces[0].archive_digest, pieces[0].archive_size_bytes
@@ -132,12 +132,12 @@ async def test_download_restarts_if_the_partial_file_does_not_match(deployment: 
         folder.mkdir()
         (folder / '.download.tar').write_bytes(beginning)
         (folder / '.download.digest').write_text(recorded)
-        await deployment.run(lambda client, _, folder=folder: client.download_checkpoint(made.path, folder))
+        await deployment.run(lambda client, _, folder=folder: client.download_checkpoint(uploaded.path, folder))
         assert read_peft_folder(folder)[0] == TENSORS
         assert not list(folder.glob('.*'))
 
 
-async def test_upload_of_anything_but_an_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+async def test_upload_of_an_invalid_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     """The client refuses an empty folder or a missing base model, and the server refuses a malformed archive."""
     (tmp_path / 'empty').mkdir()
     for source, base_model, error in (

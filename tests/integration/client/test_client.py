@@ -22,7 +22,7 @@ from twinkle_client import (
 UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01, service='model')
 
 
-async def test_call_carries_key_request_id_and_trace(gateway: FakeGateway, client: TwinkleClient) -> None:
+async def test_call_carries_key_and_request_id(gateway: FakeGateway, client: TwinkleClient) -> None:
     """Every call carries the API key and a request id."""
     await client.get_server_info.aio()
     metadata = gateway.metadata['GetServerInfo'][0]
@@ -53,8 +53,8 @@ async def test_full_queue_is_retried_after_the_retry_time(gateway: FakeGateway, 
     assert len(gateway.calls['GetServerInfo']) == 2
 
 
-async def test_last_refusal_is_raised_when_retries_end(gateway: FakeGateway) -> None:
-    """The last refusal is raised once the time for retries is over."""
+async def test_last_refusal_is_raised_after_the_retry_timeout(gateway: FakeGateway) -> None:
+    """The last refusal is raised after the retry timeout."""
     client = TwinkleClient(f'127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta(0))
     gateway.fail('GetServerInfo', *[failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL', retry_seconds=1)] * 9)
     with pytest.raises(BusyError) as caught:
@@ -103,7 +103,7 @@ async def test_session_sends_heartbeats_and_ends(gateway: FakeGateway, client: T
         async with asyncio.timeout(10):
             while len(gateway.calls['Heartbeat']) < 2:
                 await client.get_server_info.aio()
-    # The session was finished on the client's own thread, by a call that this loop answered.
+    # The session was finished on the client's thread, by a call to the gateway in this loop.
     assert client.session_id == ''
 
 

@@ -86,15 +86,15 @@ async def test_every_row_is_delivered_once_despite_an_interruption(gateway: Fake
 
 
 async def test_resumed_loader_continues_after_the_last_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A state taken between two batches resumes at the next batch, also in another program."""
+    """A state taken between two batches resumes at the next batch, also in another loader."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     async for _ in loader:
         state = loader.get_state()
         break
     assert state['consumed_train_samples'] == 4
-    again = DataLoader(Dataset('org/name', client=client), batch_size=4)
-    again.resume_from_checkpoint(state)
-    batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in again]
+    resumed = DataLoader(Dataset('org/name', client=client), batch_size=4)
+    resumed.resume_from_checkpoint(state)
+    batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in resumed]
     assert batches == [[4, 5, 6, 7], [8, 9]]
     assert gateway.calls['StreamStart'][-1].cursor.state == b'\x07'
 
@@ -105,9 +105,9 @@ async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: Twi
     loader.resume_from_checkpoint(8)
     assert [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader] == [[8, 9]]
     assert gateway.calls['StreamStart'][-1].cursor.state == b''
-    for wrong in (-1, 'many', {'consumed_train_samples': 4}):
+    for invalid in (-1, 'many', {'consumed_train_samples': 4}):
         with pytest.raises(ValueError, match='must be'):
-            loader.resume_from_checkpoint(wrong)
+            loader.resume_from_checkpoint(invalid)
 
 
 async def test_handles_identify_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
@@ -119,8 +119,8 @@ async def test_handles_identify_the_batches(gateway: FakeGateway, client: Twinkl
     ]  # fmt: skip
     assert loader.get_state() == {'consumed_train_samples': 20, 'cursor': ''}
     loader.resume_from_checkpoint({'consumed_train_samples': 14, 'cursor': 'Bw=='})
-    again = [handle async for handle in loader.handles.aio()]
-    assert [(handle.consumed_rows, handle.cursor_state) for handle in again] == [(14, b'\x07'), (18, b'')]
+    resumed = [handle async for handle in loader.handles.aio()]
+    assert [(handle.consumed_rows, handle.cursor_state) for handle in resumed] == [(14, b'\x07'), (18, b'')]
     assert await loader.batch_at.aio(10) == handles[3]
     assert 'StreamStart' not in gateway.calls
 
@@ -149,10 +149,10 @@ async def test_batches_of_prompts_have_no_handles(client: TwinkleClient) -> None
 
 async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, client: TwinkleClient) -> None:
     """Tables, also sliced or from a split, are uploaded as Parquet, and streams as JSON lines."""
-    given = datasets.Dataset.from_list([{'n': number, 'b': b'\x00'} for number in range(4)])
+    table = datasets.Dataset.from_list([{'n': number, 'b': b'\x00'} for number in range(4)])
     sources: list[DatasetMeta] = [
-        DatasetMeta(data=given, data_slice=slice(1, 3)),
-        DatasetMeta(data=datasets.DatasetDict(test=given), split='test', data_slice=[2, 0, 9]),
+        DatasetMeta(data=table, data_slice=slice(1, 3)),
+        DatasetMeta(data=datasets.DatasetDict(test=table), split='test', data_slice=[2, 0, 9]),
     ]
     numbers = []
     for meta in sources:
@@ -161,12 +161,12 @@ async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, clie
         assert upload.format == dataset_pb2.FILE_FORMAT_PARQUET
         numbers.append(pq.read_table(BytesIO(gateway.uploads[upload.upload_id]))['n'].to_pylist())
     assert numbers == [[1, 2], [2, 0]]
-    stream = given.select_columns(['n']).to_iterable_dataset()
+    stream = table.select_columns(['n']).to_iterable_dataset()
     await Dataset(DatasetMeta(data=stream, data_slice=range(2)), client=client).describe.aio()
     upload = gateway.calls['CreateDataset'][-1].source.upload
     assert gateway.uploads[upload.upload_id] == b'{"n": 0}\n{"n": 1}\n'
     with pytest.raises(ValueError, match='train'):
-        await Dataset(DatasetMeta(data=datasets.DatasetDict(test=given)), client=client).describe.aio()
+        await Dataset(DatasetMeta(data=datasets.DatasetDict(test=table)), client=client).describe.aio()
 
 
 async def test_lazy_dataset_is_requested_as_lazy(gateway: FakeGateway, client: TwinkleClient) -> None:
@@ -192,10 +192,10 @@ async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGa
     await dataset.map.aio('AlpacaProcessor', second)
     await dataset.mix_dataset.aio(interleave=False)
     await dataset.encode.aio()
-    made = gateway.calls['CreateDataset']
-    assert [request.source.hub.dataset_id for request in made] == ['org/two', 'org/one', '']
-    assert [request.is_lazy for request in made] == [False, False, True]
-    assert made[2].source.mixture == dataset_pb2.MixtureSource(dataset_ids=['ds-2', 'ds-1'], is_interleaved=False)
+    requests = gateway.calls['CreateDataset']
+    assert [request.source.hub.dataset_id for request in requests] == ['org/two', 'org/one', '']
+    assert [request.is_lazy for request in requests] == [False, False, True]
+    assert requests[2].source.mixture == dataset_pb2.MixtureSource(dataset_ids=['ds-2', 'ds-1'], is_interleaved=False)
     assert [request.dataset_id for request in gateway.calls['DeleteDataset']] == ['ds-2', 'ds-1']
     assert [request.dataset_id for request in gateway.calls['Apply']] == ['ds-1', 'ds-3']
     with pytest.raises(ValueError, match='add_dataset'):
@@ -219,7 +219,7 @@ async def test_rows_are_saved_locally_despite_an_interruption(
 async def test_refused_export_leaves_the_file_unchanged(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """No partial file remains next to the unchanged file."""
+    """A refused export leaves the existing file unchanged and no partial file."""
     path = tmp_path / 'rows.jsonl'
     path.write_text('before')
     gateway.fail('AfterExportChunk', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))

@@ -1,4 +1,4 @@
-"""Finding the gRPC port of a gateway from its HTTP address."""
+"""Discovery of a gateway's gRPC port from its HTTP address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +13,7 @@ from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from twinkle_client import TwinkleClient
 from twinkle_client.rpc.discovery import grpc_address
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) -> None:
@@ -29,10 +29,10 @@ async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) 
 
 
 async def test_grpc_address_is_used_unchanged(gateway: FakeGateway) -> None:
-    """A server that does not speak HTTP/1.1 keeps its address."""
-    given = f'http://127.0.0.1:{gateway.port}'
-    assert await asyncio.to_thread(grpc_address, given) == given
-    client = await asyncio.to_thread(TwinkleClient, given, API_KEY)
+    """The address of a server without HTTP/1.1 is used unchanged."""
+    address = f'http://127.0.0.1:{gateway.port}'
+    assert await asyncio.to_thread(grpc_address, address) == address
+    client = await asyncio.to_thread(TwinkleClient, address, API_KEY)
     await asyncio.to_thread(client.close)
 
 
@@ -50,7 +50,7 @@ async def test_grpc_address_is_used_unchanged(gateway: FakeGateway) -> None:
         b'[' * 4_000,
         b'{}',
     ],
-    ids=['text', 'zero', 'large', 'truth', 'unreachable', 'list', 'text-body', 'long', 'deep', 'none'],
+    ids=['text', 'zero', 'large', 'boolean', 'unreachable', 'list', 'text-body', 'long', 'deep', 'none'],
 )
 async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
     """A response without a valid gRPC port leaves the address unchanged, and the later gRPC call reports the error."""
@@ -62,8 +62,8 @@ async def test_address_of_another_server_is_used_unchanged(body: bytes) -> None:
         writer.close()
 
     async with await asyncio.start_server(answer, '127.0.0.1', 0) as server:
-        given = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        assert await asyncio.to_thread(grpc_address, given) == given
+        address = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+        assert await asyncio.to_thread(grpc_address, address) == address
 
 
 async def test_silent_server_is_queried_until_the_timeout() -> None:
@@ -74,8 +74,8 @@ async def test_silent_server_is_queried_until_the_timeout() -> None:
         writer.close()
 
     async with await asyncio.start_server(stay_silent, '127.0.0.1', 0) as server:
-        given = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=50)) == given
+        address = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+        assert await asyncio.to_thread(grpc_address, address, timeout=timedelta(milliseconds=50)) == address
 
 
 async def test_endless_response_is_read_until_the_timeout() -> None:
@@ -90,8 +90,8 @@ async def test_endless_response_is_read_until_the_timeout() -> None:
             await asyncio.wait([disconnected], timeout=0.02)
 
     async with _serving(trickle, '127.0.0.1', connections=1) as port, asyncio.timeout(10):
-        given = f'http://127.0.0.1:{port}'
-        assert await asyncio.to_thread(grpc_address, given, timeout=timedelta(milliseconds=100)) == given
+        address = f'http://127.0.0.1:{port}'
+        assert await asyncio.to_thread(grpc_address, address, timeout=timedelta(milliseconds=100)) == address
 
 
 async def test_ipv6_address_is_supported() -> None:
@@ -110,23 +110,23 @@ async def test_ipv6_address_is_supported() -> None:
 
 
 @asynccontextmanager
-async def _serving(answer: Answer, host: str, *, connections: int) -> AsyncIterator[int]:
-    """Handle the given number of connections at a free port, and wait until all of them have ended."""
-    ended = asyncio.Semaphore(0)
+async def _serving(answer: Handler, host: str, *, connections: int) -> AsyncIterator[int]:
+    """Handle the given number of connections at a free port, and wait until all of them are closed."""
+    closed = asyncio.Semaphore(0)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answer(reader, writer)
         writer.close()
         await writer.wait_closed()
-        ended.release()
+        closed.release()
 
     async with await asyncio.start_server(handle, host, 0) as server:
         yield server.sockets[0].getsockname()[1]
         for _ in range(connections):
-            await ended.acquire()
+            await closed.acquire()
 
 
-@pytest.mark.parametrize('given', ['127.0.0.1:9', 'grpc://127.0.0.1:9', 'http://127.0.0.1:9'])
-def test_missing_server_does_not_fail_the_lookup(given: str) -> None:
+@pytest.mark.parametrize('address', ['127.0.0.1:9', 'grpc://127.0.0.1:9', 'http://127.0.0.1:9'])
+def test_missing_server_does_not_fail_the_lookup(address: str) -> None:
     """The address of an unreachable server is used unchanged, so a client can be created before its server."""
-    assert grpc_address(given) == given
+    assert grpc_address(address) == address

@@ -1,4 +1,4 @@
-"""`upload_to_hub` of a model handle, through a real gateway over a real checkpoint service."""
+"""`upload_to_hub` of a model handle, through a real gateway and a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

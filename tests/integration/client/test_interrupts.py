@@ -17,9 +17,9 @@ async def test_interrupted_sample_is_cancelled_on_the_server(gateway: FakeGatewa
         'TWINKLE_API_KEY': API_KEY,
         'TWINKLE_STATE_DIR': str(tmp_path),
     }
-    words = [sys.executable, '-m', 'twinkle_client.cli', 'sample', 'hi', '--model', 'tiny']
+    command = [sys.executable, '-m', 'twinkle_client.cli', 'sample', 'hi', '--model', 'tiny']
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
     )
     try:
         assert process.stdout is not None

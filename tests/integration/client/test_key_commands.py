@@ -1,4 +1,4 @@
-"""Tests of the administrators' commands against a running gateway."""
+"""Commands of administrators against a running gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,16 +15,16 @@ from twinkle_client.errors import AccessError, NotFoundError
 
 
 @pytest.fixture
-async def administered(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
     """A gateway without upstream services."""
     async with running_gateway(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-async def run(administered: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
+async def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs a command in a thread and returns its result."""
-    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{administered.address}')
+    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
     monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
     monkeypatch.setenv('COLUMNS', '200')
     return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
@@ -44,7 +44,7 @@ async def _begin_session(gateway: RunningGateway, secret: str, *, project_id: st
     return await asyncio.to_thread(begin)
 
 
-async def test_key_is_created_for_a_project_and_rotated(administered: RunningGateway, run: Any) -> None:
+async def test_key_is_created_for_a_project_and_rotated(gateway: RunningGateway, run: Any) -> None:
     """Sessions of a key belong to its project, and a rotated key works until its overlap ends."""
     assert (await run('tenants', 'create', 'lab', '--name', 'The lab')).exit_code == 0
     assert 'The lab' in (await run('tenants', 'list')).output
@@ -52,22 +52,22 @@ async def test_key_is_created_for_a_project_and_rotated(administered: RunningGat
     assert 'rl' in (await run('projects', 'list', 'lab')).output
     created = await run('keys', 'create', 'lab', '--ttl', '30d', '--project', 'rl')
     secret = _secret_of(created)
-    assert await _begin_session(administered, secret) == 'rl'
+    assert await _begin_session(gateway, secret) == 'rl'
     key_id = secret.removeprefix('tml-').rpartition('-')[0]
     first = await run('keys', 'rotate', key_id, '--overlap', '1h')
     successor = _secret_of(first)
-    assert await _begin_session(administered, secret) == await _begin_session(administered, successor) == 'rl'
+    assert await _begin_session(gateway, secret) == await _begin_session(gateway, successor) == 'rl'
     successor_id = successor.removeprefix('tml-').rpartition('-')[0]
     last = _secret_of(await run('keys', 'rotate', successor_id, '--overlap', '0s'))
     with pytest.raises(AccessError):
-        await _begin_session(administered, successor)
-    assert await _begin_session(administered, last) == 'rl'
+        await _begin_session(gateway, successor)
+    assert await _begin_session(gateway, last) == 'rl'
     listed = (await run('keys', 'list', 'lab')).output
     # Each key id appears in its own line and in that of its successor. No secret is shown.
     assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 
-async def test_unknown_projects_keys_tenants_and_times_are_refused(administered: RunningGateway, run: Any) -> None:
+async def test_unknown_projects_keys_tenants_and_times_are_refused(gateway: RunningGateway, run: Any) -> None:
     """An invalid value is refused, and the error for an unknown project names the command that creates it."""
     await run('tenants', 'create', 'lab')
     unknown = await run('keys', 'create', 'lab', '--project', 'nowhere')
@@ -77,4 +77,4 @@ async def test_unknown_projects_keys_tenants_and_times_are_refused(administered:
     assert (await run('projects', 'list', 'nobody')).exit_code == 1
     secret = _secret_of(await run('keys', 'create', 'lab'))
     with pytest.raises(NotFoundError, match='nowhere'):
-        await _begin_session(administered, secret, project_id='nowhere')
+        await _begin_session(gateway, secret, project_id='nowhere')

@@ -1,4 +1,4 @@
-"""The shared loop thread across `os.fork`, interpreter exit, and clients that close while others call."""
+"""The shared loop thread: `os.fork`, interpreter exit, and clients that close while others make calls."""
 
 import asyncio
 import subprocess
@@ -55,8 +55,8 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_forked_child_starts_its_own_loop() -> None:
-    """A client does not survive a fork, the parent's client does, and both processes exit without warnings."""
+def test_a_forked_child_starts_a_new_loop() -> None:
+    """A client works in the parent only after a fork, and both processes exit without warnings."""
     done = _run(_FORK)
     assert (done.returncode, done.stderr) == (0, '')
 

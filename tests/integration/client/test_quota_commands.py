@@ -53,7 +53,7 @@ async def test_quota_set_changes_only_the_named_limits(run: Any) -> None:
 
 
 async def test_invalid_limits_and_tenants_are_refused(run: Any) -> None:
-    """Unknown limits, values that are not numbers or out of range, and unknown tenants are refused."""
+    """Unknown limits, values that are not numbers or are out of range, and unknown tenants are refused."""
     assert (await run('quota', 'set', 'default', 'adapters=1')).exit_code == 2
     assert (await run('quota', 'set', 'default', 'max_adapters=many')).exit_code == 2
     assert (await run('quota', 'set', 'default', 'weight=0')).exit_code == 1

@@ -29,7 +29,7 @@ async def restart(gateway: FakeGateway) -> None:
 
 
 async def test_call_survives_a_restart_of_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A call that is interrupted by a restart is answered by the next process."""
+    """A call that is interrupted by a restart completes in the next process."""
     gateway.memory.gate.clear()
     step = asyncio.create_task(model.step.aio())
     await gateway.memory.is_called.wait()

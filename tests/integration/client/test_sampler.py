@@ -52,7 +52,7 @@ async def test_results_support_get_and_training_features(client: TwinkleClient) 
     assert sequence.stop_reason is StopReason.STOP
 
 
-async def test_weights_are_sent_as_an_exact_reference(gateway: FakeGateway, client: TwinkleClient) -> None:
+async def test_weights_are_sent_as_a_reference(gateway: FakeGateway, client: TwinkleClient) -> None:
     """A name, a version or a path becomes the corresponding reference in the request."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('mine')
@@ -71,7 +71,7 @@ async def test_weights_are_sent_as_an_exact_reference(gateway: FakeGateway, clie
 
 
 async def test_stream_yields_deltas_and_the_stop_reason(client: TwinkleClient) -> None:
-    """Deltas arrive during sampling, and the last one carries the stop reason."""
+    """Deltas arrive during sampling, and the last one contains the stop reason."""
     deltas = [delta async for delta in Sampler('tiny', client=client).sample_stream.aio('a')]
     assert ''.join(delta.text for delta in deltas) == 'one two '
     assert deltas[-1].stop_reason is StopReason.LENGTH

@@ -17,7 +17,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 PAGES = 2
-"""Calls that listing takes with the fake gateway."""
+"""Number of calls for one list with the fake gateway."""
 
 
 @asynccontextmanager

@@ -77,7 +77,7 @@ async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: M
 async def test_loss_and_optimizer_options_apply_to_one_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A batch may carry a loss and its options, and a step a learning rate and optimizer options."""
+    """A batch may contain a loss and its options, and a step may contain a learning rate and optimizer options."""
     feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
     await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
     await model.forward_only.aio([feature])
@@ -204,7 +204,7 @@ async def test_cancel_returns_whether_it_succeeded(model: MultiLoraTransformersM
 async def test_cancelled_call_does_not_block_later_calls(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """The number of a cancelled operation is filled with an empty change."""
+    """An empty `configure` operation takes the number of a cancelled operation, so later operations are not blocked."""
     gateway.fail('Execute', failure(grpc.StatusCode.CANCELLED, 'CANCELLED'))
     outcomes = await asyncio.gather(model.zero_grad.aio(), model.step.aio(), return_exceptions=True)
     assert outcomes[0].code is grpc.StatusCode.CANCELLED

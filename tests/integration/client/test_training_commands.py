@@ -28,7 +28,7 @@ async def test_estimate_shows_whether_the_batch_fits(gateway: FakeGateway, run) 
     assert (await run('estimate', 'tiny', '--batch', '100', '--tokens', '100')).exit_code == 1
 
 
-async def test_full_estimate_is_for_the_base_model_s_weights(gateway: FakeGateway, run) -> None:
+async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeGateway, run) -> None:
     """`--full` requests an estimate for training the base model's own weights."""
     assert (await run('estimate', 'tiny', '--full', '--batch', '1', '--tokens', '1')).exit_code == 0
     assert gateway.calls['Estimate'][0].HasField('full_parameters')

@@ -11,7 +11,7 @@ from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 
 
-async def connected(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, Sampler, CheckpointEngineManager]:
+async def create_pair(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, Sampler, CheckpointEngineManager]:
     """Return a trainer with one adapter, a sampler, and the manager that synchronises them."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('policy')
@@ -20,17 +20,17 @@ async def connected(client: TwinkleClient) -> tuple[MultiLoraTransformersModel, 
 
 
 async def test_sync_loads_the_published_version(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The sampler loads the published version, which becomes the default of later requests."""
-    _, sampler, manager = await connected(client)
+    """The sampler loads the published version, which becomes the default for later requests."""
+    _, sampler, manager = await create_pair(client)
     synced = await manager.sync_weights.aio(merge_and_sync=False, dtype='bfloat16')
     (load,) = gateway.calls['LoadAdapter']
     assert (load.adapter.adapter_id, load.adapter.exact) == (synced.adapter_id, synced.version) == (RUN_ID, 7)
     await sampler.sample.aio('a')
     await sampler.sample.aio('a', min_version=2)
     await sampler.sample.aio('a', use_base_model=True)
-    exact, least, base = [request.adapter for request in gateway.calls['SampleBatch']]
+    exact, at_least, base = [request.adapter for request in gateway.calls['SampleBatch']]
     assert (exact.adapter_id, exact.exact) == (RUN_ID, 7)
-    assert (least.adapter_id, least.at_least) == (RUN_ID, 2)
+    assert (at_least.adapter_id, at_least.at_least) == (RUN_ID, 2)
     assert not base.adapter_id
     with pytest.raises(ValueError, match='use_base_model'):
         await sampler.sample.aio('a', None, 'policy', use_base_model=True)
@@ -38,7 +38,7 @@ async def test_sync_loads_the_published_version(gateway: FakeGateway, client: Tw
 
 async def test_refused_version_does_not_become_the_default(gateway: FakeGateway, client: TwinkleClient) -> None:
     """The default changes only after the sampler has loaded the version."""
-    _, sampler, manager = await connected(client)
+    _, sampler, manager = await create_pair(client)
     gateway.fail('LoadAdapter', failure(grpc.StatusCode.FAILED_PRECONDITION, 'ADAPTER_NOT_READY'))
     with pytest.raises(StateError):
         await manager.sync_weights.aio()
@@ -48,7 +48,7 @@ async def test_refused_version_does_not_become_the_default(gateway: FakeGateway,
 
 async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
     """A request without a name is ambiguous after several adapters were synchronised."""
-    _, sampler, manager = await connected(client)
+    _, sampler, manager = await create_pair(client)
     await manager.sync_weights.aio(merge_and_sync=False)
     sampler.note_synced('ad-other', 1)
     with pytest.raises(ValueError, match='adapter_name'):
@@ -56,7 +56,7 @@ async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client:
 
 
 async def test_unknown_platform_is_refused(client: TwinkleClient) -> None:
-    """An unknown platform raises ValueError, as in the library's class of that name."""
-    model, sampler, _ = await connected(client)
+    """An unknown platform raises ValueError, as in the library's class with the same name."""
+    model, sampler, _ = await create_pair(client)
     with pytest.raises(ValueError, match='TPU'):
         CheckpointEngineManager(model, sampler, platform='TPU')

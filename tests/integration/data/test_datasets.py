@@ -56,8 +56,8 @@ async def test_quality_filters_report_dropped_rows(service: RunningData) -> None
     turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
     source = rows({'messages': turns}, {'messages': turns}, {'messages': turns[1:]})
     pipeline = [{'name': 'DedupFilter', 'init_args': {'threshold': 1}}]
-    sane = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
-    dataset = await service.create(source, sane, map_with('QualityPreprocessor', pipeline=pipeline))
+    sanity_filter = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
+    dataset = await service.create(source, sanity_filter, map_with('QualityPreprocessor', pipeline=pipeline))
     assert (dataset.row_count, len(dataset.warnings)) == (1, 2)
 
 
@@ -66,15 +66,15 @@ async def test_upload_resumes_at_the_committed_offset(service: RunningData) -> N
     content = IDENTITY_FILE.read_bytes()
     half = len(content) // 2
     first = iterate([upload_header('u', len(content)), upload_chunk(0, content[:half])])
-    cut = await service.datasets.Upload(first, metadata=service.metadata)
-    assert (cut.committed_bytes, cut.is_complete) == (half, False)
+    interrupted = await service.datasets.Upload(first, metadata=service.metadata)
+    assert (interrupted.committed_bytes, interrupted.is_complete) == (half, False)
     source = dataset_pb2.DatasetSource(
         upload=dataset_pb2.UploadSource(upload_id='u', format=dataset_pb2.FILE_FORMAT_JSONL)
     )
     assert (await refusal_of(service.create(source))).field == 'source.upload.upload_id'
     status = await service.datasets.GetUpload(wire.GetUploadRequest(upload_id='u'), metadata=service.metadata)
-    rest = iterate([upload_header('u', len(content)), upload_chunk(status.committed_bytes, content[half:])])
-    assert (await service.datasets.Upload(rest, metadata=service.metadata)).is_complete
+    remaining = iterate([upload_header('u', len(content)), upload_chunk(status.committed_bytes, content[half:])])
+    assert (await service.datasets.Upload(remaining, metadata=service.metadata)).is_complete
     assert (await service.create(source)).row_count == len(content.splitlines())
 
 
@@ -152,7 +152,7 @@ async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, 
 
 
 async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A row that is too long is refused by its index with RAISE, and dropped with a warning with DELETE."""
+    """RAISE refuses a row that is too long and reports its index; DELETE drops it with a warning."""
     source = chats(chat('a', 'b'), chat('a', 'b' * 200))
     refused = await refusal_of(service.create(source, set_template(tiny_llama_dir, max_length=100), ENCODE))
     assert refused.field == 'rows[1]'
@@ -163,7 +163,7 @@ async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path)
     assert dataset.warnings[0].startswith('1 of 2 examples were left out')
 
 
-async def test_check_reports_and_changes_nothing(service: RunningData, tiny_llama_dir: Path) -> None:
+async def test_check_adds_warnings_without_changing_rows(service: RunningData, tiny_llama_dir: Path) -> None:
     """A check warns about rows from which training would learn nothing, before and after encoding."""
     source = chats(chat('a', 'b'), chat('a'))
     dataset = await service.create(source, set_template(tiny_llama_dir), CHECK, ENCODE, CHECK)
@@ -223,8 +223,8 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
     assert seen == sorted(created, reverse=True)
     bob = service.as_tenant('bob')
     assert not (await bob.datasets.ListDatasets(wire.ListDatasetsRequest(), metadata=bob.metadata)).datasets
-    stolen = await service.datasets.ListDatasets(wire.ListDatasetsRequest(page_size=1), metadata=service.metadata)
-    request = wire.ListDatasetsRequest(page_token=stolen.next_page_token)
+    own_page = await service.datasets.ListDatasets(wire.ListDatasetsRequest(page_size=1), metadata=service.metadata)
+    request = wire.ListDatasetsRequest(page_token=own_page.next_page_token)
     assert (await refusal_of(bob.datasets.ListDatasets(request, metadata=bob.metadata))).reason == 'INVALID_PAGE_TOKEN'
 
 
@@ -339,7 +339,7 @@ async def test_unreadable_upload_is_refused(service: RunningData) -> None:
 
 
 async def test_datasets_survive_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Datasets and their request ids survive a restart, which removes incomplete datasets of a crash."""
+    """Datasets and their request ids survive a restart, which removes incomplete datasets that a crash left."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     request = wire.CreateDatasetRequest(
         request_id='r', source=chats(chat('a', 'b')), steps=[set_template(tiny_llama_dir)]
@@ -349,8 +349,8 @@ async def test_datasets_survive_a_restart(tmp_path: Path, tiny_llama_dir: Path) 
     incomplete = tmp_path / 'data/datasets/ds-crash/revision-1'
     incomplete.mkdir(parents=True)
     async with serving_data(tmp_path, **fields) as service:
-        again = (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
-        assert again == dataset
+        repeated = (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
+        assert repeated == dataset
         assert (await service.apply(dataset.dataset_id, ENCODE)).is_encoded
     assert not incomplete.exists()
 
@@ -365,7 +365,7 @@ async def test_deletion_removes_the_rows(service: RunningData, tmp_path: Path) -
     assert list((tmp_path / 'data/datasets').iterdir()) == []
 
 
-async def test_quotas_are_refused_by_name(tmp_path: Path) -> None:
+async def test_exceeded_quotas_are_refused(tmp_path: Path) -> None:
     """A dataset with too many rows, or one dataset too many, is refused and not stored."""
     async with serving_data(tmp_path, row_limit=2, dataset_limit=1) as service:
         refused = await refusal_of(service.create(rows(*({'x': i} for i in range(3)))))

@@ -48,7 +48,7 @@ def self_cognition(*names: str) -> Any:
 
 
 async def test_lazy_rows_equal_those_of_an_eager_dataset(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A lazy dataset gives the same batches as an eager one, over two shuffled epochs and from every cursor on."""
+    """A lazy dataset gives the same batches as an eager one, over two shuffled epochs and from every cursor."""
     steps = [
         map_with('SelfCognitionProcessor', model_name='m', model_author='us'),
         set_template(tiny_llama_dir),
@@ -116,10 +116,10 @@ async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_l
 
 async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
     """A filter receives mapped rows, and the remaining rows are mapped and encoded when they are read."""
-    keep = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
+    sanity_filter = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
     source = chats(chat('question', 'fine'), chat('question', ''), chat('question', 'fine too'))
-    eager = await service.create(source, keep, set_template(tiny_llama_dir), ENCODE)
-    lazy = await create(service, source, keep, set_template(tiny_llama_dir), ENCODE)
+    eager = await service.create(source, sanity_filter, set_template(tiny_llama_dir), ENCODE)
+    lazy = await create(service, source, sanity_filter, set_template(tiny_llama_dir), ENCODE)
     assert lazy.row_count == eager.row_count < 3
     read = [await service.read_all((await service.open(item.dataset_id, 2)).loader_id) for item in (eager, lazy)]
     assert read[0] == read[1]
@@ -144,9 +144,9 @@ async def test_invalid_steps_are_refused_at_once(
 ) -> None:
     """A request with an invalid step is refused before any row is read, and adds none of its steps."""
     split = set_template(tiny_llama_dir, truncation_strategy=dataset_pb2.TRUNCATION_STRATEGY_SPLIT)
-    named = {'template': set_template(tiny_llama_dir), 'split': split}
+    steps_by_name = {'template': set_template(tiny_llama_dir), 'split': split}
     dataset = await create(service, SOURCE)
-    requested = [named[step] if isinstance(step, str) else step for step in steps]
+    requested = [steps_by_name[step] if isinstance(step, str) else step for step in steps]
     assert (await refusal_of(service.apply(dataset.dataset_id, *requested))).code == code
     request = dataset_service_pb2.GetDatasetRequest(dataset_id=dataset.dataset_id)
     assert not (await service.datasets.GetDataset(request, metadata=service.metadata)).dataset.steps

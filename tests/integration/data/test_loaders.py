@@ -84,10 +84,10 @@ async def test_cursor_survives_a_restart_and_fits_another_loader(tmp_path: Path,
         loader = await service.open(dataset_id, 3, shuffle_seed=1)
         items = [item async for item in service.stream(start(loader.loader_id), credits_for(64))]
     async with serving_data(tmp_path, **fields) as service:
-        again = await service.open(await make_dataset(service, tiny_llama_dir), 3, shuffle_seed=1)
+        new_loader = await service.open(await make_dataset(service, tiny_llama_dir), 3, shuffle_seed=1)
         expected = [ids_of(item) for item in items[1:-1]]
         assert await service.read_all(loader.loader_id, items[0].cursor) == expected
-        assert await service.read_all(again.loader_id, items[0].cursor) == expected
+        assert await service.read_all(new_loader.loader_id, items[0].cursor) == expected
 
 
 async def test_cursor_of_another_loader_is_refused(service: RunningData, dataset_id: str) -> None:
@@ -97,8 +97,8 @@ async def test_cursor_of_another_loader_is_refused(service: RunningData, dataset
     cursor = items[0].cursor
     forged = dataset_pb2.Cursor(consumed_rows=4, state=cursor.state)
     others = [(await service.open(dataset_id, 3), cursor), (await service.open(dataset_id, 2, shuffle_seed=1), cursor)]
-    for loader, wrong in [*others, (first, forged), (first, dataset_pb2.Cursor(consumed_rows=-1))]:
-        refused = await refusal_of(service.stream(start(loader.loader_id, wrong)))
+    for loader, invalid in [*others, (first, forged), (first, dataset_pb2.Cursor(consumed_rows=-1))]:
+        refused = await refusal_of(service.stream(start(loader.loader_id, invalid)))
         assert (refused.code, refused.field.split('.')[1]) == ('INVALID_ARGUMENT', 'cursor')
 
 
@@ -125,8 +125,8 @@ async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, d
     call.cancel()
 
 
-async def test_reader_that_ends_early_receives_its_batches(service: RunningData, dataset_id: str) -> None:
-    """A reader that closes its side early receives the batches of its credits, without an end message."""
+async def test_reader_that_closes_early_receives_its_batches(service: RunningData, dataset_id: str) -> None:
+    """A reader that closes its side early receives the batches that its credits allow, without an end message."""
     loader = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(2))]
     assert [item.is_end for item in items] == [False, False]
@@ -140,7 +140,7 @@ async def test_last_partial_batch_can_be_omitted(service: RunningData, dataset_i
 
 
 async def test_loader_without_batches_ends_at_once(service: RunningData, dataset_id: str) -> None:
-    """A loader with unlimited epochs ends if partial batches are omitted and the dataset has no full batch."""
+    """A loader with unlimited epochs finishes at once if partial batches are omitted and there is no full batch."""
     loader = await service.open(dataset_id, 11, is_last_partial_dropped=True, epoch_count=0)
     assert loader.batch_count == 0
     assert await service.read_all(loader.loader_id) == []
@@ -257,6 +257,6 @@ async def test_cancelled_readers_do_not_affect_others(service: RunningData, data
         call.cancel()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
             await call.read()
-    again = await service.open(dataset_id, 10)
-    batches = await service.read_all(again.loader_id)
+    new_loader = await service.open(dataset_id, 10)
+    batches = await service.read_all(new_loader.loader_id)
     assert np.shape(batches)[:2] == (1, 10)

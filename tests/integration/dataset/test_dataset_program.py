@@ -27,7 +27,7 @@ def hub(tmp_path: Path, tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures('hub')
 def test_dataset_only_program_gives_packed_batches() -> None:
-    """Load, map, set the template, encode, pack, and read a batch of packs."""
+    """The program returns a batch of packs, and most packs are nearly full."""
     dataset_meta = DatasetMeta(
         dataset_id='ms://swift/self-cognition',
     )

@@ -277,7 +277,7 @@ async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
         assert len(responses) == 1, responses
         assert {response[0] for response in responses} == {'UNAUTHENTICATED'}, method.full_name
         if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
-            # This deployment has no internal token, so that a caller on loopback without a key counts as a service.
+            # This deployment has no internal token, so a caller on loopback without a key counts as a service.
             assert (await outcome(deployment, method, deployment.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
 
 

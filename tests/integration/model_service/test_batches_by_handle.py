@@ -61,15 +61,15 @@ class Trainer:
 
     async def train(self, adapter_id: str, batches: list[operation_pb2.Batch]) -> list[Any]:
         """Train; return the results of each batch and of the step after it."""
-        found: list[Any] = []
+        results: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)
             result = await self._retry(_request(adapter_id, 2 * index + 1, forward_backward=verb))
-            found.append((result.forward.loss, [logprobs.data for logprobs in result.forward.logprobs]))
+            results.append((result.forward.loss, [logprobs.data for logprobs in result.forward.logprobs]))
             step = operation_pb2.ClipGradAndStep(max_grad_norm=1.0)
             result = await self._retry(_request(adapter_id, 2 * index + 2, clip_grad_and_step=step))
-            found.append((result.step.step_count, result.step.grad_norm))
-        return found
+            results.append((result.step.step_count, result.step.grad_norm))
+        return results
 
     async def _retry(self, request: training_service_pb2.ExecuteRequest) -> Any:
         return (await _retry(self._training.Execute, request)).result
@@ -80,7 +80,7 @@ def _request(adapter_id: str, number: int, **verb: Any) -> training_service_pb2.
 
 
 async def _retry(method: Any, request: Any) -> Any:
-    """Return the answer; retry while the service is down."""
+    """Return the response; retry while the service is down."""
     while True:
         try:
             return await method(request)
@@ -139,12 +139,12 @@ async def test_handles_train_like_inline_batches_across_kills(
         try:
             with acting_for(ALICE):
                 killed = await trainer.create('killed')
-                found = await trainer.train(killed, _handles(loader_id, cursors))
+                results = await trainer.train(killed, _handles(loader_id, cursors))
                 assert service.deaths == KILLS
                 await _close(data, loader_id)
-                assert await trainer.train(killed, _handles(loader_id, cursors)) == found
+                assert await trainer.train(killed, _handles(loader_id, cursors)) == results
                 uninterrupted = await trainer.create('undisturbed')
-                assert await trainer.train(uninterrupted, inline) == found
+                assert await trainer.train(uninterrupted, inline) == results
         finally:
             await trainer.close()
             await service.stop()
@@ -163,32 +163,32 @@ async def test_restart_replays_without_the_data_service(
             adapter_id = await trainer.create('a')
             await trainer.train(adapter_id, handles[:3])
             await trainer.close()
-        stranger = f'unix:{tmp_path}/nobody'
-        async with serving_model(tiny_llama_dir, tmp_path / 'model', data_address=stranger) as model:
+        unreachable_address = f'unix:{tmp_path}/nobody'
+        async with serving_model(tiny_llama_dir, tmp_path / 'model', data_address=unreachable_address) as model:
             trainer = Trainer(model.address, tiny_llama_dir)
-            found = await trainer.train(adapter_id, [*handles[:3], *inline[3:]])
+            results = await trainer.train(adapter_id, [*handles[:3], *inline[3:]])
             reference = await trainer.create('twin')
-            assert await trainer.train(reference, inline) == found
+            assert await trainer.train(reference, inline) == results
             refused = await refusal_of(trainer.execute(reference, 2 * len(inline) + 1, handles[0]))
             assert (refused.code, refused.reason) == ('UNAVAILABLE', 'SERVICE_UNREACHABLE')
             await trainer.close()
 
 
 async def test_refusals_name_the_problem_of_the_handle(data: RunningData, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Another tenant's loader is not found, the end reports its position, and a wrong cursor is an invalid field."""
+    """Another tenant's loader is not found, the end has its own reason, and a forged cursor is an invalid field."""
     loader_id, cursors, _ = await _open(data, tiny_llama_dir)
     end = dataset_pb2.Cursor(consumed_rows=10)
     forged = dataset_pb2.Cursor(consumed_rows=2, state=b'x')
-    wrong, past = _handles(loader_id, [forged, end])
+    forged_handle, after_end = _handles(loader_id, [forged, end])
     async with serving_model(tiny_llama_dir, tmp_path / 'model', data_address=data.address) as model:
         trainer = Trainer(model.address, tiny_llama_dir)
         with acting_for(BOB):
             foreign = await refusal_of(trainer.execute(await trainer.create('b'), 1, _handles(loader_id, cursors)[0]))
         with acting_for(ALICE):
             adapter_id = await trainer.create('a')
-            cursor = await refusal_of(trainer.execute(adapter_id, 1, wrong))
-            ended = await refusal_of(trainer.execute(adapter_id, 1, past))
+            cursor = await refusal_of(trainer.execute(adapter_id, 1, forged_handle))
+            end_failure = await refusal_of(trainer.execute(adapter_id, 1, after_end))
         await trainer.close()
     assert (foreign.code, foreign.reason) == ('NOT_FOUND', 'LOADER_NOT_FOUND')
     assert (cursor.code, cursor.field) == ('INVALID_ARGUMENT', 'batch.loader.cursor')
-    assert (ended.code, ended.reason) == ('FAILED_PRECONDITION', 'LOADER_AT_END')
+    assert (end_failure.code, end_failure.reason) == ('FAILED_PRECONDITION', 'LOADER_AT_END')

@@ -9,14 +9,14 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 
 
 async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_path):
-    """ExportMerged writes a plain model folder with changed adapted weights; a repeat is answered from the record."""
+    """ExportMerged writes a plain model folder in which adapted weights differ; a repeat has the recorded result."""
     adapter = await service.create(lora_config={'lora_rank': 4})
     await service.result(adapter.adapter_id, 1, forward_backward=forward_backward([draw_example()]))
     await service.result(adapter.adapter_id, 2, clip_grad_and_step=wire.ClipGradAndStep())
     verb = {'export_merged': wire.ExportMerged(name='final')}
-    made = await service.result(adapter.adapter_id, 3, **verb)
-    assert Path(made.save.folder) == tmp_path / 'exports' / adapter.adapter_id / 'final'
-    merged, base = _weights(made.save.folder), _weights(service.base_model)
+    exported = await service.result(adapter.adapter_id, 3, **verb)
+    assert Path(exported.save.folder) == tmp_path / 'exports' / adapter.adapter_id / 'final'
+    merged, base = _weights(exported.save.folder), _weights(service.base_model)
     assert set(merged) == set(base)
     changed = {name for name in base if not (merged[name] == base[name]).all()}
     assert changed

@@ -48,8 +48,8 @@ async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> No
         assert _loss_of_exported_model(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
 
 
-async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
-    """Each published version is a full model with which a sampler gets bitwise the same log-probabilities."""
+async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
+    """Each published version is a full model with which a sampler computes bitwise the same log-probabilities."""
     folder = build_tiny_model(tmp_path / 'model')
     sampler = TorchSampler(str(folder))
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
@@ -106,11 +106,11 @@ async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
         assert estimate.peak_bytes > estimate.adapter_bytes
         assert estimate.does_fit
         for field in ('sequence_tokens', 'batch_size'):
-            too_much = adapter_service_pb2.EstimateRequest()
-            too_much.CopyFrom(request)
-            setattr(too_much, field, 100_000)
+            too_large = adapter_service_pb2.EstimateRequest()
+            too_large.CopyFrom(request)
+            setattr(too_large, field, 100_000)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await running.adapters.Estimate(too_much, metadata=checkpoint_service.as_tenant('alice'))
+                await running.adapters.Estimate(too_large, metadata=checkpoint_service.as_tenant('alice'))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -28,16 +28,16 @@ async def _train(model, adapter_id, numbers):
     return results
 
 
-def _adapter_facts(results):
-    """Return the serialized results without the facts that describe the run."""
-    facts = []
+def _comparable_results(results):
+    """Return the serialized results without the fields that depend on the run."""
+    serialized = []
     for result in results:
         copy = type(result)()
         copy.CopyFrom(result)
         for name in ('receipt', 'adapter_id', 'is_replayed'):
             copy.ClearField(name)
-        facts.append(copy.SerializeToString(deterministic=True))
-    return facts
+        serialized.append(copy.SerializeToString(deterministic=True))
+    return serialized
 
 
 async def _saved_weights(model, adapter_id, number):
@@ -53,22 +53,22 @@ CONFIG = {'lora_config': {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 11}}
 
 
 @pytest.mark.parametrize('snapshot_operations', [3, 256])
-async def test_restart_within_a_run_changes_no_result(tiny_llama_dir, tmp_path, snapshot_operations):
+async def test_restart_within_a_run_does_not_change_results(tiny_llama_dir, tmp_path, snapshot_operations):
     """Results, repeats and saved weights after a restart are bitwise those of an uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one') as model:
         adapter = await model.create(**CONFIG)
         expected = await _train(model, adapter.adapter_id, range(1, 2 * STEPS + 1))
         weights = await _saved_weights(model, adapter.adapter_id, 2 * STEPS + 1)
-    found, bounds = [], {'snapshot_operations': snapshot_operations}
+    results, settings = [], {'snapshot_operations': snapshot_operations}
     adapter_id = ''
     for begin in range(1, 2 * STEPS + 1, 3):
-        async with serving_model(tiny_llama_dir, tmp_path / 'two', **bounds) as model:
+        async with serving_model(tiny_llama_dir, tmp_path / 'two', **settings) as model:
             adapter_id = (await model.create(**CONFIG)).adapter_id
-            found += await _train(model, adapter_id, range(begin, min(begin + 3, 2 * STEPS + 1)))
-    async with serving_model(tiny_llama_dir, tmp_path / 'two', **bounds) as model:
+            results += await _train(model, adapter_id, range(begin, min(begin + 3, 2 * STEPS + 1)))
+    async with serving_model(tiny_llama_dir, tmp_path / 'two', **settings) as model:
         repeats = await _train(model, adapter_id, range(1, 2 * STEPS + 1))
         assert await _saved_weights(model, adapter_id, 2 * STEPS + 1) == weights
-    assert _adapter_facts(found) == _adapter_facts(expected) == _adapter_facts(repeats)
+    assert _comparable_results(results) == _comparable_results(expected) == _comparable_results(repeats)
     assert all(result.is_replayed for result in repeats)
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of a model service while it parks an adapter."""
+"""The model service is killed while it parks an adapter."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ KILLS = [Kill(failpoint='park.saved'), Kill(failpoint='page_out.recorded')]
 
 
 async def _retry(method: Any, request: Any) -> Any:
-    """Return the answer; retry while the service is down."""
+    """Return the response; retry while the service is down."""
     while True:
         try:
             return await method(request)
@@ -45,7 +45,7 @@ async def _create(adapters: Any, base_model: str, name: str) -> str:
 
 
 async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     for number in numbers:
         verb = (
             {'forward_backward': forward_backward([draw_example(seed=number), draw_example(9, seed=number + 50)])}
@@ -54,8 +54,8 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
         )
         request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb))
         result = (await _retry(training.Execute, request)).result
-        found.append(result.forward.loss if number % 2 else (result.step.step_count, result.step.grad_norm))
-    return found
+        results.append(result.forward.loss if number % 2 else (result.step.step_count, result.step.grad_norm))
+    return results
 
 
 @pytest.mark.slow
@@ -77,16 +77,16 @@ async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_pat
             training = training_service_pb2_grpc.TrainingServiceStub(channel)
             with acting_for(Caller(tenant_id='alice', scopes=frozenset({'train'}))):
                 adapter_id = await _create(adapters, str(tiny_llama_dir), 'parked')
-                found = await _train(training, adapter_id, range(1, 4))
+                results = await _train(training, adapter_id, range(1, 4))
                 request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix='session-expired')
                 parked = (await _retry(adapters.ParkAdapter, request)).adapter
                 assert parked.is_parked
                 assert service.deaths == KILLS
-                found += await _train(training, adapter_id, range(4, 7))
+                results += await _train(training, adapter_id, range(4, 7))
                 reference = await _create(adapters, str(tiny_llama_dir), 'undisturbed')
-                assert await _train(training, reference, range(1, 7)) == found
-            wanted = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
-            listed = await checkpoints.checkpoints.ListCheckpoints(wanted, metadata=as_tenant('alice'))
+                assert await _train(training, reference, range(1, 7)) == results
+            list_request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
+            listed = await checkpoints.checkpoints.ListCheckpoints(list_request, metadata=as_tenant('alice'))
             assert [item.path for item in listed.checkpoints] == [parked.checkpoint_path]
         finally:
             await channel.close()

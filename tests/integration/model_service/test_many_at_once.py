@@ -71,8 +71,8 @@ async def test_streams_of_two_tenants_share_passes(fake):
         ids = [(await fake.create(tenant=tenant, request_id=f'r{index}')).adapter_id for index in range(4)]
         verbs = [train(1), train(2), {'step': STEP}] * 10
         sent[tenant] = [operation_of(a, number, **verb) for number, verb in enumerate(verbs, 1) for a in ids]
-    both = await asyncio.gather(*(stream(fake, tenant, operations) for tenant, operations in sent.items()))
-    for results, operations in zip(both, sent.values(), strict=True):
+    results_by_stream = await asyncio.gather(*(stream(fake, tenant, operations) for tenant, operations in sent.items()))
+    for results, operations in zip(results_by_stream, sent.values(), strict=True):
         for adapter_id in {operation.adapter_id for operation in operations}:
             own = [result for result in results if result.adapter_id == adapter_id]
             assert [result.sequence_number for result in own] == list(range(1, 31))
@@ -129,11 +129,11 @@ def rate_of(verb):
 
 
 async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
-    """A full queue is RESOURCE_EXHAUSTED with RetryInfo, or the call waits; another tenant is unaffected."""
+    """A full queue refuses a call with a retry time, or the call waits if it allows it; other tenants can call."""
     async with serving_fake(tmp_path, queue=QueueLimits(operation_count=3, request_bytes=1 << 20)) as fake:
         adapter_id, foreign = (await fake.create()).adapter_id, (await fake.create(tenant='bob')).adapter_id
         fake.trainer.gate.clear()
-        held = [call(fake, adapter_id, number, lr_step=LR_STEP) for number in (1, 2, 3)]
+        queued_calls = [call(fake, adapter_id, number, lr_step=LR_STEP) for number in (1, 2, 3)]
         for number, state in ((1, RUNNING), (2, QUEUED), (3, QUEUED)):
             await until(fake, adapter_id, number, state)
         failure = await failure_of(fake.execute(adapter_id, 4, lr_step=LR_STEP))
@@ -142,22 +142,22 @@ async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
         request = training_service_pb2.ExecuteRequest(
             operation=operation_of(adapter_id, 4, lr_step=LR_STEP), is_waiting_allowed=True
         )
-        patient = fake.training.Execute(request, metadata=as_tenant('alice'))
+        waiting_call = fake.training.Execute(request, metadata=as_tenant('alice'))
         other = call(fake, foreign, 1, tenant='bob', lr_step=LR_STEP)
         await until(fake, foreign, 1, QUEUED, tenant='bob')
         fake.trainer.gate.set()
-        assert (await patient).result.sequence_number == 4
-        await asyncio.gather(other, *held)
+        assert (await waiting_call).result.sequence_number == 4
+        await asyncio.gather(other, *queued_calls)
 
 
-async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake):
+async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
     """A cancelled operation frees its number, and a running operation is not interrupted."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())
     await until(fake, busy, 1, RUNNING)
     waiting = fake.execute(adapter_id, 1, **train(3, 500))
-    behind = call(fake, adapter_id, 2, lr_step=LR_STEP)
+    next_call = call(fake, adapter_id, 2, lr_step=LR_STEP)
     for number in (1, 2):
         await until(fake, adapter_id, number, QUEUED)
 
@@ -172,7 +172,7 @@ async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake
     fake.trainer.gate.set()
     await running
     await fake.result(adapter_id, 1, step=STEP)
-    assert (await behind).sequence_number == 2
+    assert (await next_call).sequence_number == 2
     assert [verb for ran_id, verb in fake.trainer.ran if ran_id == adapter_id and rate_of(verb)]
 
 
@@ -196,8 +196,8 @@ async def test_watcher_receives_every_result_until_the_deletion(fake):
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'ADAPTER_NOT_FOUND')
 
 
-async def test_shutdown_ends_all_waiting_calls(fake):
-    """A shutdown ends watches at once, refuses waiting operations with a retry time, and answers running ones."""
+async def test_shutdown_closes_watches_and_completes_operations(fake):
+    """A shutdown closes watches with an error, and completes running and waiting operations within the grace time."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     request = training_service_pb2.WatchOperationsRequest(adapter_id=busy)
     watch = aiter(fake.training.WatchOperations(request, metadata=as_tenant('alice')))

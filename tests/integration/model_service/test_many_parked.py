@@ -17,7 +17,7 @@ BATCH = forward_backward([draw_example(8)])
 
 @pytest.mark.slow
 async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_dir, tmp_path):
-    """Adapters train the same however often they are parked, and reading an adapter does not load it."""
+    """Parking does not change the results of adapters, and listing adapters does not load them."""
     async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:
         maximum = 0
 
@@ -28,8 +28,8 @@ async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_d
             maximum = max(maximum, len(model.backend.engine.adapter_ids))
             return batch.forward.loss, step.step.grad_norm, step.step.step_count
 
-        made = [await model.create(request_id=f'r{place}', **CONFIG) for place in range(ADAPTERS)]
-        for number, trained in ((1, made), (3, made[::5])):
+        adapters = [await model.create(request_id=f'r{index}', **CONFIG) for index in range(ADAPTERS)]
+        for number, trained in ((1, adapters), (3, adapters[::5])):
             outcomes = await asyncio.gather(*(train(adapter.adapter_id, number) for adapter in trained))
             assert len(outcomes) == len(trained)
             assert len(set(outcomes)) == 1
@@ -39,6 +39,6 @@ async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_d
         listed = (await model.adapters.ListAdapters(request, metadata=as_tenant('alice'))).adapters
         assert {adapter.adapter_id for adapter in listed if not adapter.is_parked} == before
         assert [adapter.step_count for adapter in reversed(listed)] == [
-            1 + (place % 5 == 0) for place in range(ADAPTERS)
+            1 + (index % 5 == 0) for index in range(ADAPTERS)
         ]
         assert set(model.backend.engine.adapter_ids) == before

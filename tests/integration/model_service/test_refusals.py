@@ -41,7 +41,7 @@ def configured(**fields):
 
 
 def loader_batch():
-    """Return a batch by loader."""
+    """Return a batch that refers to a loader."""
     return operation_pb2.Batch(loader=operation_pb2.LoaderBatch(loader_id='x'))
 
 
@@ -75,19 +75,19 @@ BAD_OPERATIONS = {
     'negative token': (broken('input_ids', tensor_to_proto(np.full(12, -1, INT))), 'INVALID_FIELD', '[1].input_ids'),
     'labels of another length': (broken('labels', tensor_to_proto(np.ones(5, INT))), 'INVALID_FIELD', '[1].labels'),
     'weights not finite': (example(loss_weights=np.full(12, math.nan)), 'INVALID_FIELD', '[0].loss_weights'),
-    'positions that fall': (example(position_ids=np.arange(12)[::-1]), 'INVALID_FIELD', 'position_ids'),
+    'decreasing positions': (example(position_ids=np.arange(12)[::-1]), 'INVALID_FIELD', 'position_ids'),
     'negative position': (example(position_ids=np.arange(12) - 1), 'INVALID_FIELD', 'position_ids'),
     'no label counts': (example(labels=np.full(12, -100)), 'INVALID_FIELD', 'labels'),
     'too long': ({'forward_backward': forward_backward([draw_example(513)])}, 'INVALID_FIELD', 'input_ids'),
     'a stream that no loss reads': (extra('noise', np.ones(12, np.float32)), 'INVALID_FIELD', "extra_tensors['noise']"),
     'a stream of another length': (extra('returns', np.ones(5, np.float32)), 'INVALID_FIELD', "['returns'].shape"),
-    'an upload that is not there': (
+    'missing upload': (
         {'forward_only': operation_pb2.ForwardOnly(batch=operation_pb2.Batch(upload_id='x'))},
         'UPLOAD_NOT_FOUND',
         '',
     ),
-    'undo of nothing': ({'undo': operation_pb2.Undo()}, 'INVALID_FIELD', 'undo.step_count'),
-    'export out of its folder': ({'export_merged': operation_pb2.ExportMerged(name='../x')}, 'INVALID_FIELD', 'name'),
+    'undo of zero steps': ({'undo': operation_pb2.Undo()}, 'INVALID_FIELD', 'undo.step_count'),
+    'export outside its folder': ({'export_merged': operation_pb2.ExportMerged(name='../x')}, 'INVALID_FIELD', 'name'),
     'zero temperature': (
         {
             'forward_only': operation_pb2.ForwardOnly(
@@ -145,7 +145,7 @@ BAD_OPERATIONS = {
         'CHECKPOINT_NOT_FOUND',
         '',
     ),
-    'batch elsewhere': ({'forward_only': operation_pb2.ForwardOnly(batch=loader_batch())}, 'NOT_BUILT_YET', ''),
+    'batch of a loader': ({'forward_only': operation_pb2.ForwardOnly(batch=loader_batch())}, 'NOT_BUILT_YET', ''),
     'chats': (
         {
             'forward_only': operation_pb2.ForwardOnly(
@@ -248,8 +248,8 @@ async def test_bad_adapters_are_refused(service, name):
     assert len(listed.adapters) == 1
 
 
-async def test_seed_beyond_torch_is_refused_or_used(service):
-    """Every int64 seed is accepted, and equal seeds give equal weights."""
+async def test_every_int64_seed_is_accepted(service):
+    """Every int64 seed is accepted and reported unchanged."""
     for index, seed in enumerate((0, -1, 2**63 - 1, -(2**63))):
         config = training_config_pb2.LoraConfig(lora_rank=1, seed=seed)
         adapter = await service.create(request_id=f's{index}', lora_config=config)
@@ -260,30 +260,32 @@ async def test_adapter_of_another_tenant_is_not_found(service):
     """Every call with another tenant's adapter fails like one with an unknown id."""
     adapter_id = (await service.create()).adapter_id
     bob = as_tenant('bob')
-    for named in (adapter_id, 'ad-none'):
+    for requested_id in (adapter_id, 'ad-none'):
         calls = [
-            service.execute(named, 1, tenant='bob', forward_backward=GOOD),
-            service.adapters.GetAdapter(adapter_service_pb2.GetAdapterRequest(adapter_id=named), metadata=bob),
-            service.adapters.DeleteAdapter(adapter_service_pb2.DeleteAdapterRequest(adapter_id=named), metadata=bob),
+            service.execute(requested_id, 1, tenant='bob', forward_backward=GOOD),
+            service.adapters.GetAdapter(adapter_service_pb2.GetAdapterRequest(adapter_id=requested_id), metadata=bob),
+            service.adapters.DeleteAdapter(
+                adapter_service_pb2.DeleteAdapterRequest(adapter_id=requested_id), metadata=bob
+            ),
             service.training.GetOperation(
-                training_service_pb2.GetOperationRequest(adapter_id=named, sequence_number=1), metadata=bob
+                training_service_pb2.GetOperationRequest(adapter_id=requested_id, sequence_number=1), metadata=bob
             ),
         ]
         for call in calls:
             failure = await failure_of(call)
             assert (failure.code, failure.reason) == ('NOT_FOUND', 'ADAPTER_NOT_FOUND')
-            assert failure.message == f'no adapter {named!r}'
+            assert failure.message == f'no adapter {requested_id!r}'
     listed = await service.adapters.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=bob)
     assert not listed.adapters
 
 
 async def test_order_repeats_and_gaps(service):
-    """A repeat is answered from the record, changed content is aborted, and a gap waits and then fails."""
+    """A repeat returns the recorded result, changed content is aborted, and a gap waits and then fails."""
     adapter_id = (await service.create()).adapter_id
     first = await service.result(adapter_id, 1, forward_backward=GOOD)
-    again = await service.result(adapter_id, 1, forward_backward=GOOD)
-    assert (first.is_replayed, again.is_replayed) == (False, True)
-    assert again.forward == first.forward
+    repeated = await service.result(adapter_id, 1, forward_backward=GOOD)
+    assert (first.is_replayed, repeated.is_replayed) == (False, True)
+    assert repeated.forward == first.forward
     changed = await failure_of(service.execute(adapter_id, 1, zero_grad=operation_pb2.ZeroGrad()))
     assert (changed.code, changed.reason) == ('ABORTED', 'SEQUENCE_REUSED')
     gap = await failure_of(service.execute(adapter_id, 3, zero_grad=operation_pb2.ZeroGrad()))
@@ -349,10 +351,10 @@ async def test_only_services_can_watch_adapters(service):
 
 
 async def test_deleted_adapter_is_not_found(service):
-    """Training or deleting a deleted adapter is NOT_FOUND."""
+    """Training or deleting a deleted adapter fails with NOT_FOUND."""
     adapter_id = (await service.create()).adapter_id
     request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
     await service.adapters.DeleteAdapter(request, metadata=as_tenant('alice'))
-    again = await failure_of(service.adapters.DeleteAdapter(request, metadata=as_tenant('alice')))
+    repeated = await failure_of(service.adapters.DeleteAdapter(request, metadata=as_tenant('alice')))
     trained = await failure_of(service.execute(adapter_id, 1, forward_backward=GOOD))
-    assert again.reason == trained.reason == 'ADAPTER_NOT_FOUND'
+    assert repeated.reason == trained.reason == 'ADAPTER_NOT_FOUND'

@@ -26,10 +26,10 @@ async def train(model, adapter_id, batches, *, first):
     """Run steps; return the loss, norm and learning rate of each."""
     results = []
     for number, batch in enumerate(batches):
-        own = first + 2 * number
-        passed = await model.result(adapter_id, own, forward_backward=forward_backward(batch))
-        step = await model.result(adapter_id, own + 1, clip_grad_and_step=wire.ClipGradAndStep())
-        results.append((passed.forward.loss, step.step.grad_norm, step.step.learning_rate, step.step.step_count))
+        sequence_number = first + 2 * number
+        batch_result = await model.result(adapter_id, sequence_number, forward_backward=forward_backward(batch))
+        step = await model.result(adapter_id, sequence_number + 1, clip_grad_and_step=wire.ClipGradAndStep())
+        results.append((batch_result.forward.loss, step.step.grad_norm, step.step.learning_rate, step.step.step_count))
     return results
 
 
@@ -40,9 +40,9 @@ async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, t
         await train(model, first.adapter_id, BATCHES[:3], first=1)
         save = wire.Save(name='third', is_optimizer_included=True, consumed_train_samples=6)
         saved = (await model.result(first.adapter_id, 7, save=save)).save
-        # The library reads and writes the counters at the same place in process.
-        numbers = trainer_state(read_checkpoint(Path(saved.folder)))
-        assert (numbers['step_count'], numbers['extra']) == (3, {'consumed_train_samples': 6})
+        # In process, the library reads the counters from the same files.
+        state = trainer_state(read_checkpoint(Path(saved.folder)))
+        assert (state['step_count'], state['extra']) == (3, {'consumed_train_samples': 6})
         path = saved.checkpoint_path
         expected = await train(model, first.adapter_id, BATCHES[3:], first=8)
         second = await model.create(request_id='r2', lora_config=LORA)
@@ -52,17 +52,17 @@ async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, t
         loaded = await model.result(second.adapter_id, 3, load=load)
         assert (loaded.load.step_count, loaded.load.consumed_train_samples) == (3, 6)
         assert loaded.load.gradient_accumulation_steps == 1
-        begun = await train(model, second.adapter_id, BATCHES[3:4], first=4)
+        resumed = await train(model, second.adapter_id, BATCHES[3:4], first=4)
     async with serving_model(tiny_llama_dir, tmp_path) as model:
-        again = await model.result(second.adapter_id, 3, load=load)
-        assert (again.is_replayed, again.load) == (True, loaded.load)
-        assert begun + await train(model, second.adapter_id, BATCHES[4:], first=6) == expected
+        repeated = await model.result(second.adapter_id, 3, load=load)
+        assert (repeated.is_replayed, repeated.load) == (True, loaded.load)
+        assert resumed + await train(model, second.adapter_id, BATCHES[4:], first=6) == expected
         third = await model.create(request_id='r3', checkpoint_path=path, is_optimizer_included=True)
         assert await train(model, third.adapter_id, BATCHES[3:], first=1) == expected
 
 
-async def test_checkpoint_without_the_optimizer_has_no_cursor(service):
-    """There is no cursor without the optimizer, and loading only the weights leaves the counters unchanged."""
+async def test_cursor_is_loaded_only_with_the_optimizer(service):
+    """A load returns a cursor only if one was saved and the optimizer is loaded; weights alone keep the counters."""
     adapter = await service.create(lora_config=LORA)
     await train(service, adapter.adapter_id, BATCHES[:1], first=1)
     paths = []
@@ -92,8 +92,8 @@ async def test_a_cursor_without_an_optimizer_is_refused(service):
     assert (await service.result(adapter.adapter_id, 1, save=wire.Save(name='a'))).save.size_bytes > 0
 
 
-async def test_load_drops_a_pending_forward(service):
-    """A load drops a pending Forward; its Backward fails, and training continues."""
+async def test_load_discards_a_pending_forward(service):
+    """A load discards a pending Forward; its Backward fails, and training continues."""
     adapter = await service.create(lora_config=LORA)
     saved = await service.result(adapter.adapter_id, 1, save=wire.Save(name='begin'))
     await service.result(adapter.adapter_id, 2, forward=wire.Forward(batch=forward_backward(BATCHES[0]).batch))

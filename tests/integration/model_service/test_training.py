@@ -37,7 +37,7 @@ def train_in_process(folder: Path) -> tuple[TrainerEngine, list[float]]:
 
 
 async def train(service, adapter_id, batches, *, first=1):
-    """Run training steps by Execute; return the losses and the next number."""
+    """Run training steps with Execute; return the losses and the next number."""
     losses = []
     for batch in batches:
         result = await service.result(adapter_id, first, forward_backward=forward_backward(batch))
@@ -69,7 +69,7 @@ async def test_results_over_the_wire_are_bitwise_equal(service, tiny_llama_dir):
 
 
 async def test_receipts_and_metrics_describe_the_operations(service):
-    """Results contain tokens, bytes and times; metrics contain their numbers."""
+    """Receipts contain tokens, bytes and times; metrics contain the loss and the step count."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     result = await service.result(adapter.adapter_id, 1, forward_backward=forward_backward(BATCHES[0]))
     assert result.receipt.token_count == 27
@@ -97,7 +97,7 @@ async def test_the_default_loss_is_the_sum(service):
 
 
 async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
-    """An adapter created from a checkpoint with its optimizer ends bitwise like the uninterrupted run."""
+    """An adapter created from a checkpoint with its optimizer has bitwise the same losses as the uninterrupted run."""
     engine, expected = train_in_process(tiny_llama_dir)
     first = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, first.adapter_id, BATCHES[:2])
@@ -111,14 +111,14 @@ async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
         training_config=TRAINING,
     )
     assert (second.step_count, second.lora_config.seed) == (2, 5)
-    rest, _ = await train(service, second.adapter_id, BATCHES[2:])
-    assert losses + rest == expected
+    resumed_losses, _ = await train(service, second.adapter_id, BATCHES[2:])
+    assert losses + resumed_losses == expected
     folder = load_adapter(saved.save.folder, engine.model.layers)
     assert folder.config.r == 4
 
 
 async def test_load_replaces_the_weights(service):
-    """Loading a checkpoint restores its losses; another tenant's is not found."""
+    """Loading a checkpoint restores the loss of its weights."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     forward = operation_pb2.ForwardOnly(batch=batch_of(BATCHES[0]))
     before = await service.result(adapter.adapter_id, 1, forward_only=forward)
@@ -151,9 +151,9 @@ async def test_configure_changes_the_run(service):
         rates.append((step.step.is_applied, step.step.learning_rate))
         number += 2
     assert rates == [(False, 0.0), (True, 0.0), (False, 0.25), (True, 0.25)]
-    now = (await service.adapters.GetAdapter(_get(adapter), metadata=as_tenant('alice'))).adapter
-    assert (now.training_config.optimizer.name, now.training_config.lr_scheduler.name) == ('SGD', schedule.name)
-    assert (now.step_count, now.sequence_number) == (2, number - 1)
+    current = (await service.adapters.GetAdapter(_get(adapter), metadata=as_tenant('alice'))).adapter
+    assert (current.training_config.optimizer.name, current.training_config.lr_scheduler.name) == ('SGD', schedule.name)
+    assert (current.step_count, current.sequence_number) == (2, number - 1)
 
 
 async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
@@ -177,7 +177,7 @@ async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
     assert losses[adapters[0]] == losses[adapters[1]]
 
 
-async def test_concurrent_adapters_train_bitwise_as_alone(service, tiny_llama_dir):
+async def test_concurrent_adapters_train_bitwise_as_separately(service, tiny_llama_dir):
     """Two tenants that train at the same time get bitwise the results that each gets alone."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []

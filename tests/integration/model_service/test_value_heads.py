@@ -26,7 +26,7 @@ STEP = wire.ClipGradAndStep()
 
 
 async def learn(model, adapter_id: str, *, first: int, steps: int) -> list[list[np.ndarray]]:
-    """Take steps towards the same returns; return the values of each."""
+    """Train for some steps with the same target returns; return the values of each step."""
     seen = []
     for number in range(first, first + 2 * steps, 2):
         result = await model.result(adapter_id, number, forward_backward=forward_fields(FEATURES, TARGETS))
@@ -49,12 +49,12 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Values are zero at first and then bitwise the library's; they are omitted unless requested and without a head."""
+    """Values are zero at first and then equal the library's bitwise. Requests without values and adapters without a head return no values."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         seen = await learn(model, critic, first=1, steps=4)
-        silent = forward_fields(FEATURES, {**TARGETS, 'return_logps': False})
-        assert forward_output(await model.result(critic, 9, forward_only=silent))['values'] == []
+        without_logps = forward_fields(FEATURES, {**TARGETS, 'return_logps': False})
+        assert forward_output(await model.result(critic, 9, forward_only=without_logps))['values'] == []
         policy = (await model.create(request_id='r2', lora_config=LORA)).adapter_id
         plain = await model.result(policy, 1, forward_only=forward_fields(FEATURES, {}))
         assert forward_output(plain)['values'] == []
@@ -65,7 +65,7 @@ async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path:
 
 
 async def test_critic_continues_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """An adapter created from a checkpoint has bitwise the same values, and repeats are answered from the record."""
+    """An adapter created from a checkpoint has bitwise the same values, and repeats return recorded values."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         before = await learn(model, first, first=1, steps=3)

@@ -38,13 +38,13 @@ async def logprobs_of(service, adapter_id: str, number: int) -> list[bytes]:
 
 
 async def test_uploaded_batch_trains_like_an_inline_one(service):
-    """An upload that was interrupted and resumed gives the same loss, and can expire once the operation is accepted."""
+    """A resumed upload is the same batch as an inline one, so the operation with the inline batch is a repeat."""
     adapter_id = (await service.create()).adapter_id
     data = batch_of(BATCH).features.SerializeToString(deterministic=True)
     first = await service.training.UploadBatch(parts(data, end=150), metadata=ALICE)
     assert first.committed_bytes == 150
-    answer = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
-    whole = await service.training.UploadBatch(parts(data, begin=answer.committed_bytes), metadata=ALICE)
+    response = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    whole = await service.training.UploadBatch(parts(data, begin=response.committed_bytes), metadata=ALICE)
     assert whole.committed_bytes == len(data)
     verb = operation_pb2.ForwardBackward(batch=operation_pb2.Batch(upload_id='up'))
     uploaded = await service.result(adapter_id, 1, forward_backward=verb)
@@ -82,14 +82,14 @@ async def test_hostile_upload_is_refused(service, messages, reason):
 
 
 async def test_damaged_chunk_is_reported_with_its_offset(service):
-    """The refusal of a damaged chunk has its offset, and earlier chunks are stored."""
+    """The refusal of a damaged chunk contains its offset, and earlier chunks are stored."""
     data = batch_of(BATCH).features.SerializeToString()
     messages = list(parts(data))
     messages[2].chunk.data = b'x' * 100
     failure = await failure_of(service.training.UploadBatch(iter(messages), metadata=ALICE))
     assert (failure.reason, failure.metadata['offset']) == ('CHUNK_CORRUPT', '100')
-    answer = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
-    assert answer.committed_bytes == 100
+    response = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    assert response.committed_bytes == 100
 
 
 async def test_extra_tensors_are_used_by_their_loss(service):
@@ -130,21 +130,21 @@ async def test_sum_without_effect_gives_a_warning(service):
     request = adapter_service_pb2.CreateAdapterRequest(
         request_id='r1', base_model=service.base_model, training_config={'loss': own}
     )
-    made = await service.adapters.CreateAdapter(request, metadata=ALICE)
-    again = await service.adapters.CreateAdapter(request, metadata=ALICE)
-    assert again.warnings == made.warnings
-    (warning,) = made.warnings
+    created = await service.adapters.CreateAdapter(request, metadata=ALICE)
+    repeated = await service.adapters.CreateAdapter(request, metadata=ALICE)
+    assert repeated.warnings == created.warnings
+    (warning,) = created.warnings
     assert 'training_config.loss.reduction' in warning
-    assert made.adapter.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_UNSPECIFIED
-    adapter_id, found = made.adapter.adapter_id, []
+    assert created.adapter.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_UNSPECIFIED
+    adapter_id, reported = created.adapter.adapter_id, []
     for number, loss in enumerate((plain, own, training_config_pb2.LossConfig(name='GRPOLoss')), 1):
         change = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
         warnings = (await service.result(adapter_id, number, configure=change)).warnings
         get = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
         adapter = (await service.adapters.GetAdapter(get, metadata=ALICE)).adapter
-        found.append((list(warnings), adapter.training_config.loss.reduction))
+        reported.append((list(warnings), adapter.training_config.loss.reduction))
     unset, summed = training_config_pb2.LOSS_REDUCTION_UNSPECIFIED, training_config_pb2.LOSS_REDUCTION_SUM
-    assert found == [([], summed), ([warning], unset), ([], unset)]
+    assert reported == [([], summed), ([warning], unset), ([], unset)]
 
 
 async def test_evaluation_metrics_gather_forward_only_batches(service):
@@ -182,14 +182,14 @@ async def test_effective_parameter_groups_are_reported(service):
 
 
 async def test_step_reports_its_layers_on_request(service):
-    """A step returns finite figures of every adapted layer on request only."""
+    """A step returns finite statistics of every adapted layer only on request."""
     adapter_id = (await service.create()).adapter_id
     await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
-    answer = await service.result(
+    response = await service.result(
         adapter_id, 2, clip_grad_and_step=operation_pb2.ClipGradAndStep(max_grad_value=0.1, is_health_returned=True)
     )
-    assert answer.step.layers
-    assert all(np.isfinite(layer.grad_norm) and not layer.non_finite_location for layer in answer.step.layers)
+    assert response.step.layers
+    assert all(np.isfinite(layer.grad_norm) and not layer.non_finite_location for layer in response.step.layers)
     await service.result(adapter_id, 3, forward_backward=forward_backward(BATCH))
     assert not (await service.result(adapter_id, 4, step=operation_pb2.Step())).step.layers
 
@@ -210,7 +210,7 @@ async def test_undo_restores_the_weights_bitwise(service):
 
 
 async def test_watch_resumes_after_a_number(service):
-    """A watch resumes after a number; another tenant receives nothing."""
+    """A watch resumes after a sequence number, and another tenant's watch is refused."""
     adapter_id = (await service.create()).adapter_id
     for number in range(1, 4):
         await service.result(adapter_id, number, zero_grad=operation_pb2.ZeroGrad())
@@ -233,8 +233,8 @@ async def test_waiting_operation_is_reported_and_can_be_cancelled(service):
     record = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=2)
     response = None
     while response is None:
-        found = await asyncio.gather(service.training.GetOperation(record, metadata=ALICE), return_exceptions=True)
-        response = None if isinstance(found[0], BaseException) else found[0]
+        reported = await asyncio.gather(service.training.GetOperation(record, metadata=ALICE), return_exceptions=True)
+        response = None if isinstance(reported[0], BaseException) else reported[0]
     assert (response.state, response.queue_position) == (training_service_pb2.OPERATION_STATE_QUEUED, 1)
     request = training_service_pb2.CancelOperationRequest(adapter_id=adapter_id, sequence_number=2)
     foreign = await failure_of(service.training.CancelOperation(request, metadata=BOB))
@@ -247,7 +247,7 @@ async def test_waiting_operation_is_reported_and_can_be_cancelled(service):
 
 
 async def test_estimate_creates_no_adapter(service):
-    """An estimate creates no adapter, and more tokens cost more."""
+    """An estimate creates no adapter, and more tokens need more memory."""
     requests = [
         adapter_service_pb2.EstimateRequest(base_model=service.base_model, batch_size=2, sequence_tokens=tokens)
         for tokens in (16, 128)
@@ -262,19 +262,19 @@ async def test_estimate_creates_no_adapter(service):
 
 async def test_the_adapters_of_a_session_are_listed_by_it(service):
     """Each adapter reports its session, and the pages of a session's list contain only its adapters."""
-    for place in range(3):
-        session_id = 'ss-1' if place < 2 else 'ss-2'
+    for index in range(3):
+        session_id = 'ss-1' if index < 2 else 'ss-2'
         request = adapter_service_pb2.CreateAdapterRequest(
-            request_id=f'r{place}', base_model=service.base_model, session_id=session_id
+            request_id=f'r{index}', base_model=service.base_model, session_id=session_id
         )
         response = await service.adapters.CreateAdapter(request, metadata=ALICE)
         assert (response.adapter.session_id, response.adapter.is_parked) == (session_id, False)
-    wanted = adapter_service_pb2.ListAdaptersRequest(session_id='ss-1', page_size=1)
-    first = await service.adapters.ListAdapters(wanted, metadata=ALICE)
-    wanted.page_token = first.next_page_token
-    second = await service.adapters.ListAdapters(wanted, metadata=ALICE)
+    list_request = adapter_service_pb2.ListAdaptersRequest(session_id='ss-1', page_size=1)
+    first = await service.adapters.ListAdapters(list_request, metadata=ALICE)
+    list_request.page_token = first.next_page_token
+    second = await service.adapters.ListAdapters(list_request, metadata=ALICE)
     assert [adapter.session_id for page in (first, second) for adapter in page.adapters] == ['ss-1', 'ss-1']
     assert not second.next_page_token
-    wanted.session_id = 'ss-2'
+    list_request.session_id = 'ss-2'
     with pytest.raises(grpc.aio.AioRpcError):
-        await service.adapters.ListAdapters(wanted, metadata=ALICE)
+        await service.adapters.ListAdapters(list_request, metadata=ALICE)

@@ -1,4 +1,4 @@
-"""The engines of these tests. vLLM is started once and lent to each test."""
+"""Engines of these tests. vLLM is started once and shared by all tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,17 +22,17 @@ async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
 
 
 @pytest_asyncio.fixture(scope='session', loop_scope='session')
-async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """One vLLM engine for all tests here."""
+async def shared_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """Engine of vLLM that all tests share."""
     engine = await make_vllm_engine(tiny_llama_dir, max_num_seqs=SEQUENCES)
     yield engine
     await engine.close()
 
 
 @pytest_asyncio.fixture(loop_scope='session')
-async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """VLLM without loaded versions."""
-    loan = Loan(lasting_vllm_engine, whole_weights(tiny_llama_dir, 0))
+async def vllm_engine(shared_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """Shared engine of vLLM without loaded versions."""
+    loan = Loan(shared_vllm_engine, whole_weights(tiny_llama_dir, 0))
     yield loan
     await loan.give_back()
 

@@ -46,16 +46,16 @@ async def publish(both: Published, model: Path, version: int) -> None:
         await both.checkpoint.weights.publish_version('full', state, version=version)
 
 
-def run_ref(seconds: float = 20, **wanted: int) -> sampling_pb2.AdapterRef:
+def run_ref(seconds: float = 20, **fields: int) -> sampling_pb2.AdapterRef:
     """Return a reference to the run."""
     wait = duration_pb2.Duration()
     wait.FromTimedelta(timedelta(seconds=seconds))
-    return sampling_pb2.AdapterRef(adapter_id='full', wait_timeout=wait, **wanted)
+    return sampling_pb2.AdapterRef(adapter_id='full', wait_timeout=wait, **fields)
 
 
-async def answer_of(both: Published, **wanted: int) -> Answer:
+async def answer_of(both: Published, **fields: int) -> Answer:
     """Return a greedy response of six tokens."""
-    request = sample_request(run_ref(**wanted), params={'temperature': 0.0})
+    request = sample_request(run_ref(**fields), params={'temperature': 0.0})
     return await read_answer(both.sampler.stub.Sample(request, metadata=ALICE))
 
 
@@ -89,7 +89,7 @@ def greedy(model: Path, version: int) -> list[int]:
     return ids[0, len(PROMPT) :].tolist()
 
 
-async def test_each_version_is_answered_with_its_own_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
+async def test_each_version_samples_with_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Tokens equal those of transformers with the published weights; the torch engine matches the trainer bitwise."""
     async with following(real_engine, tmp_path) as both:
         assert await refusal(both, run_ref(0.05)) == 'VERSION_NOT_READY'
@@ -134,18 +134,18 @@ async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Pa
         alone = await read_answer(both.sampler.stub.Sample(request, metadata=ALICE))
         versions = both.sampler.versions
         choice = AdapterChoice(adapter_id='full', at_least=2, wait=timedelta(seconds=20))
-        async with versions.lease(ALICE_SERVICE, AdapterChoice(adapter_id='full')) as held:
+        async with versions.lease(ALICE_SERVICE, AdapterChoice(adapter_id='full')) as leased:
             await publish(both, tiny_llama_dir, 2)
-            running = asyncio.create_task(anext(aiter_of(versions, choice)))
-            assert held.key.version == 1
-            assert versions.all_resident() == [held]
+            running = asyncio.create_task(anext(yield_leased_version(versions, choice)))
+            assert leased.key.version == 1
+            assert versions.all_resident() == [leased]
         assert await running == 2
         after = await answer_of(both, at_least=2)
         assert after.spans == [[(2, 0, 6)]]
         assert alone.spans == [[(1, 0, 64)]]
 
 
-async def aiter_of(versions, choice: AdapterChoice):
+async def yield_leased_version(versions, choice: AdapterChoice):
     """Yield the version leased for a choice."""
     async with versions.lease(ALICE_SERVICE, choice) as version:
         yield version.key.version

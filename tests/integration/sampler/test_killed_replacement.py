@@ -1,7 +1,7 @@
-"""A sampler of a full-parameter run is killed while its base model is replaced: no answer ever mixes two versions.
+"""A sampler of a full-parameter run is killed while its base model is replaced: no response mixes two versions.
 
-The sampler is a real process on the torch engine. A client sends requests continuously, across kill and restart. Every
-answer that it receives, complete or broken off, must belong to a single version.
+The sampler is a real process on the torch engine. A client sends requests continuously, across kills and restarts.
+Every response that it receives, complete or interrupted, must belong to a single version.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ ALICE = tenant('alice')
 RUN = whole_publisher.RUN
 TOKENS = 24
 SEEDS = 8
-"""Number of distinct answers per version; repeated answers are scored only once."""
+"""Number of distinct responses per version; repeated responses are scored only once."""
 CLOSE, FAR = 1e-4, 1e-2
 """Log-probabilities of one version differ by less than CLOSE, those of another or of a mixture by more than FAR."""
 
@@ -52,10 +52,10 @@ def factor_of(version: int) -> float:
     return (1.25, 0.75, 1.1, 0.9)[version % 4]
 
 
-def ref(seconds: float = 60, **wanted: int) -> sampling_pb2.AdapterRef:
+def ref(seconds: float = 60, **fields: int) -> sampling_pb2.AdapterRef:
     """Return a reference to the run."""
     wait = duration_pb2.Duration(nanos=int(seconds % 1 * 1e9), seconds=int(seconds))
-    return sampling_pb2.AdapterRef(adapter_id=RUN, wait_timeout=wait, **wanted)
+    return sampling_pb2.AdapterRef(adapter_id=RUN, wait_timeout=wait, **fields)
 
 
 class Oracle:
@@ -94,12 +94,12 @@ def scores_of(sampler: TorchSampler, tokens: Sequence[int]) -> list[float]:
 
 @dataclass
 class Received:
-    """A complete or partial answer that the client received."""
+    """A complete or partial response that the client received."""
 
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     version: int = 0
-    """Version named at the end of the answer; 0 if it broke off."""
+    """Version in the last event of the response; 0 if the response was interrupted."""
 
 
 @dataclass
@@ -139,16 +139,16 @@ class Deployment:
         """Start the checkpoint service again on the same port."""
         self.checkpoint = await start_checkpoint(self.folder, self.checkpoint.address)
 
-    async def answer(self, **wanted: int) -> Answer:
+    async def answer(self, **fields: int) -> Answer:
         """Return a greedy answer of the running sampler."""
         assert self.sampler is not None
-        request = sample_request(ref(**wanted), base_model=str(self.model), params=PARAMS)
+        request = sample_request(ref(**fields), base_model=str(self.model), params=PARAMS)
         return await read_answer(self.sampler.stub.Sample(request, metadata=ALICE))
 
-    async def refusal(self, seconds: float = 0.05, **wanted: int) -> str:
+    async def refusal(self, seconds: float = 0.05, **fields: int) -> str:
         """Return the reason with which a request is refused."""
         assert self.sampler is not None
-        request = sample_request(ref(seconds, **wanted), base_model=str(self.model), params=PARAMS)
+        request = sample_request(ref(seconds, **fields), base_model=str(self.model), params=PARAMS)
         return (await failure_of(self.sampler.stub.Sample(request, metadata=ALICE))).reason
 
     async def send_requests(self) -> None:
@@ -228,7 +228,7 @@ def check_version(answer: Answer, version: int, oracle: Oracle) -> None:
 
 
 def check_received(deployment: Deployment, oracle: Oracle, versions: Sequence[int]) -> None:
-    """Check that each answer belongs to one version: the named one, or any if it was broken off."""
+    """Check that each response belongs to one version: the reported one, or any one if it was interrupted."""
     assert deployment.received
     for received in deployment.received:
         tokens = tuple(received.tokens)
@@ -251,11 +251,11 @@ async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
     oracle, tokens = Oracle(tiny_llama_dir), tuple(range(50, 50 + TOKENS))
     count = len(load_file(tiny_llama_dir / 'model.safetensors'))
     mixtures = [oracle.mixture(1, 2, new_count) for new_count in (1, count // 2, count - 1)]
-    wrong = [*mixtures, TorchSampler(str(tiny_llama_dir))]
-    for sampler in wrong:
+    invalid_samplers = [*mixtures, TorchSampler(str(tiny_llama_dir))]
+    for sampler in invalid_samplers:
         for version in (1, 2):
-            own, its = scores_of(sampler, tokens), oracle.scores(version, tokens)
-            assert max(abs(one - other) for one, other in zip(own, its, strict=True)) > FAR
+            own, expected = scores_of(sampler, tokens), oracle.scores(version, tokens)
+            assert max(abs(one - other) for one, other in zip(own, expected, strict=True)) > FAR
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Requests continued by another sampler over loopback: nothing is lost or repeated, and only services may continue."""
+"""Requests continued by another sampler: nothing is lost or repeated, and only services may continue a request."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -56,7 +56,7 @@ class Delivered:
         self.ends: list[Any] = [None] * count
         self.prompts = 0
 
-    def take(self, response: wire.SampleResponse) -> None:
+    def add(self, response: wire.SampleResponse) -> None:
         """Add an event; no event may follow the end of a sequence."""
         kind = response.WhichOneof('event')
         if kind == 'prompt':
@@ -88,15 +88,15 @@ async def test_stream_continues_on_another_sampler_with_the_same_result(samplers
     responses = [response async for response in one.stub.Sample(sample_request(ref, params=params), metadata=CLIENT)]
     whole = Delivered(2)
     for response in responses:
-        whole.take(response)
+        whole.add(response)
     for cut in range(0, len(responses), 3):
         parts = Delivered(2)
         for response in responses[:cut]:
-            parts.take(response)
+            parts.add(response)
         request = sample_request(ref, params=params, continued=parts.so_far())
         parts.prompts = 0
         async for response in two.stub.Sample(request, metadata=INTERNAL):
-            parts.take(response)
+            parts.add(response)
         assert parts.prompts == 0
         assert (parts.tokens, parts.logprobs, parts.texts) == (whole.tokens, whole.logprobs, whole.texts)
         assert parts.ends == whole.ends
@@ -109,7 +109,7 @@ async def test_only_services_can_continue_a_sequence(samplers):
     assert (refused.code, refused.reason) == ('PERMISSION_DENIED', 'SCOPE_MISSING')
 
 
-async def test_weights_are_named_exactly(samplers):
+async def test_continuation_needs_an_exact_version(samplers):
     """A continuation must name an exact version."""
     latest = sampling_pb2.AdapterRef(adapter_id='ad-1')
     request = sample_request(latest, continued=[wire.SequenceSoFar(token_ids=ints([5]))])

@@ -94,12 +94,12 @@ class Fleet:
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         self._metadata = metadata
 
-    async def until(self, is_so: Any) -> wire.Replica | None:
-        """Watch until a sampler satisfies `is_so`; return None if it leaves first."""
+    async def until(self, predicate: Any) -> wire.Replica | None:
+        """Watch until a sampler satisfies `predicate`; return None if it leaves first."""
         call = self._stub.WatchFleet(wire.WatchFleetRequest(), metadata=self._metadata)
         try:
             async for event in call:
-                if event.HasField('replica') and event.replica.service == 'sampler' and is_so(event.replica):
+                if event.HasField('replica') and event.replica.service == 'sampler' and predicate(event.replica):
                     return event.replica
                 if event.WhichOneof('event') == 'left_replica_id':
                     return None
@@ -129,12 +129,12 @@ async def test_sampler_joins_and_reports_its_versions(gateway, fleet, tmp_path):
         assert replica.load.max_sequence_count == 8
         sampler.source.publish('alice', lora_weights(1))
         async with sampler.versions.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
-            held = (await fleet.until(lambda replica: bool(replica.resident_adapters))).resident_adapters
-        assert [(item.adapter_id, item.version) for item in held] == [('ad-1', 1)]
+            resident = (await fleet.until(lambda replica: bool(replica.resident_adapters))).resident_adapters
+        assert [(item.adapter_id, item.version) for item in resident] == [('ad-1', 1)]
 
 
 async def test_drained_sampler_finishes_its_streams_and_leaves(gateway, fleet, tmp_path):
-    """A drained sampler finishes its running stream, ends without an error, and leaves the fleet."""
+    """A drained sampler finishes its running stream, exits without an error, and leaves the fleet."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler) as task:
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
         channel = open_channel(replica.address, internal_token=TOKEN)
@@ -155,7 +155,7 @@ async def test_drained_sampler_finishes_its_streams_and_leaves(gateway, fleet, t
         await asyncio.wait([reading])
 
 
-async def test_failed_engine_ends_the_service(gateway, tmp_path):
+async def test_failed_engine_stops_the_service(gateway, tmp_path):
     """The process exits with an error when its engine fails."""
     async with member(gateway, tmp_path / 'sampler') as sampler:
         sampler.engine.failed.set()

@@ -1,4 +1,4 @@
-"""Many streams and large batches: memory stays bounded and every request ends exactly once."""
+"""Many streams and large batches: memory stays bounded and every request finishes exactly once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ PROMPTS = 1000
 
 @pytest.fixture
 async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
-    """An engine with space for all streams and small mailboxes."""
+    """An engine with slots for all streams and small buffers for unread events."""
     limits = EngineConfig(max_sequences=STREAMS, max_batch_tokens=512, prefill_chunk_tokens=32)
     folder = str(tiny_llama_dir)
     created = TorchEngine(TorchEngineOptions(base_model='tiny', folder=folder, limits=limits, mailbox_events=MAILBOX))
@@ -59,11 +59,11 @@ async def test_slow_readers_keep_memory_bounded(engine):
         await anext(stream)
     while engine.load.running_sequences < STREAMS or engine.step_rows:
         await engine.abort('unknown')
-    # One step may add an event to a full mailbox, and the reader has taken one.
+    # One step may add an event to a full buffer, and the reader has read one.
     assert engine.buffered_events <= STREAMS * (MAILBOX + 1)
-    rest = [[event async for event in stream] for stream in streams[:20]]
-    # 40 tokens and the end; the prompt event was read before.
-    assert {len(events) for events in rest} == {41}
+    remaining = [[event async for event in stream] for stream in streams[:20]]
+    # 40 token events and the last event; the prompt event was read before.
+    assert {len(events) for events in remaining} == {41}
     for stream in streams[20:]:
         await stream.aclose()
     while engine.load.running_sequences:
@@ -72,7 +72,7 @@ async def test_slow_readers_keep_memory_bounded(engine):
 
 
 async def test_thousand_streams_finish(sampler):
-    """A thousand streams all finish and leave nothing behind, although most have to wait for a slot."""
+    """A thousand streams all finish and leave no buffered events, although most have to wait for a slot."""
     calls = [
         sampler.stub.Sample(sample_request(params={'max_tokens': 4, 'seed': number}), metadata=ALICE)
         for number in range(PROMPTS)

@@ -1,4 +1,4 @@
-"""Versions relayed by samplers over loopback: a chain of samplers, and the loss of one of them."""
+"""Versions relayed by samplers over loopback: a chain of samplers, and the failure of one of them."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 
 ALICE = tenant('alice')
 VERSIONS = 50
-NOWHERE = '127.0.0.1:1'
+UNREACHABLE = '127.0.0.1:1'
 
 
 class Node:
@@ -42,7 +42,7 @@ class Node:
         assert isinstance(engine, FakeSamplerEngine)
         return engine
 
-    async def sampled(self, version: int) -> int:
+    async def sample(self, version: int) -> int:
         """Sample from at least that version and return the version that was used."""
         ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
         ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
@@ -79,8 +79,8 @@ async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def chained(first: str, others: str, folder: Path, *, is_shared: bool) -> AsyncIterator[list[Node]]:
-    """Run three samplers in a chain: each takes weights from the one before.
+async def running_chain(first: str, others: str, folder: Path, *, is_shared: bool) -> AsyncIterator[list[Node]]:
+    """Run three samplers in a chain: each fetches weights from the previous one.
 
     Args:
         first: Address of the checkpoint service for the first sampler.
@@ -103,42 +103,42 @@ async def chained(first: str, others: str, folder: Path, *, is_shared: bool) -> 
 async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: Path) -> AsyncIterator[list[Node]]:
     """Three samplers that all reach the checkpoint service, with and without shared memory."""
     is_shared = request.param == 'shared'
-    async with chained(checkpoint.address, checkpoint.address, tmp_path, is_shared=is_shared) as nodes:
+    async with running_chain(checkpoint.address, checkpoint.address, tmp_path, is_shared=is_shared) as nodes:
         yield nodes
 
 
 def check_weights(item: Node, version: int) -> None:
     """Compare an engine's weights of a version with the published ones."""
-    held = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
+    loaded = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
     for name, tensor in lora_tensors(version).items():
-        assert bytes(held.tensors[name].data) == bytes(tensor.data)
+        assert bytes(loaded.tensors[name].data) == bytes(tensor.data)
 
 
 @pytest.mark.parametrize('is_shared', [False, True])
 async def test_versions_are_relayed_along_the_chain(checkpoint, tmp_path, is_shared):
     """The last sampler, which cannot reach the checkpoint service, receives every version bitwise unchanged."""
-    async with chained(checkpoint.address, NOWHERE, tmp_path, is_shared=is_shared) as chain:
+    async with running_chain(checkpoint.address, UNREACHABLE, tmp_path, is_shared=is_shared) as chain:
         for version in range(1, VERSIONS + 1):
             await publish(checkpoint, version)
-            assert await chain[2].sampled(version) == version
+            assert await chain[2].sample(version) == version
             check_weights(chain[2], version)
 
 
 async def test_relay_failure_loses_no_version(chain, checkpoint):
     """A sampler whose relay stops continues from the checkpoint service without missing a version."""
     await publish(checkpoint, 1)
-    assert [await item.sampled(1) for item in chain] == [1, 1, 1]
+    assert [await item.sample(1) for item in chain] == [1, 1, 1]
     for version in range(2, 12):
         await publish(checkpoint, version)
         if version == 6:
             await chain[1].stack.aclose()
-        assert await chain[2].sampled(version) == version
+        assert await chain[2].sample(version) == version
         check_weights(chain[2], version)
-    assert await chain[0].sampled(11) == 11
+    assert await chain[0].sample(11) == 11
 
 
 async def test_silent_relay_is_abandoned(checkpoint, tmp_path):
-    """A silent relay is abandoned after the patience, and its connection is closed."""
+    """A silent relay is abandoned after the timeout `patience`, and its connection is closed."""
     sources = WeightSources(checkpoint.address, patience=timedelta(seconds=0.05))
     with socket.create_server(('127.0.0.1', 0)) as silent:
         sources.use_relay(f'127.0.0.1:{silent.getsockname()[1]}')
@@ -152,7 +152,7 @@ async def test_silent_relay_is_abandoned(checkpoint, tmp_path):
 
 
 def _read_to_end(listener: socket.socket) -> None:
-    """Return when the peer has closed the connection."""
+    """Wait until the peer has closed the connection."""
     connection, _ = listener.accept()
     with connection:
         while connection.recv(4096):
@@ -160,19 +160,19 @@ def _read_to_end(listener: socket.socket) -> None:
 
 
 async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
-    """A sampler that is assigned another relay, or none, continues to follow from there."""
+    """A sampler that is assigned another relay, or none, continues to receive new versions."""
     await publish(checkpoint, 1)
-    assert await chain[2].sampled(1) == 1
-    for version, address in ((2, ''), (3, chain[0].running.address), (4, NOWHERE), (5, '')):
+    assert await chain[2].sample(1) == 1
+    for version, address in ((2, ''), (3, chain[0].running.address), (4, UNREACHABLE), (5, '')):
         chain[2].sources.use_relay(address)
         await publish(checkpoint, version)
-        assert await chain[2].sampled(version) == version
+        assert await chain[2].sample(version) == version
 
 
 async def test_weights_are_relayed_only_to_services(chain, checkpoint):
     """A service call for another tenant does not see the weights."""
     await publish(checkpoint, 1)
-    await chain[0].sampled(1)
+    await chain[0].sample(1)
     channel = open_channel(chain[0].running.address)
     stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
     reference = weight_stream_service_pb2.VersionRef(adapter_id='ad-1', version=1)
@@ -186,7 +186,7 @@ async def test_weights_are_relayed_only_to_services(chain, checkpoint):
     await channel.close()
 
 
-async def test_address_of_the_checkpoint_service_may_come_later(checkpoint, tmp_path):
+async def test_address_of_the_checkpoint_service_can_be_set_later(checkpoint, tmp_path):
     """A request waits for its version until the address of the checkpoint service is known."""
     sources = WeightSources()
     async with serving_sampler(FakeSamplerEngine(), sources, tmp_path / 'sampler') as running:

@@ -39,14 +39,14 @@ LONG = {'max_tokens': 480}
 @pytest.fixture(params=['fake', 'torch'])
 async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
     """Each engine in turn."""
-    made: SamplerEngine
+    created: SamplerEngine
     if request.param == 'fake':
-        made = FakeSamplerEngine(max_sequences=2)
+        created = FakeSamplerEngine(max_sequences=2)
     else:
         limits = EngineConfig(max_sequences=2, max_batch_tokens=64, prefill_chunk_tokens=32)
-        made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir), limits=limits))
-    yield made
-    await made.close()
+        created = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir), limits=limits))
+    yield created
+    await created.close()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def sampler(engine: SamplerEngine, tmp_path: Path) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_stream_has_prompt_tokens_and_ends(sampler):
+async def test_stream_has_prompt_tokens_and_final_events(sampler):
     """A stream has the prompt first, then tokens, and one final event with version spans per sequence."""
     params = {'seed': 1, 'sample_count': 2, 'top_logprob_count': 2}
     answer = await read_answer(sampler.stub.Sample(sample_request(params=params), metadata=ALICE), 2)
@@ -335,7 +335,7 @@ async def test_structured_output_is_refused_if_unsupported(sampler):
 
 
 async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
-    """An engine that can sleep does so after running requests; one that cannot refuses. Both serve afterwards."""
+    """An engine with sleep mode sleeps after its running requests; one without it refuses. Both serve afterwards."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
         assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

@@ -1,4 +1,4 @@
-"""Adapter versions from the real checkpoint service to samples, which name the version of every token."""
+"""Samples with adapter versions from the real checkpoint service report the version of every token."""
 
 import asyncio
 import socket
@@ -57,9 +57,9 @@ async def publish(checkpoint: Running, version: int, *, adapter_id: str = 'ad-1'
 async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
     """A small torch engine."""
     limits = EngineConfig(max_sequences=8, max_batch_tokens=64, prefill_chunk_tokens=32)
-    made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir), limits=limits))
-    yield made
-    await made.close()
+    created = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir), limits=limits))
+    yield created
+    await created.close()
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def sampler(engine: TorchEngine, checkpoint: Running, tmp_path: Path) -> A
 def serving_at(address: str, engine: TorchEngine, tmp_path: Path) -> Any:
     """Serve with weights from the checkpoint service at `address`."""
 
-    async def closing(stack: AsyncExitStack) -> RunningSampler:
+    async def open_sampler(stack: AsyncExitStack) -> RunningSampler:
         channel = open_channel(address)
         stack.push_async_callback(channel.close)
         source = CheckpointClient(channel)
@@ -87,10 +87,10 @@ def serving_at(address: str, engine: TorchEngine, tmp_path: Path) -> Any:
             serving_sampler(engine, source, tmp_path / 'sampler', max_resident_versions=3)
         )
 
-    return _Stacked(closing)
+    return _ExitStackContext(open_sampler)
 
 
-class _Stacked:
+class _ExitStackContext:
     """An async context manager over the resources that a function pushes onto a stack."""
 
     def __init__(self, enter: Any) -> None:
@@ -103,8 +103,8 @@ class _Stacked:
         await self._stack.aclose()
 
 
-def recomputed(model: PackedCausalLM, version: int, tokens: list[int]) -> list[float]:
-    """Return the log-probability of each new token under that version, by one forward pass."""
+def expected_logprobs(model: PackedCausalLM, version: int, tokens: list[int]) -> list[float]:
+    """Return the log-probability of each new token under that version, computed by one forward pass."""
     weights = None
     if version:
         state = {name: tensor_of(data) for name, data in lora_tensors(version).items()}
@@ -124,11 +124,11 @@ async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_
     await publish(checkpoint, 1)
     answer = await read_answer(sampler.stub.Sample(sample_request(adapter()), metadata=ALICE))
     assert answer.spans == [[(1, 0, 6)]]
-    assert answer.logprobs[0] == pytest.approx(recomputed(model, 1, answer.tokens[0]), abs=1e-4)
+    assert answer.logprobs[0] == pytest.approx(expected_logprobs(model, 1, answer.tokens[0]), abs=1e-4)
     base = await read_answer(sampler.stub.Sample(sample_request(), metadata=ALICE))
     assert base.spans == [[(0, 0, 6)]]
-    assert base.logprobs[0] == pytest.approx(recomputed(model, 0, base.tokens[0]), abs=1e-4)
-    assert recomputed(model, 1, base.tokens[0]) != pytest.approx(base.logprobs[0], abs=1e-2)
+    assert base.logprobs[0] == pytest.approx(expected_logprobs(model, 0, base.tokens[0]), abs=1e-4)
+    assert expected_logprobs(model, 1, base.tokens[0]) != pytest.approx(base.logprobs[0], abs=1e-2)
 
 
 async def test_request_waits_for_its_version(sampler, checkpoint):
@@ -163,7 +163,7 @@ async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoin
 
 
 async def test_evicted_version_is_loaded_again(sampler, checkpoint):
-    """Four adapters on three slots each use their weights, even after an eviction."""
+    """Each of four adapters on three slots samples with its weights, even after an eviction."""
     answers: dict[str, list[int]] = {}
     for number in (1, 2, 3, 4):
         await publish(checkpoint, number, adapter_id=f'ad-{number}')
@@ -193,10 +193,10 @@ async def test_resident_adapters_are_listed_in_pages_and_unloaded(sampler, check
     assert [page.adapters[0].adapter_id for page in (first, second)] == ['ad-1', 'ad-2']
     assert not second.next_page_token
     await sampler.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id='ad-1'), metadata=ALICE)
-    left = await sampler.stub.ListResidentAdapters(wire.ListResidentAdaptersRequest(), metadata=ALICE)
-    assert [item.adapter_id for item in left.adapters] == ['ad-2']
-    gone = await failure_of(sampler.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id='ad-1'), metadata=ALICE))
-    assert gone.reason == 'ADAPTER_NOT_FOUND'
+    remaining = await sampler.stub.ListResidentAdapters(wire.ListResidentAdaptersRequest(), metadata=ALICE)
+    assert [item.adapter_id for item in remaining.adapters] == ['ad-2']
+    missing = await failure_of(sampler.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id='ad-1'), metadata=ALICE))
+    assert missing.reason == 'ADAPTER_NOT_FOUND'
 
 
 async def test_durable_checkpoint_is_sampled_by_its_path(sampler, checkpoint):
@@ -234,7 +234,7 @@ async def test_scores_name_their_version(sampler, checkpoint, tiny_llama_dir):
     )
     (scored,) = (await sampler.stub.ComputeLogprobs(request, metadata=ALICE)).sequences
     assert scored.version == 1
-    assert numbers(scored.logprobs)[len(PROMPT) :] == pytest.approx(recomputed(model, 1, [9, 10]), abs=1e-4)
+    assert numbers(scored.logprobs)[len(PROMPT) :] == pytest.approx(expected_logprobs(model, 1, [9, 10]), abs=1e-4)
 
 
 async def test_publishing_does_not_affect_running_streams(sampler, checkpoint, tiny_llama_dir):
@@ -254,7 +254,7 @@ async def test_publishing_does_not_affect_running_streams(sampler, checkpoint, t
         ((version, begin, end),) = answer.spans[0]
         assert (begin, end) == (0, 24)
         assert answer.reasons == [sampling_pb2.STOP_REASON_LENGTH]
-        assert answer.logprobs[0] == pytest.approx(recomputed(model, version, answer.tokens[0]), abs=1e-4)
+        assert answer.logprobs[0] == pytest.approx(expected_logprobs(model, version, answer.tokens[0]), abs=1e-4)
         seen.add(version)
     assert len(seen) > 1
 

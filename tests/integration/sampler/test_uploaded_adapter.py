@@ -1,4 +1,4 @@
-"""An adapter saved by plain PEFT, uploaded and sampled: the tokens are those of transformers and PEFT."""
+"""An adapter saved by plain PEFT is uploaded and sampled; the tokens equal those of transformers with PEFT."""
 
 import io
 import tarfile
@@ -57,11 +57,11 @@ def archive_of(folder: Path) -> bytes:
 
 def greedy(model: Any) -> list[int]:
     """Return the tokens that transformers samples after the prompt."""
-    given = torch.tensor([PROMPT])
+    input_ids = torch.tensor([PROMPT])
     options = {'max_new_tokens': NEW_TOKENS, 'min_new_tokens': NEW_TOKENS, 'do_sample': False, 'eos_token_id': None}
     with torch.no_grad():
-        found = model.generate(input_ids=given, attention_mask=torch.ones_like(given), **options)
-    return found[0, len(PROMPT) :].tolist()
+        generated = model.generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options)
+    return generated[0, len(PROMPT) :].tolist()
 
 
 @pytest.fixture
@@ -91,17 +91,17 @@ async def test_uploaded_adapter_gives_the_tokens_of_peft(
     )
     parts = [wire.UploadCheckpointRequest(chunk=chunk_to_proto(chunk)) for chunk in iter_chunks(data)]
     requests = stream_of(wire.UploadCheckpointRequest(header=header), *parts)
-    made = (await checkpoints.checkpoints.UploadCheckpoint(requests, metadata=as_tenant('alice'))).checkpoint
+    uploaded = (await checkpoints.checkpoints.UploadCheckpoint(requests, metadata=as_tenant('alice'))).checkpoint
     async with open_channel(checkpoints.address) as channel:
         with acting_for(Caller(tenant_id='alice', is_internal=True)):
-            state = (await WeightClient(channel).fetch_checkpoint(made.path)).state
-        held = unpack_state(state.manifest, state.data)
-        assert {name: tensor.to_numpy().tolist() for name, tensor in held.items()} == {
+            state = (await WeightClient(channel).fetch_checkpoint(uploaded.path)).state
+        fetched = unpack_state(state.manifest, state.data)
+        assert {name: tensor.to_numpy().tolist() for name, tensor in fetched.items()} == {
             name: value.numpy().tolist() for name, value in peft.get_peft_model_state_dict(model).items()
         }
         engine, source = engine_of(tiny_llama_dir), CheckpointClient(channel)
         async with serving_sampler(engine, source, tmp_path / 'sampler') as sampler:
-            adapter = sampling_pb2.AdapterRef(checkpoint_path=made.path)
+            adapter = sampling_pb2.AdapterRef(checkpoint_path=uploaded.path)
             params = {'max_tokens': NEW_TOKENS, 'temperature': 0.0}
             request = sample_request(adapter, params=params, base_model=str(tiny_llama_dir))
             answer = await read_answer(sampler.stub.Sample(request, metadata=tenant('alice')))

@@ -1,4 +1,4 @@
-"""An engine core that exits or hangs: every waiting call fails instead of hanging."""
+"""Every waiting call fails, instead of hanging, if the engine core exits or hangs."""
 
 import asyncio
 import signal
@@ -59,7 +59,7 @@ async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Pat
 
 
 async def test_every_call_fails_after_the_core_exits(tmp_path: Path, tiny_llama_dir: Path):
-    """If the core exits, a request that waits in a pause, an update of the base model and later calls fail."""
+    """If the core exits, a request that waits during a pause, an update of the base model and later calls fail."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy
 

@@ -1,4 +1,4 @@
-"""Compilation of structured outputs to validate them: bounded, fair between tenants, and cached."""
+"""Validation of structured outputs by compiling them, which is bounded, fair between tenants, and cached."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def checker(tiny_llama_dir: Path) -> AsyncIterator[Any]:
-    """One checker for all tests here, whose process reads the vocabulary once."""
+    """Checker that all tests of this module share; its process reads the vocabulary once."""
     need_vllm()
     from twinkle.sampler.vllm.form_check import FormChecker  # noqa: PLC0415 - heavy
 
@@ -82,32 +82,32 @@ async def test_valid_forms_are_accepted(checker, form):
 
 async def test_owners_alternate_in_the_form_checker(checker):
     """An owner with many expensive forms delays another owner by at most one of them."""
-    ended: list[str] = []
+    finished: list[str] = []
 
     async def check(owner: str, form: StructuredOutput) -> None:
         with suppress(InvalidSamplingParams):
             await checker.check(form, owner=owner)
-        ended.append(owner)
+        finished.append(owner)
 
     costly = [StructuredOutput(choices=(f'{index}' + 'ab' * 15000, 'c')) for index in range(3)]
     many = [asyncio.create_task(check('many', form)) for form in costly]
     await asyncio.sleep(0)
     await check('one', StructuredOutput(regex='[a-z]{1,8}'))
-    assert ended.index('one') <= 1
+    assert finished.index('one') <= 1
     await asyncio.gather(*many)
 
 
 async def test_cancelled_check_does_not_affect_the_next_form(checker):
     """The result of a cancelled check is not returned for the next form."""
-    leaving = asyncio.create_task(checker.check(StructuredOutput(regex='[ab]{3}')))
+    cancelled = asyncio.create_task(checker.check(StructuredOutput(regex='[ab]{3}')))
     await asyncio.sleep(0)
-    leaving.cancel()
-    await asyncio.wait({leaving})
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
     assert await is_refused(checker, StructuredOutput(regex='(((('))
 
 
 def is_form_process(process):
-    """Return whether a process checks forms; one of an earlier test may have ended but not been collected."""
+    """Return whether a process checks forms; one of an earlier test may have exited but not been collected."""
     try:
         return 'form_process.py' in ' '.join(process.cmdline())
     except psutil.NoSuchProcess:

@@ -52,11 +52,11 @@ async def test_nan_weights_do_not_affect_other_requests(engine):
     from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 - heavy
 
     expected = await tokens_of(engine, 'before', GREEDY)
-    bad = {
+    nan_tensors = {
         name: TensorData.from_numpy(np.full(tensor.shape, np.nan, np.float32))
         for name, tensor in lora_tensors(1).items()
     }
-    adapter = await engine.add_adapter('bad', 1, AdapterSource(config=LORA, tensors=bad))
+    adapter = await engine.add_adapter('nan_tensors', 1, AdapterSource(config=LORA, tensors=nan_tensors))
     long = replace(GREEDY, max_tokens=300, num_samples=8)
     for attempt in range(2):
         await tokens_of(engine, f'bad {attempt}', long, adapter)
@@ -64,8 +64,8 @@ async def test_nan_weights_do_not_affect_other_requests(engine):
         assert await tokens_of(engine, f'after {attempt}', GREEDY) == expected
 
 
-async def test_expensive_form_ends_only_its_sequence(engine):
-    """A form that becomes too expensive while sampling ends its request, and the engine continues."""
+async def test_expensive_form_fails_only_its_request(engine):
+    """A form that becomes too expensive while sampling fails its request, and the engine continues."""
     params = SamplingParams(max_tokens=400, min_tokens=390, seed=1, structured_output=SLOW_FORM)
     with pytest.raises(InvalidSamplingParams) as caught:
         await tokens_of(engine, 'slow', params)
@@ -87,18 +87,18 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
 
     params = SamplingParams(max_tokens=40, seed=1, structured_output=StructuredOutput(regex='[ab]{6}'))
     [complete] = await tokens_of(engine, 'whole', params)
-    begun = tuple(complete[:4])
+    first_tokens = tuple(complete[:4])
     request = VllmRequest(
         request_id='rest',
         prompt_token_ids=(1, 40, 41),
         params=params,
-        continued=(SequenceSoFar(token_ids=begun, is_finished=False),),
+        continued=(SequenceSoFar(token_ids=first_tokens, is_finished=False),),
     )
     sampled: list[int] = []
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
             sampled += event.tokens
-    assert len(begun) + len(sampled) == len(complete)
+    assert len(first_tokens) + len(sampled) == len(complete)
 
 
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):

@@ -1,4 +1,4 @@
-"""A thousand streams on one sampler, and readers that stop reading: all streams end, and memory stays bounded."""
+"""A thousand streams on one sampler, and readers that stop reading: all streams finish, and memory stays bounded."""
 
 import asyncio
 import statistics

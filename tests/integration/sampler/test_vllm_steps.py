@@ -52,18 +52,18 @@ async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     answers: list[Answer] = []
     async with serving_both(engine, tmp_path, max_resident_versions=8) as running:
         await running.publish(1)
-        is_done, an_end = asyncio.Event(), asyncio.Event()
+        is_done, is_sample_finished = asyncio.Event(), asyncio.Event()
 
         async def sample_on(stream: int) -> None:
             while not is_done.is_set():
                 answers.append(await sample(running, STREAMS * len(answers) + stream))
-                an_end.set()
+                is_sample_finished.set()
 
         streams = [asyncio.create_task(sample_on(stream)) for stream in range(STREAMS)]
         for version in range(2, VERSIONS + 1):
             await running.publish(version)
-            an_end.clear()
-            await an_end.wait()
+            is_sample_finished.clear()
+            await is_sample_finished.wait()
         is_done.set()
         await asyncio.gather(*streams)
     steps = list(read_steps(path))

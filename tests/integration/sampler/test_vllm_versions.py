@@ -52,9 +52,9 @@ def check(answer: Answer, oracle: VersionOracle) -> int:
     assert answer.reasons == [sampling_pb2.STOP_REASON_LENGTH]
     ((version, begin, end),) = answer.spans[0]
     assert (begin, end) == (0, TOKENS)
-    mine, next_one = (oracle.score(number, LONG, answer.tokens[0]) for number in (version, version + 1))
-    assert answer.logprobs[0] == pytest.approx(mine, rel=0, abs=CLOSE)
-    assert answer.logprobs[0] != pytest.approx(next_one, rel=0, abs=FAR)
+    expected, other = (oracle.score(number, LONG, answer.tokens[0]) for number in (version, version + 1))
+    assert answer.logprobs[0] == pytest.approx(expected, rel=0, abs=CLOSE)
+    assert answer.logprobs[0] != pytest.approx(other, rel=0, abs=FAR)
     return version
 
 
@@ -63,13 +63,13 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
     """None of 32 streams ends early while 100 versions are published, and all tokens belong to the named version."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=6) as running:
         await running.publish(1)
-        is_done, an_end = asyncio.Event(), asyncio.Event()
+        is_done, is_sample_finished = asyncio.Event(), asyncio.Event()
 
         async def sample_on(seed: int) -> list[Answer]:
             answers = []
             while not is_done.is_set():
                 answers.append(await sample(running, adapter(), seed=1000 * seed + len(answers)))
-                an_end.set()
+                is_sample_finished.set()
             return answers
 
         streams = [asyncio.create_task(sample_on(seed)) for seed in range(STREAMS)]
@@ -77,8 +77,8 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
             await running.publish(version)
             if version % 20 == 0:
                 # Publishing is faster than sampling: without a wait all samples would belong to the first version.
-                an_end.clear()
-                await an_end.wait()
+                is_sample_finished.clear()
+                await is_sample_finished.wait()
         is_done.set()
         answers = [answer for stream in streams for answer in await stream]
         newest = await sample(running, adapter(at_least=VERSIONS))
@@ -98,7 +98,7 @@ async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, 
             assert [check(answer, oracle) for answer in answers] == list(order)
 
 
-async def test_base_requests_use_the_base_model_beside_many_versions(real_engine, oracle, tmp_path):
+async def test_base_requests_use_the_base_model_with_many_versions(real_engine, oracle, tmp_path):
     """Requests without an adapter use the base model, even with more loaded versions than slots."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=4) as running:
         for version in range(1, 5):
@@ -107,8 +107,8 @@ async def test_base_requests_use_the_base_model_beside_many_versions(real_engine
         answers = await asyncio.gather(
             *(sample(running, reference, seed=index) for index, reference in enumerate(references))
         )
-    found = [check(answer, oracle) for answer in answers]
-    assert found == [reference.exact if reference else 0 for reference in references]
+    versions = [check(answer, oracle) for answer in answers]
+    assert versions == [reference.exact if reference else 0 for reference in references]
 
 
 async def test_prefixes_are_reused_within_a_version_only(vllm_engine, oracle, tmp_path):

@@ -1,4 +1,4 @@
-"""Rendering and tokenising are exactly what transformers does with the same folder."""
+"""Compares rendering and tokenising with transformers, with the same folder."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ TOOL = {'type': 'function', 'function': {'name': 'add', 'description': 'é<', 'p
 
 @pytest.fixture(params=[*ALL, 'smollm2'])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A tokenizer's folder, for each kind of chat template, and the small real model's."""
+    """Tokenizer folder for each kind of chat template, and the folder of the small real model."""
     if request.param == 'smollm2':
         return get_model('smollm2-135m-instruct')
     build_tiny_tokenizer(tmp_path)
@@ -45,12 +45,12 @@ def test_tokens_are_those_of_transformers(folder: Path, chat: dict[str, Any], to
     messages = ours.format_trajectory(chat)['messages']
     for has_prompt in (False, True):
         expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=has_prompt)['input_ids']
-        got = ours.encode({**chat, 'tools': tools}, add_generation_prompt=has_prompt)['input_ids']
-        np.testing.assert_array_equal(got, expected)
+        ids = ours.encode({**chat, 'tools': tools}, add_generation_prompt=has_prompt)['input_ids']
+        np.testing.assert_array_equal(ids, expected)
 
 
 def test_marked_labels_are_those_of_transformers(tmp_path: Path) -> None:
-    """Where a template marks the assistant's text, the labels are transformers' assistant mask."""
+    """If a template marks the assistant's text, the labels equal the assistant mask of transformers."""
     build_tiny_tokenizer(tmp_path)
     (tmp_path / 'chat_template.jinja').write_text(ALL['marked'])
     ours, theirs = Template(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
@@ -60,8 +60,8 @@ def test_marked_labels_are_those_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.append(0, labels[:-1] != -100), expected['assistant_masks'])
 
 
-def test_text_comes_back_as_transformers_gives_it(folder: Path) -> None:
-    """Decoding agrees, special tokens kept or not."""
+def test_decoded_text_equals_that_of_transformers(folder: Path) -> None:
+    """Decoding gives the same text as transformers, with and without special tokens."""
     ours, theirs = Template(str(folder)), AutoTokenizer.from_pretrained(folder)
     ids = list(ours.encode(CHATS[0])['input_ids'])
     assert ours.decode(ids) == theirs.decode(ids)

@@ -1,4 +1,4 @@
-"""Tests of generalized advantage estimation against the explicit sum of the paper."""
+"""Compares generalized advantage estimation with the explicit sum of the paper."""
 
 import math
 
@@ -14,11 +14,11 @@ SEQUENCE = st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), min_size=1, max_
 """Rewards, values, and whether each token counts."""
 
 
-def written_out(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
+def explicit_advantages(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
     """Return the advantages of Schulman et al. 2016, eq. 16, as an explicit sum for each token."""
     count = len(rewards)
-    ahead = [*values[1:], 0.0]
-    deltas = [rewards[t] + gamma * ahead[t] - values[t] for t in range(count)]
+    next_values = [*values[1:], 0.0]
+    deltas = [rewards[t] + gamma * next_values[t] - values[t] for t in range(count)]
     return [sum((gamma * gae_lambda) ** (s - t) * deltas[s] for s in range(t, count)) for t in range(count)]
 
 
@@ -31,17 +31,17 @@ def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gam
     counted = [index for index, is_counted in enumerate(mask) if is_counted]
     estimator = GAEAdvantage(gamma, gae_lambda, normalize=False)
     (advantages,), (returns,) = estimator([rewards], [values], masks=[mask])
-    expected = written_out([rewards[i] for i in counted], [values[i] for i in counted], gamma, gae_lambda)
+    expected = explicit_advantages([rewards[i] for i in counted], [values[i] for i in counted], gamma, gae_lambda)
     assert advantages[counted] == pytest.approx(expected, abs=1e-9)
     assert returns[counted] == pytest.approx([gain + values[i] for gain, i in zip(expected, counted, strict=True)])
-    hidden = [index for index, is_counted in enumerate(mask) if not is_counted]
-    assert not advantages[hidden].any()
-    assert not returns[hidden].any()
+    masked = [index for index, is_counted in enumerate(mask) if not is_counted]
+    assert not advantages[masked].any()
+    assert not returns[masked].any()
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), NUMBERS)
 def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float) -> None:
-    """The return of every counted token is the score without discount and values, for any mask."""
+    """The return of every counted token is the score if there are no discounts and no values, for any mask."""
     masks = [mask, [True]]
     rewards = GAEAdvantage.build_token_rewards([score, 0.0], [len(mask), 1], masks=masks)
     values = [[0.0] * len(row) for row in masks]
@@ -49,7 +49,7 @@ def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float)
     assert advantages[0].tolist() == returns[0].tolist() == [score if is_counted else 0.0 for is_counted in mask]
 
 
-def test_a_reward_where_no_token_counts_is_refused() -> None:
+def test_reward_of_a_masked_token_is_refused() -> None:
     """A reward of a masked token is refused, because it would be ignored."""
     rewards = GAEAdvantage.build_token_rewards([0.0, 1.0], [1, 3])
     with pytest.raises(InvalidAdvantageInput) as caught:
@@ -70,7 +70,7 @@ def test_tokens_that_do_not_count_get_no_penalty() -> None:
     assert rows[0] == pytest.approx([-0.05, 0.95, 0.0])
 
 
-def test_lambda_one_is_the_return_less_the_value() -> None:
+def test_lambda_one_is_the_return_minus_the_value() -> None:
     """The advantage with lambda 1 is the discounted return minus the value (eq. 18)."""
     (advantages,), (returns,) = GAEAdvantage(0.5, 1.0, normalize=False)([[1.0, 2.0, 4.0]], [[3.0, 5.0, 7.0]])
     assert returns.tolist() == [3.0, 4.0, 4.0]
@@ -110,7 +110,7 @@ def test_last_token_gets_the_completion_reward() -> None:
     assert [row.tolist() for row in GAEAdvantage.build_token_rewards([2.0], [3])] == [[0.0, 0.0, 2.0]]
 
 
-def test_the_penalty_s_mean_is_the_divergence() -> None:
+def test_mean_penalty_is_the_divergence() -> None:
     """The mean penalty over the policy's distribution is its KL divergence from the reference."""
     policy, reference = (0.75, 0.25), (0.5, 0.5)
     divergence = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))

@@ -1,4 +1,4 @@
-"""Tests of group advantages against values computed by hand, and of properties that hold for all rewards."""
+"""Compares group advantages with values computed by hand, and checks properties that hold for all rewards."""
 
 import pickle
 import statistics
@@ -27,8 +27,8 @@ REWARDS = st.integers(2, 6).flatmap(
 """Size of a group, and the rewards of several groups."""
 
 
-def test_grpo_is_the_paper_s_normalized_reward() -> None:
-    """The advantage is the reward minus the group's mean, over its standard deviation (DeepSeekMath, section 4.1.2)."""
+def test_grpo_equals_the_normalized_reward_of_the_paper() -> None:
+    """The advantage is the reward minus the group's mean, divided by its deviation (DeepSeekMath, section 4.1.2)."""
     rewards = [0.0, 1.0, 0.0, 3.0, 5.0, 5.0, 1.0, 1.0]
     advantages = GRPOAdvantage(epsilon=1e-12)(rewards, num_generations=4, scale='group').tolist()
     expected = [
@@ -40,8 +40,8 @@ def test_grpo_is_the_paper_s_normalized_reward() -> None:
     assert expected[4] == pytest.approx(2 / 2.3094011)
 
 
-def test_scales() -> None:
-    """Scale 'none' divides by nothing, and 'batch' by the standard deviation of the batch."""
+def test_scales_divide_by_their_deviation() -> None:
+    """Scale 'none' does not divide, and 'batch' divides by the standard deviation of the batch."""
     rewards = [0.0, 2.0, 10.0, 14.0]
     plain = GRPOAdvantage()(rewards, 2, 'none')
     assert plain.tolist() == [-1.0, 1.0, -2.0, 2.0]
@@ -75,7 +75,7 @@ def test_a_group_s_advantages_sum_to_zero(case: tuple[int, list[list[float]]]) -
 
 
 @given(REWARDS, st.floats(-1000, 1000))
-def test_constant_bonus_changes_nothing(case: tuple[int, list[list[float]]], bonus: float) -> None:
+def test_constant_bonus_does_not_change_advantages(case: tuple[int, list[list[float]]], bonus: float) -> None:
     """A constant added to all rewards does not change the advantages."""
     group, rewards = case
     flat = np.array(rewards).reshape(-1)
@@ -83,7 +83,7 @@ def test_constant_bonus_changes_nothing(case: tuple[int, list[list[float]]], bon
 
 
 @given(REWARDS)
-def test_rloo_is_grpo_unscaled_by_the_group_s_size(case: tuple[int, list[list[float]]]) -> None:
+def test_rloo_is_proportional_to_unscaled_grpo(case: tuple[int, list[list[float]]]) -> None:
     """RLOO is k / (k - 1) times the unscaled GRPO advantage."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]

@@ -1,4 +1,4 @@
-"""The catalogue, its change log, keys, the order of frames, exclusive changes and announcements."""
+"""Tests of the catalogue, its change log, keys, the order of frames, exclusive changes and announcements."""
 
 import asyncio
 from dataclasses import replace
@@ -105,18 +105,18 @@ def test_restore_returns_the_versions_beyond_the_capacity() -> None:
     limit=st.integers(0, 4),
     polls=st.sets(st.integers(0, 39)),
 )
-def test_a_follower_ends_with_the_current_state_or_must_restart(
+def test_a_follower_has_the_current_state_or_must_restart(
     steps: list[tuple[int, bool]], limit: int, polls: set[int]
 ) -> None:
-    """A follower that polls at any time ends with the current state, or must start again."""
+    """A follower that polls at any time has the current state, or must start again."""
     log = ChangeLog(deletion_limit=limit)
-    truth: set[str] = set()
+    expected: set[str] = set()
     followed: set[str] = set()
     seen = 0
     for index, (number, is_deletion) in enumerate(steps):
         key = replace(KEY, name=f'n{number}')
         log.record(key, is_deletion=is_deletion)
-        (truth.discard if is_deletion else truth.add)(key.name)
+        (expected.discard if is_deletion else expected.add)(key.name)
         if index in polls or index == len(steps) - 1:
             if not log.is_complete_after(seen):
                 followed, seen = set(), 0
@@ -124,7 +124,7 @@ def test_a_follower_ends_with_the_current_state_or_must_restart(
                 (followed.discard if change.is_deletion else followed.add)(change.key.name)
                 assert change.revision > seen
             seen = log.revision
-            assert followed == truth
+            assert followed == expected
 
 
 def test_revision_of_an_earlier_process_is_refused() -> None:
@@ -135,17 +135,17 @@ def test_revision_of_an_earlier_process_is_refused() -> None:
 @given(kinds=st.lists(st.sampled_from(FrameKind), max_size=6))
 def test_a_transfer_has_header_chunks_and_commit(kinds: list[FrameKind]) -> None:
     """Any order other than header, chunks, commit is refused."""
-    is_good = kinds[:1] == [FrameKind.HEADER] and kinds[-1:] == [FrameKind.COMMIT]
-    is_good = is_good and set(kinds[1:-1]) <= {FrameKind.CHUNK}
+    is_valid = kinds[:1] == [FrameKind.HEADER] and kinds[-1:] == [FrameKind.COMMIT]
+    is_valid = is_valid and set(kinds[1:-1]) <= {FrameKind.CHUNK}
     transfer = Transfer()
     try:
         for kind in kinds:
             transfer.accept(kind)
         transfer.end()
     except StreamOutOfOrder:
-        assert not is_good
+        assert not is_valid
     else:
-        assert is_good
+        assert is_valid
 
 
 @pytest.mark.parametrize('path', ['twinkle://ad-1/weights/final', 'ad-1/weights/final'])
@@ -164,19 +164,19 @@ def test_parsing_any_path_is_safe(path: str) -> None:
 
 async def test_changes_of_one_adapter_do_not_overlap() -> None:
     """Changes of different adapters overlap, and changes of one adapter never do."""
-    exclusive, running, most = Exclusive(), dict[str, int](), dict[str, int]()
+    exclusive, running, max_running = Exclusive(), dict[str, int](), dict[str, int]()
     overlap: set[frozenset[str]] = set()
 
     async def change(name: str) -> None:
         running[name] = running.get(name, 0) + 1
-        most[name] = max(most.get(name, 0), running[name])
+        max_running[name] = max(max_running.get(name, 0), running[name])
         overlap.add(frozenset(key for key, count in running.items() if count))
         await asyncio.sleep(0)
         running[name] -= 1
 
     calls = [exclusive.run(AdapterKey('alice', name), lambda name=name: change(name)) for name in 'abab']
     await asyncio.gather(*calls)
-    assert most == {'a': 1, 'b': 1}
+    assert max_running == {'a': 1, 'b': 1}
     assert frozenset('ab') in overlap
 
 
@@ -209,8 +209,8 @@ async def test_announcements_reach_the_watchers_of_their_topic() -> None:
         await announcements.wait(first)
 
 
-async def test_closing_ends_every_wait() -> None:
-    """Closing ends waits that are running and refuses later ones."""
+async def test_closing_fails_every_wait() -> None:
+    """Closing makes waits that are running, and later ones, raise Draining."""
     announcements = Announcements()
     with announcements.watch('a') as changed:
         waiting = asyncio.ensure_future(announcements.wait(changed))

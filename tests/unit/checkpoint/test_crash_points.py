@@ -97,7 +97,7 @@ class CrashingDisk(LocalDisk):
         super().sync_folder(name)
 
     def remove(self, name: str) -> None:
-        """Remove file by file, or crash in between."""
+        """Remove file by file; a crash can happen before each file."""
         top = Path(self.local_path(name))
         for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
             self._counter.count_change()
@@ -151,9 +151,9 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
         root = tmp_path / str(step)
         if has_old:
             await _put(FolderStore(open_disk(str(root)), threads), OLD)
-        is_done = await _survives(action(FolderStore(CrashingDisk(str(root), ChangeCounter(step)), threads)))
-        await _survives(FolderStore(CrashingDisk(str(root), ChangeCounter(step % 3)), threads).load())
-        seen.append(outcomes.index(await _found(FolderStore(open_disk(str(root)), threads))))
+        is_done = await _completes(action(FolderStore(CrashingDisk(str(root), ChangeCounter(step)), threads)))
+        await _completes(FolderStore(CrashingDisk(str(root), ChangeCounter(step % 3)), threads).load())
+        seen.append(outcomes.index(await _stored_state(FolderStore(open_disk(str(root)), threads))))
         _assert_clean(root, is_empty=outcomes[seen[-1]] is None)
         if is_done:
             break
@@ -165,7 +165,7 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
     assert seen[-1] == 1
 
 
-async def _survives(action: Awaitable[Any]) -> bool:
+async def _completes(action: Awaitable[Any]) -> bool:
     try:
         await action
     except Crash:
@@ -173,7 +173,7 @@ async def _survives(action: Awaitable[Any]) -> bool:
     return True
 
 
-async def _found(store: FolderStore) -> tuple[Record, PackedState] | None:
+async def _stored_state(store: FolderStore) -> tuple[Record, PackedState] | None:
     records = await store.load()
     if not records:
         return None

@@ -1,4 +1,4 @@
-"""Evicted versions: deleted in the background, or at the next start."""
+"""Evicted versions are deleted in the background, or at the next start."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ADAPTER = AdapterKey('alice', 'ad-1')
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    """One thread."""
+    """Pool of one thread."""
     threads = Threads('store', count=1)
     yield threads
     threads.close()

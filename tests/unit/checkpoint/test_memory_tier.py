@@ -35,7 +35,7 @@ from twinkle.checkpoint_engine import iter_chunks
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    """Two worker threads."""
+    """Pool of two threads."""
     threads = Threads('store', count=2)
     yield threads
     threads.close()
@@ -111,7 +111,7 @@ async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
 
 @pytest.mark.parametrize('reason', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
 async def test_wait_for_a_quiet_period_is_limited(host: Host, reason: dict[str, Any]) -> None:
-    """A version is spilled after its patience, when memory is short, or at once when the tier is quiet."""
+    """A version is spilled after the timeout, when memory is short, or at once when the tier is quiet."""
     tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | reason))
     async with spilling(tier):
         await put(tier, 1)
@@ -199,7 +199,7 @@ async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
 
 
 async def test_a_publishers_segment_is_adopted(host: Host) -> None:
-    """An adopted segment is verified and survives the removal of the publisher's name."""
+    """An adopted segment is verified, and remains after the publisher removes its name."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     segment.data[:] = make_state(1).data
@@ -209,9 +209,9 @@ async def test_a_publishers_segment_is_adopted(host: Host) -> None:
     await writer.commit(record_of(make_state(1), 1))
     assert await read(tier, 1) == make_state(1).data
 
-    wrong = publisher.create(STATE_BYTES)
+    invalid_segment = publisher.create(STATE_BYTES)
     writer = tier.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
-    await writer.adopt(wrong.ref)
+    await writer.adopt(invalid_segment.ref)
     with pytest.raises(DigestMismatch):
         await writer.commit(record_of(make_state(2), 2))
     await writer.discard()
@@ -268,10 +268,10 @@ async def test_flush_leaves_no_segment_in_memory(host: Host) -> None:
 
 
 async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Path) -> None:
-    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one stay."""
-    removed, resting = tmp_path / 'gone', tmp_path / 'resting'
+    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one remain."""
+    removed, stopped = tmp_path / 'gone', tmp_path / 'stopped'
     segments = Segments(host.folder / 'memory')
-    for home in (removed, resting):
+    for home in (removed, stopped):
         home.mkdir()
         cache = SegmentCache(segments, store_url=str(home), home=home)
         await put(MemoryTier(host.durable, cache, host.threads, capacity_bytes=STATE_BYTES), 1)
@@ -280,7 +280,7 @@ async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Pat
     assert len(host.segments()) == 2
     host.tier()
     assert len(host.segments()) == 1
-    assert len((SegmentCache(segments, store_url=str(resting), home=resting)).load()) == 1
+    assert len((SegmentCache(segments, store_url=str(stopped), home=stopped)).load()) == 1
 
 
 async def test_memory_of_a_store_is_used_by_one_process(host: Host) -> None:

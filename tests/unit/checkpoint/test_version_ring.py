@@ -45,13 +45,13 @@ def test_ring_is_bounded_and_keeps_newest_and_pinned(
         if verb == 'add':
             newest += number
             assert ring.match(newest, 'd', is_pinned=False) is None
-            gone = {version.version for version in ring.add(make_version(newest))}
-            assert not gone & ({newest} | pinned)
+            evicted = {version.version for version in ring.add(make_version(newest))}
+            assert not evicted & ({newest} | pinned)
         elif ring.has(number):
             _change(ring, verb, number, newest=newest, pinned=pinned, pin_limit=pin_limit)
-        held = {version.version for version in ring.all_newest_first()}
-        assert pinned <= held
-        assert len(held - pinned) <= capacity
+        stored = {version.version for version in ring.all_newest_first()}
+        assert pinned <= stored
+        assert len(stored - pinned) <= capacity
         assert len(pinned) <= pin_limit
         assert not newest or (ring.newest is not None and ring.newest.version == newest)
 
@@ -74,7 +74,7 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
 
 
 def test_get_returns_a_version_by_number_or_the_newest() -> None:
-    """A version is found by number, and 0 stands for the newest; a missing one is named in the error."""
+    """A version is found by number, and 0 means the newest; the error for a missing one contains its number."""
     ring = make_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
     for ring_, number in ((ring, 4), (make_ring(), 0)):

@@ -110,9 +110,9 @@ def test_a_user_defined_engine_transfers_weights(trainer, sampler, tmp_path):
     before = scores(sampler).tobytes()
     assert before == trained_scores(trainer).tobytes()
     learn(trainer)
-    spoiling = CheckpointEngineManager(trainer, sampler, engine=FileEngine(tmp_path / 'weights', is_corrupting=True))
+    corrupting = CheckpointEngineManager(trainer, sampler, engine=FileEngine(tmp_path / 'weights', is_corrupting=True))
     with pytest.raises(DigestMismatch):
-        spoiling.sync_weights(merge_and_sync=False)
+        corrupting.sync_weights(merge_and_sync=False)
     assert scores(sampler).tobytes() == before
 
 
@@ -167,8 +167,8 @@ def test_full_parameter_weights_are_synced_completely(tiny_llama_dir, sampler):
         assert scores(sampler).tobytes() == trained_scores(trainer).tobytes()
 
 
-def test_several_adapters_are_named(tiny_llama_dir, sampler):
-    """Several adapters must be named in calls, and syncing one does not affect the other."""
+def test_several_adapters_must_be_named(tiny_llama_dir, sampler):
+    """If there are several adapters, calls must name one, and syncing one does not affect the other."""
     trainer = MultiLoraTransformersModel(str(tiny_llama_dir))
     manager = CheckpointEngineManager(trainer, sampler)
     for name, seed in (('a', 1), ('b', 2)):
@@ -211,7 +211,7 @@ def test_corrupt_bytes_are_refused(trainer, sampler):
     assert scores(sampler).tobytes() == before.tobytes()
 
 
-def test_weights_that_do_not_fit_change_nothing(trainer, sampler, tiny_qwen3_dir):
+def test_unsuitable_weights_are_refused(trainer, sampler, tiny_qwen3_dir):
     """States of another architecture, incomplete models and wrong names are refused."""
     before = scores(sampler)
     foreign = TransformersModel(str(tiny_qwen3_dir))

@@ -138,9 +138,9 @@ def test_a_bfloat16_base_stays_bfloat16(tmp_path):
         for part in 'AB'
     )
     expected = weights[f'{path}.weight'].float() + 9 / 4 * (b.reshape(-1, 4) @ a.reshape(4, -1))
-    found = load_file(tmp_path / 'out' / 'model.safetensors')[f'{path}.weight']
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-6)
+    actual = load_file(tmp_path / 'out' / 'model.safetensors')[f'{path}.weight']
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, rtol=2**-8, atol=1e-6)
 
 
 def test_merging_is_deterministic(base, tmp_path):
@@ -151,16 +151,16 @@ def test_merging_is_deterministic(base, tmp_path):
     assert files(tmp_path / 'one') == files(tmp_path / 'two')
 
 
-class Cut(Exception):
+class Interrupted(Exception):
     """Raised by a progress callback to interrupt a merge."""
 
 
-def cut_at(fraction):
+def interrupt_at(fraction):
     """Return a progress callback that interrupts the merge after a fraction of the bytes."""
 
     def report(done, total):
         if done >= fraction * total:
-            raise Cut
+            raise Interrupted
 
     return report
 
@@ -172,8 +172,8 @@ def test_an_interrupted_merge_resumes(base, tmp_path):
     (tmp_path / 'work').mkdir()
     staging = tmp_path / 'work' / '.out.merging'
     for share in (0.0, 0.3, 0.6, 0.95):
-        with pytest.raises(Cut):
-            export_merged(base, tensors, config, tmp_path / 'work' / 'out', on_progress=cut_at(share))
+        with pytest.raises(Interrupted):
+            export_merged(base, tensors, config, tmp_path / 'work' / 'out', on_progress=interrupt_at(share))
         assert [path.name for path in staging.parent.iterdir()] == ['.out.merging']
     finished = {path: path.stat().st_mtime_ns for path in staging.glob('*.safetensors')}
     assert finished
@@ -189,8 +189,8 @@ def test_files_of_another_merge_are_not_reused(base, tmp_path):
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     others = {name: TensorData(t.dtype, t.shape, bytes(len(t.data))) for name, t in tensors.items()}
     for args, options in (((others, config), {}), ((tensors, config), {'dtype': 'float16'})):
-        with pytest.raises(Cut):
-            export_merged(base, *args, tmp_path / 'out', on_progress=cut_at(0.95), **options)
+        with pytest.raises(Interrupted):
+            export_merged(base, *args, tmp_path / 'out', on_progress=interrupt_at(0.95), **options)
     export_merged(base, tensors, config, tmp_path / 'out')
     export_merged(base, tensors, config, tmp_path / 'alone')
     assert files(tmp_path / 'out') == files(tmp_path / 'alone')
@@ -201,9 +201,9 @@ def test_a_repeat_has_no_effect_and_a_change_replaces_the_folder(base, tmp_path)
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     first = export_merged(base, tensors, config, tmp_path / 'out')
     (tmp_path / 'out' / 'note').touch()
-    again = export_merged(base, tensors, config, tmp_path / 'out', on_progress=cut_at(0))
-    assert (first.is_repeat, again.is_repeat) == (False, True)
-    assert (first.size_bytes, first.merged_layer_count) == (again.size_bytes, again.merged_layer_count)
+    repeated = export_merged(base, tensors, config, tmp_path / 'out', on_progress=interrupt_at(0))
+    assert (first.is_repeat, repeated.is_repeat) == (False, True)
+    assert (first.size_bytes, first.merged_layer_count) == (repeated.size_bytes, repeated.merged_layer_count)
     assert not export_merged(base, tensors, config, tmp_path / 'out', dtype='float16').is_repeat
     assert not (tmp_path / 'out' / 'note').exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['adapter', 'out']
@@ -248,7 +248,7 @@ def lora(path, outputs=64, inputs=64, rank=2):
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(base, tmp_path, state):
-    """Unknown layers, wrong shapes and missing factors are refused before anything is written."""
+    """Unknown layers, wrong shapes and missing factors are refused before any write; an empty adapter is accepted."""
     config = LoraConfig(r=2)
     if not state:
         export_merged(base, state, config, tmp_path / 'out')
@@ -294,16 +294,16 @@ def test_an_unknown_dtype_is_refused(base, tmp_path):
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
-def test_rounding_equals_torchs(dtype):
+def test_rounding_equals_that_of_torch(dtype):
     """Conversion from and to float32 equals torch's for ties, extreme values, infinities and NaN."""
     random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     ties = (np.arange(0, 2**16, dtype=np.uint32) << 16) | np.uint32(0x8000)
     values = np.concatenate([random, ties, ties - 1, ties + 1]).view(np.float32)
     expected = torch.from_numpy(values).to(getattr(torch, dtype))
-    found = torch.frombuffer(bytearray(from_float32(values, dtype)), dtype=getattr(torch, dtype))
-    assert torch.equal(found.isnan(), expected.isnan())
+    actual = torch.frombuffer(bytearray(from_float32(values, dtype)), dtype=getattr(torch, dtype))
+    assert torch.equal(actual.isnan(), expected.isnan())
     finite = ~expected.isnan()
-    assert torch.equal(found[finite], expected[finite])
+    assert torch.equal(actual[finite], expected[finite])
     assert np.array_equal(to_float32(from_float32(values, dtype), dtype), expected.float().numpy(), equal_nan=True)
 
 

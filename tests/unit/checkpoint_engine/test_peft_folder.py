@@ -180,7 +180,7 @@ CONFIG = {'peft_type': 'LORA', 'r': 4, 'lora_alpha': 8, 'target_modules': ['q_pr
     ],
 )
 def test_unsupported_configurations_are_refused(change: dict[str, Any]) -> None:
-    """An unsupported field that changes the computation raises ValueError that names it."""
+    """An unsupported or invalid field raises ValueError that names it."""
     with pytest.raises(ValueError, match=next(iter(change)).split('_', maxsplit=1)[-1]):
         parse_adapter_config(json.dumps({**CONFIG, **change}).encode())
 

@@ -34,7 +34,7 @@ CONFIGS = {
     'names': {'target_modules': ['q_proj', 'down_proj']},
     'all linear': {'target_modules': 'all-linear'},
     'expression': {'target_modules': r'.*\.1\.(self_attn\.[qk]_proj|mlp\.up_proj)'},
-    'left out': {'target_modules': ['q_proj', 'v_proj'], 'exclude_modules': r'.*layers\.0\.self_attn\.v_proj'},
+    'excluded layers': {'target_modules': ['q_proj', 'v_proj'], 'exclude_modules': r'.*layers\.0\.self_attn\.v_proj'},
     'one layer': {'target_modules': ['q_proj'], 'layers_to_transform': [1]},
     'rank-stabilised': {'target_modules': ['q_proj', 'o_proj'], 'use_rslora': True},
     'patterns': {
@@ -42,13 +42,13 @@ CONFIGS = {
         'rank_pattern': {r'layers\.0\..*q_proj': 2, 'q_proj': 6, 'up_proj': 3},
         'alpha_pattern': {'v_proj': 5, r'layers.\d.mlp.up_proj': 11},
     },
-    'first that fits': {
+    'first match': {
         'target_modules': ['q_proj'],
         'rank_pattern': {'layers.1.self_attn.q_proj': 5, 'q_proj': 2},
         'alpha_pattern': {'layers.0.self_attn.q_proj': 3, 'q_proj': 7},
     },
-    'from the beginning': {'target_modules': ['q_proj'], 'alpha_pattern': {'^model.layers.1.self_attn.q_proj': 20}},
-    'other start': {'target_modules': ['q_proj'], 'init_lora_weights': 'orthogonal'},
+    'anchored pattern': {'target_modules': ['q_proj'], 'alpha_pattern': {'^model.layers.1.self_attn.q_proj': 20}},
+    'other initialization': {'target_modules': ['q_proj'], 'init_lora_weights': 'orthogonal'},
 }
 
 
@@ -95,26 +95,26 @@ def our_logprobs(packed, folder: Path):
 @pytest.mark.filterwarnings('ignore:It is not recommended')
 @pytest.mark.parametrize('name', CONFIGS)
 def test_an_imported_adapter_gives_pefts_results(base, packed, tmp_path, name):
-    """An adapter gives the same log-probabilities in PEFT and here, also after writing it again."""
+    """An adapter gives the same log-probabilities in PEFT and in this library, also after writing it again."""
     expected = saved_by_peft(base, tmp_path / 'theirs', **CONFIGS[name])
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'theirs'), expected, rtol=1e-5, atol=1e-5)
     tensors, config = read_peft_folder(tmp_path / 'theirs')
     write_peft_folder(tmp_path / 'ours', tensors, config, base_model=str(base))
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'ours'), expected, rtol=1e-5, atol=1e-5)
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation='eager')
-    again = peft.PeftModel.from_pretrained(model, tmp_path / 'ours')
+    loaded = peft.PeftModel.from_pretrained(model, tmp_path / 'ours')
     with torch.no_grad():
-        torch.testing.assert_close(label_logprobs(again, IDS[:-1], IDS[1:]), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(label_logprobs(loaded, IDS[:-1], IDS[1:]), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('words', ['names', 'rank-stabilised', 'first that fits'])
-def test_supported_names_are_kept(base, tmp_path, words):
+@pytest.mark.parametrize('name', ['names', 'rank-stabilised', 'first match'])
+def test_supported_names_are_kept(base, tmp_path, name):
     """Names that `LoraConfig` supports are kept and not expanded to layers."""
-    saved_by_peft(base, tmp_path / 'a', **CONFIGS[words])
+    saved_by_peft(base, tmp_path / 'a', **CONFIGS[name])
     _, config = read_peft_folder(tmp_path / 'a')
-    assert config.target_modules == tuple(sorted(CONFIGS[words]['target_modules']))
-    assert dict(config.rank_pattern) == CONFIGS[words].get('rank_pattern', {})
-    assert list(config.alpha_pattern) == list(CONFIGS[words].get('alpha_pattern', {}))
+    assert config.target_modules == tuple(sorted(CONFIGS[name]['target_modules']))
+    assert dict(config.rank_pattern) == CONFIGS[name].get('rank_pattern', {})
+    assert list(config.alpha_pattern) == list(CONFIGS[name].get('alpha_pattern', {}))
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_tensor_names_of_other_tools_are_supported(base, packed, tmp_path, renam
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'a'), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('start', ['pissa', 'olora'])
-def test_an_adapter_of_a_modified_base_is_refused(base, tmp_path, start):
+@pytest.mark.parametrize('initialization', ['pissa', 'olora'])
+def test_an_adapter_of_a_modified_base_is_refused(base, tmp_path, initialization):
     """An adapter whose initialization modifies the base model is refused."""
-    saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'], init_lora_weights=start)
+    saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'], init_lora_weights=initialization)
     with pytest.raises(InvalidPeftFolder, match='init_lora_weights'):
         read_peft_folder(tmp_path / 'a')
 
 
 @pytest.mark.parametrize(
-    ('options', 'culprit'),
+    ('options', 'offending_name'),
     [
         ({'use_dora': True}, 'use_dora'),
         ({'bias': 'lora_only'}, 'bias'),
@@ -151,12 +151,12 @@ def test_an_adapter_of_a_modified_base_is_refused(base, tmp_path, start):
     ],
 )
 @pytest.mark.filterwarnings('ignore:Model has `tie_word_embeddings')
-def test_unsupported_features_are_refused_by_name(base, tmp_path, options, culprit):
+def test_unsupported_features_are_refused_by_name(base, tmp_path, options, offending_name):
     """A folder that PEFT saved with an unsupported feature is refused with the name of the field."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['v_proj'], **options)
     with pytest.raises(InvalidPeftFolder) as refusal:
         read_peft_folder(tmp_path / 'a')
-    assert culprit in str(refusal.value)
+    assert offending_name in str(refusal.value)
 
 
 def test_a_pickle_file_is_never_opened(base, tmp_path):
@@ -212,7 +212,7 @@ def layers(*paths):
 
 
 @pytest.mark.parametrize(
-    ('shapes', 'change', 'culprit'),
+    ('shapes', 'change', 'offending_name'),
     [
         (layers('x' * 600 + '.q'), {'alpha_pattern': {'.*x.*y': 1.0}}, 'characters'),
         (layers('x.' * 60 + 'q'), {'alpha_pattern': {'.*x.*y': 1.0}}, 'parts'),
@@ -223,9 +223,9 @@ def layers(*paths):
         ),
     ],
 )
-def test_adapters_that_take_long_to_compare_are_refused(shapes, change, culprit):
+def test_adapters_that_take_long_to_compare_are_refused(shapes, change, offending_name):
     """Long names and large patterns are refused by their size, before they are compared."""
-    with pytest.raises(ValueError, match=culprit):
+    with pytest.raises(ValueError, match=offending_name):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
 
 
@@ -243,7 +243,7 @@ def test_common_expressions_are_supported(text):
 
 
 def test_names_that_match_no_layer_are_dropped():
-    """Names in a pattern that match no layer are dropped, like in PEFT."""
+    """Names in a pattern that match no layer are dropped, as in PEFT."""
     change = {'rank_pattern': {'other': 2, 'q': 4}, 'alpha_pattern': {'other': 2, 'm.q': 4}}
     config = import_adapter(json.dumps({**CONFIG, **change}).encode(), SHAPES).config
     assert (dict(config.rank_pattern), dict(config.alpha_pattern)) == ({'q': 4}, {'m.q': 4})
@@ -277,9 +277,9 @@ def test_patterns_keep_their_order():
     ranks = {'q': 2, 'layers.1.q': 5}
     config = LoraConfig(r=4, target_modules=('q',), rank_pattern=ranks, alpha_pattern={'q': 2.0, 'layers.1.q': 5.0})
     file = adapter_config_json(config, base_model='m', tensor_names=())
-    again, _ = parse_adapter_config(file)
-    assert list(again.rank_pattern.items()) == list(ranks.items())
-    assert list(again.alpha_pattern) == list(ranks)
+    loaded, _ = parse_adapter_config(file)
+    assert list(loaded.rank_pattern.items()) == list(ranks.items())
+    assert list(loaded.alpha_pattern) == list(ranks)
 
 
 @pytest.mark.parametrize('field', ['lora_bias', 'use_qalora', 'use_bdlora', 'target_parameters', 'arrow_config'])
@@ -293,8 +293,8 @@ def test_a_single_target_is_written_as_a_list(tmp_path, base, packed):
     """A single target module is written as a list, because PEFT treats a string as an expression."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'])
     tensors, config = read_peft_folder(tmp_path / 'a')
-    lone = LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules='q_proj')
-    write_peft_folder(tmp_path / 'b', tensors, lone, base_model='m')
+    single_target = LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules='q_proj')
+    write_peft_folder(tmp_path / 'b', tensors, single_target, base_model='m')
     assert json.loads((tmp_path / 'b' / ADAPTER_CONFIG_FILE).read_text())['target_modules'] == ['q_proj']
 
 

@@ -61,7 +61,7 @@ def test_dtype_bytes_cover_every_dtype() -> None:
 
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
-def test_unpack_returns_what_was_packed(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
+def test_unpack_restores_the_packed_tensors(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
     """Unpacking gives both sections bitwise, and the adapter section needs only its own bytes."""
     state = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
     head = state.data[: state.manifest.adapter_size_bytes]
@@ -76,8 +76,8 @@ def test_packing_does_not_depend_on_the_order_of_tensors(adapter: dict[str, Tens
     names = list(adapter)
     seed.shuffle(names)  # type: ignore[attr-defined]
     first = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig())
-    again = pack_state({name: adapter[name] for name in names}, base_model=BASE_MODEL, lora_config=LoraConfig())
-    assert first == again
+    copy = pack_state({name: adapter[name] for name in names}, base_model=BASE_MODEL, lora_config=LoraConfig())
+    assert first == copy
 
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
@@ -273,7 +273,7 @@ def test_iter_chunks_refuses_bad_bounds(offset: int, chunk_bytes: int) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_survive_a_pickle(error: Exception) -> None:
+def test_errors_can_be_pickled(error: Exception) -> None:
     """A pickled error has the same type, attributes and message."""
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), vars(again), str(again)) == (type(error), vars(error), str(error))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), vars(copy), str(copy)) == (type(error), vars(error), str(error))

@@ -1,4 +1,4 @@
-"""Resolving adapter names when several model handles assign names."""
+"""Resolution of adapter names when several model handles assign names."""
 
 import pytest
 
@@ -10,7 +10,7 @@ class Handle:
 
 
 def test_name_refers_to_the_latest_adapter_of_its_handle() -> None:
-    """A string that is not a known name is treated as an adapter id."""
+    """A name refers to its latest adapter, and an unknown name is treated as an adapter id."""
     names, handle = AdapterNames(), Handle()
     names.add(handle, 'default', 'ad-1', base_model='tiny')
     names.add(handle, 'default', 'ad-2', base_model='tiny')

@@ -95,7 +95,7 @@ def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
 
 
 def test_stack_file_is_checked(tmp_path: Path) -> None:
-    """Unknown keys are refused, and the sections of services are kept for the services."""
+    """Unknown keys are refused, and the sections of services are passed to the services."""
     path = tmp_path / 'stack.yaml'
     path.write_text('base_model: tiny\nmodel: {thread_count: 1}\n')
     options = StackOptions(state_dir=tmp_path).with_file(path)
@@ -114,22 +114,22 @@ def test_patches_of_a_stack_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_models_with_different_patches_are_listed() -> None:
-    """Different patch options are a different model, and services without models are ignored."""
+    """A model with different patch options is listed, and services without models are ignored."""
 
-    def holding(service: str, *factors: float) -> ServiceInfo:
+    def service_with_model(service: str, *factors: float) -> ServiceInfo:
         patches = [ModelPatch(name='RopeScalingPatch', options={'factor': factor}) for factor in factors]
         return ServiceInfo(service=service, base_models=[BaseModelInfo(base_model='tiny', patches=patches)])
 
     data = ServiceInfo(service='data')
-    assert differently_patched([holding('model', 2.0), data, holding('sampler', 2.0)]) == []
-    assert differently_patched([holding('model', 2.0), holding('sampler', 4.0)]) == ['tiny']
-    assert differently_patched([holding('model'), holding('sampler', 2.0)]) == ['tiny']
+    assert differently_patched([service_with_model('model', 2.0), data, service_with_model('sampler', 2.0)]) == []
+    assert differently_patched([service_with_model('model', 2.0), service_with_model('sampler', 4.0)]) == ['tiny']
+    assert differently_patched([service_with_model('model'), service_with_model('sampler', 2.0)]) == ['tiny']
 
 
-WRONG_FILES = [b'patches: 5', b'base_model: 5', b'model: 5', b'listen: [1]', b'{', bytes(range(128, 160))]
+INVALID_FILES = [b'patches: 5', b'base_model: 5', b'model: 5', b'listen: [1]', b'{', bytes(range(128, 160))]
 
 
-@pytest.mark.parametrize('content', WRONG_FILES)
+@pytest.mark.parametrize('content', INVALID_FILES)
 def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path) -> None:
     """The error message names the file."""
     path = tmp_path / 'stack.yaml'
@@ -188,7 +188,7 @@ def test_fleet_fits_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ('ends', 'word'),
+    ('times', 'word'),
     [
         ({}, 'good'),
         ({'expire_time': 1}, 'good until'),
@@ -198,10 +198,10 @@ def test_fleet_fits_a_terminal() -> None:
         ({'expire_time': 1, 'revoke_time': -1}, 'revoked'),
     ],
 )
-def test_list_of_keys_shows_their_state(ends: dict[str, int], word: str) -> None:
+def test_list_of_keys_shows_their_state(times: dict[str, int], word: str) -> None:
     """The state is the first event that invalidated the key, or its expiry. Times are days from now."""
     key = key_service_pb2.ApiKey()
-    for name, days in ends.items():
+    for name, days in times.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
     assert state_word(key).startswith(word)
 
@@ -216,7 +216,7 @@ def test_durations_are_parsed(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize('text', ['', '5', 'h', '-1h', '1.5h', '1y', '9' * 12 + 'w', '999999999w'])
 def test_malformed_duration_is_refused(text: str) -> None:
-    """Anything else raises BadParameter."""
+    """Other text raises BadParameter."""
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
 

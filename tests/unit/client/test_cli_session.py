@@ -8,9 +8,9 @@ from twinkle_client.cli.session import exit_on_interrupt
 
 def test_interrupt_prints_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     """An interrupt exits with status 130 after the message, and other exceptions pass through."""
-    with pytest.raises(typer.Exit) as ended, exit_on_interrupt('it goes on'):
+    with pytest.raises(typer.Exit) as exit_error, exit_on_interrupt('training continues'):
         raise KeyboardInterrupt
-    assert ended.value.exit_code == 130
-    assert 'it goes on' in capsys.readouterr().err
-    with pytest.raises(ValueError, match='other'), exit_on_interrupt('it goes on'):
+    assert exit_error.value.exit_code == 130
+    assert 'training continues' in capsys.readouterr().err
+    with pytest.raises(ValueError, match='other'), exit_on_interrupt('training continues'):
         raise ValueError('other')

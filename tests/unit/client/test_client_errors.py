@@ -39,7 +39,7 @@ CLASSES: dict[str, type[errors.Error]] = {
 
 @pytest.mark.parametrize('reason', COMMENTS)
 def test_reason_has_its_class(reason: str) -> None:
-    """The status code of the reason, and whether a retry time comes with it, determine the class."""
+    """The status code of the reason, and whether it has a retry time, determine the class."""
     code_name = COMMENTS[reason].split('.')[0].split(' ')[0]
     has_retry = 'RetryInfo' in COMMENTS[reason].split('.')[0]
     status = _status(grpc.StatusCode[code_name], reason, has_retry=has_retry)
@@ -102,5 +102,5 @@ def _status(code: grpc.StatusCode, reason: str, *, has_retry: bool) -> status_pb
 )
 def test_status_that_grpc_lost_is_retryable(message: str, kind: type[errors.Error]) -> None:
     """An internal error of grpc itself is retryable, and an internal error of the server is not."""
-    lost = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message)
-    assert type(errors.error_from_rpc(lost)) is kind
+    error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message)
+    assert type(errors.error_from_rpc(error)) is kind

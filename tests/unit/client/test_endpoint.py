@@ -1,4 +1,4 @@
-"""Selection of the server: the given address, or that of the environment, or the local stack."""
+"""Selection of the server: the given address, the address in the environment, or the local stack."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from twinkle_client.stack.state import key_path
 
 
 @pytest.fixture(autouse=True)
-def _no_server_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _no_server_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv('TWINKLE_SERVER_URL', raising=False)
     monkeypatch.delenv('TWINKLE_API_KEY', raising=False)
     monkeypatch.delenv('TWINKLE_CA', raising=False)
@@ -56,7 +56,7 @@ def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_local_stack_is_found(tmp_path: Path) -> None:
     """A running stack provides its address and key, and its key is used for its own address only."""
-    _pretend_stack(tmp_path, mark=start_mark(os.getpid()))
+    _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_endpoint(None, None) == Endpoint('127.0.0.1:4567', 'tml-local')
     assert find_endpoint('http://localhost:4567', None).api_key == 'tml-local'
     assert find_endpoint('elsewhere:1', None) == Endpoint('elsewhere:1', '')
@@ -64,7 +64,7 @@ def test_local_stack_is_found(tmp_path: Path) -> None:
 
 def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running stack provides its HTTP address and key; a key from environment or argument overrides its key."""
-    _pretend_stack(tmp_path, mark=start_mark(os.getpid()))
+    _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_http_endpoint(None, None) == Endpoint('http://127.0.0.1:4568', 'tml-local')
     assert find_http_endpoint('http://localhost:4568', '').api_key == 'tml-local'
     assert find_http_endpoint('http://elsewhere:1', None) == Endpoint('http://elsewhere:1', '')
@@ -81,7 +81,7 @@ def test_nothing_is_found_over_http_without_a_stack() -> None:
 
 def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate authority of the stack overrides the environment's and is used for the stack's address only."""
-    _pretend_stack(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
+    _write_stack_state(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
     monkeypatch.setenv('TWINKLE_CA', '/other/ca.crt')
     assert find_endpoint(None, None) == Endpoint('https://127.0.0.1:4567', 'tml-local', '/stack/ca.crt')
     assert find_endpoint('localhost:4567', None).address == 'https://127.0.0.1:4567'
@@ -106,12 +106,12 @@ def test_authority_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes
 
 def test_stack_that_has_exited_is_not_found(tmp_path: Path) -> None:
     """A process id that now belongs to another process does not count."""
-    _pretend_stack(tmp_path, mark='0')
+    _write_stack_state(tmp_path, mark='0')
     with pytest.raises(ValueError, match='twinkle up'):
         find_endpoint(None, None)
 
 
-def _pretend_stack(folder: Path, *, mark: str, ca: str = '') -> None:
+def _write_stack_state(folder: Path, *, mark: str, ca: str = '') -> None:
     key_path(folder).write_text('tml-local\n')
     service = ServiceState(name='gateway', pid=os.getpid(), start_mark=mark, address='127.0.0.1:4567', log_path='')
     StackState.create(folder, base_model='tiny', services=(service,), http_address='127.0.0.1:4568', ca=ca).save()

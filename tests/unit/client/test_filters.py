@@ -14,9 +14,9 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 def test_every_filter_of_the_contract_is_supported() -> None:
     """Filters have the same names as the fields of the contract."""
-    own = {'page_size', 'page_token', 'run_id'}
-    runs = set(catalogue_service_pb2.ListRunsRequest.DESCRIPTOR.fields_by_name) - own
-    checkpoints = set(catalogue_service_pb2.ListRunCheckpointsRequest.DESCRIPTOR.fields_by_name) - own
+    other_fields = {'page_size', 'page_token', 'run_id'}
+    runs = set(catalogue_service_pb2.ListRunsRequest.DESCRIPTOR.fields_by_name) - other_fields
+    checkpoints = set(catalogue_service_pb2.ListRunCheckpointsRequest.DESCRIPTOR.fields_by_name) - other_fields
     assert (set(RunFilters.__annotations__), set(CheckpointFilters.__annotations__)) == (runs, checkpoints)
 
 

@@ -16,12 +16,12 @@ async def _thread() -> threading.Thread:
     return threading.current_thread()
 
 
-async def _forever(started: threading.Event, ended: threading.Event) -> None:
+async def _wait_forever(started: threading.Event, finished: threading.Event) -> None:
     started.set()
     try:
         await asyncio.Event().wait()
     finally:
-        ended.set()
+        finished.set()
 
 
 def test_clients_share_one_thread() -> None:
@@ -31,28 +31,31 @@ def test_clients_share_one_thread() -> None:
 
 
 def test_stopping_one_client_leaves_the_tasks_of_another_running() -> None:
-    """Stopping a client waits until its tasks are cancelled and touches no other client's tasks."""
+    """Stopping a client waits until its tasks are cancelled and does not affect the tasks of other clients."""
     first, second = LoopThread(), LoopThread()
-    started, ended, other_started, other_ended = (threading.Event() for _ in range(4))
-    running, other = first.submit(_forever(started, ended)), second.submit(_forever(other_started, other_ended))
+    started, finished, other_started, other_finished = (threading.Event() for _ in range(4))
+    running, other = (
+        first.submit(_wait_forever(started, finished)),
+        second.submit(_wait_forever(other_started, other_finished)),
+    )
     assert started.wait(10)
     assert other_started.wait(10)
     first.stop()
-    assert ended.is_set()
+    assert finished.is_set()
     assert running.cancelled()
     assert not other.done()
     assert second.run(_thread()).is_alive()
     second.stop()
-    assert other_ended.is_set()
+    assert other_finished.is_set()
 
 
 def test_stopping_cancels_tasks_that_coroutines_created() -> None:
     """A background task counts as a task of the client whose coroutine created it."""
-    client, started, ended = LoopThread(), threading.Event(), threading.Event()
+    client, started, finished = LoopThread(), threading.Event(), threading.Event()
     background: list[asyncio.Task[None]] = []
 
     async def create() -> None:
-        background.append(asyncio.create_task(_forever(started, ended)))
+        background.append(asyncio.create_task(_wait_forever(started, finished)))
 
     client.run(create())
     assert started.wait(10)
@@ -101,11 +104,11 @@ def test_coroutines_see_the_context_of_the_submitter() -> None:
 
 def test_cancelling_the_future_cancels_the_coroutine() -> None:
     """Cancelling a submitted call's future cancels the coroutine."""
-    client, started, ended = LoopThread(), threading.Event(), threading.Event()
-    future = client.submit(_forever(started, ended))
+    client, started, finished = LoopThread(), threading.Event(), threading.Event()
+    future = client.submit(_wait_forever(started, finished))
     assert started.wait(10)
     future.cancel()
-    assert ended.wait(10)
+    assert finished.wait(10)
     with pytest.raises(CancelledError):
         future.result(10)
 

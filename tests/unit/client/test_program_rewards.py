@@ -19,12 +19,12 @@ from twinkle_client.sampler.results import completion_feature
 PROGRAMS = ROOT / 'tests' / 'e2e' / 'seeds' / 'programs'
 
 
-@pytest.mark.parametrize('dialect', ['english', 'chinese'])
-def test_only_correct_answers_score_one(dialect: str) -> None:
+@pytest.mark.parametrize('language', ['english', 'chinese'])
+def test_only_correct_answers_score_one(language: str) -> None:
     """Target and numbers reach the program's reward, and an answer with a wrong number or result scores zero."""
-    reward = _countdown_reward((PROGRAMS / dialect / 'client_grpo.txt').read_text())
+    reward = _countdown_reward((PROGRAMS / language / 'client_grpo.txt').read_text())
     answers = ['(1 + 2) * 3', '1 + 2 + 3', '1 + 2 + 6', '9', '']
-    features = [_sampled({'target': 9, 'nums': [1, 2, 3]}, f'<answer>{answer}</answer>') for answer in answers]
+    features = [_feature_of({'target': 9, 'nums': [1, 2, 3]}, f'<answer>{answer}</answer>') for answer in answers]
     assert reward(features, []) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -37,7 +37,7 @@ def _countdown_reward(program: str) -> Callable[..., list[float]]:
     return names['CountDownAccuracy']()
 
 
-def _sampled(game: dict[str, Any], completion: str) -> dict[str, Any]:
+def _feature_of(game: dict[str, Any], completion: str) -> dict[str, Any]:
     """Return the feature of a completion in the form that the client returns."""
     chat: Any = trajectory_from_proto(trajectory_of_row(CountdownProcessor().convert(game)))
     prompt = {'input_ids': [1], 'messages': chat['messages'], 'user_data': chat['user_data']}

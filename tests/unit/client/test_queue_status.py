@@ -43,8 +43,8 @@ def test_status_line_shows_the_queue_position(record: wire.GetOperationResponse,
     assert queue_status_line(record) == line
 
 
-async def test_line_is_kept_up_to_date_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each response replaces the line, a failed query keeps it, and the line is cleared at the end."""
+async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each response replaces the line, a failed query does not change it, and the line is cleared at the end."""
     monkeypatch.setenv('TERM', 'xterm')
     terminal, is_exhausted = Terminal(), asyncio.Event()
     responses = iter([queued(1), None, queued(0)])

@@ -31,19 +31,19 @@ runner = CliRunner()
 
 
 def test_stack_is_reachable_once_its_gateway_has_an_address(tmp_path: Path) -> None:
-    """A stack that was killed during its start does not count as running."""
+    """A stack whose gateway has no address yet is not reachable."""
     assert not _stack(tmp_path, _service('gateway', address='')).is_reachable()
     assert _stack(tmp_path, _service('gateway')).is_reachable()
 
 
 def test_only_exited_services_are_restarted(tmp_path: Path) -> None:
     """A service that is still starting, or that is marked as leaving, is not restarted."""
-    ended = _service('sampler', is_alive=False)
+    exited = _service('sampler', is_alive=False)
     starting = replace(_service('sampler-2', is_alive=False), address='')
     leaving = replace(_service('sampler-3', is_alive=False), is_leaving=True)
-    stack = _stack(tmp_path, ended, starting, leaving, _service('gateway'))
-    assert stack.ended() == (ended,)
-    assert stack.without([ended]).is_running()
+    stack = _stack(tmp_path, exited, starting, leaving, _service('gateway'))
+    assert stack.ended() == (exited,)
+    assert stack.without([exited]).is_running()
 
 
 def test_leaving_service_stays_in_the_state(tmp_path: Path) -> None:
@@ -90,18 +90,18 @@ def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path
         for address in (f'127.0.0.1:{taken.getsockname()[1]}', '127.0.0.1:x', '8000'):
             options = replace(StackOptions(state_dir=tmp_path), **{field: address})
             with pytest.raises(StackError):
-                start_stack(options, report=_never)
+                start_stack(options, report=_fail_on_report)
 
 
 def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:
     """A stack whose disk has too little free space is refused before any service starts, and leaves no record."""
     with pytest.raises(StackError, match='MiB of free space, and a stack needs at least'):
-        start_stack(StackOptions(state_dir=tmp_path, min_free_bytes=1 << 60), report=_never)
+        start_stack(StackOptions(state_dir=tmp_path, min_free_bytes=1 << 60), report=_fail_on_report)
     assert StackState.load(tmp_path) is None
 
 
 def test_memory_is_read_without_ps() -> None:
-    """The memory of a process is known in small images that lack `ps`."""
+    """The memory of a process can be read in small images that lack `ps`."""
     code = 'import os; from twinkle_client.stack.processes import resident_bytes; print(resident_bytes(os.getpid()))'
     environment = {**os.environ, 'PATH': ''}
     result = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True)
@@ -167,18 +167,18 @@ def test_relative_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pyt
         assert runner.invoke(app, ['up', '--model', name, '--state-dir', str(state)]).exit_code == 0
 
 
-@pytest.mark.parametrize('word', [['add'], ['drain', 'rp-1']])
-def test_state_folder_option_before_a_fleet_command_is_used(word: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize('command', [['add'], ['drain', 'rp-1']])
+def test_state_folder_option_before_a_fleet_command_is_used(command: list[str], tmp_path: Path) -> None:
     """An option before the subcommand is passed on to it."""
-    result = runner.invoke(app, ['fleet', '--state-dir', str(tmp_path / 'named'), *word])
+    result = runner.invoke(app, ['fleet', '--state-dir', str(tmp_path / 'named'), *command])
     assert result.exit_code == 1
     assert str(tmp_path / 'named') in result.output
 
 
 def test_service_that_has_left_is_removed_from_the_state(tmp_path: Path) -> None:
     """Reviving a stack removes services that are marked as leaving and have exited."""
-    left = replace(_service('sampler', is_alive=False), is_leaving=True)
-    _stack(tmp_path, left, _service('gateway')).save()
+    exited = replace(_service('sampler', is_alive=False), is_leaving=True)
+    _stack(tmp_path, exited, _service('gateway')).save()
     stack = revive_stack(tmp_path, report=_silent)
     assert stack is not None
     assert stack.is_running()
@@ -210,5 +210,5 @@ def _silent(service: str, event: str) -> None:
     del service, event
 
 
-def _never(service: str, event: str) -> None:
+def _fail_on_report(service: str, event: str) -> None:
     raise AssertionError(f'{service} is {event}')

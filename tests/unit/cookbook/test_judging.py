@@ -1,4 +1,4 @@
-"""Tests of the rules by which the curve of a recipe counts as learning."""
+"""Tests of the rules that decide whether the curve of a recipe shows learning."""
 
 import json
 import random
@@ -56,15 +56,17 @@ def test_short_curve_is_refused() -> None:
     with pytest.raises(ValueError, match='8 steps'):
         judge([3.0, 2.0, 1.0, 0.5, 0.1, 0.1, 0.1, 0.1], is_rising=False)
     short = Result(recipe='sl_loop', status=0, seconds=1.0, engine='torch', metric='loss', curve=[3.0, 1.0])
-    assert not short.is_good
+    assert not short.has_passed
 
 
-def test_failed_recipe_is_not_good() -> None:
-    """A recipe that failed or exceeded its time limit is not good, even if its curve shows learning."""
+def test_failed_recipe_has_not_passed() -> None:
+    """A recipe that failed or exceeded its time limit has not passed, even if its curve shows learning."""
     curve = noisy(*[3.0] * 5, *[1.0] * 5)
     for status in (1, None):
-        assert not Result(recipe='sl_loop', status=status, seconds=1, engine='torch', metric='l', curve=curve).is_good
-    assert Result(recipe='sl_loop', status=0, seconds=1, engine='torch', metric='l', curve=curve).is_good
+        assert not Result(
+            recipe='sl_loop', status=status, seconds=1, engine='torch', metric='l', curve=curve
+        ).has_passed
+    assert Result(recipe='sl_loop', status=0, seconds=1, engine='torch', metric='l', curve=curve).has_passed
 
 
 def test_read_curve_skips_steps_without_the_metric(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_unsupported_and_malformed_parts_are_refused_by_field() -> None:
     with_empty = chat('u')
     with_empty.messages[0].parts.add()
     cases['t.messages[0].parts[1]!'] = with_empty
-    silent = chat('u')
-    del silent.messages[0].parts[:]
-    cases['t.messages[0].parts'] = silent
+    without_parts = chat('u')
+    del without_parts.messages[0].parts[:]
+    cases['t.messages[0].parts'] = without_parts
     nameless_call = chat('u', 'a')
     nameless_call.messages[1].tool_calls.add()
     cases['t.messages[1].tool_calls[0].name'] = nameless_call

@@ -34,8 +34,8 @@ def test_batches_cover_an_epoch(row_count: int, batch_size: int, flag: bool) -> 
     assert loader.epoch_rows == (row_count - row_count % batch_size if flag else row_count)
 
 
-def test_an_unlimited_loader_without_batches_ends() -> None:
-    """A loader with unlimited epochs ends immediately if an epoch has no batch."""
+def test_an_unlimited_loader_without_batches_finishes() -> None:
+    """A loader with unlimited epochs finishes immediately if an epoch has no batch."""
     assert replace(LOADER, epoch_count=0).end_row is None
     assert replace(LOADER, epoch_count=0, row_count=3, is_last_partial_dropped=True).end_row == 0
     assert replace(LOADER, epoch_count=3).end_row == 30
@@ -53,8 +53,8 @@ def test_cursor_fits_every_loader_of_the_same_rows_and_order() -> None:
         LOADER.rows_before(Cursor(8, cursor.state))
 
 
-def test_a_bare_count_fits_where_a_batch_begins() -> None:
-    """A cursor with only a count is refused inside a batch and after the end."""
+def test_a_row_count_is_valid_only_between_batches() -> None:
+    """A cursor that has only a row count is refused inside a batch and after the end."""
     twice = replace(LOADER, epoch_count=2)
     assert [twice.rows_before(Cursor(count, b'')) for count in (0, 4, 8, 10, 14, 20)] == [0, 4, 8, 10, 14, 20]
     for count in (1, 9, 12, 24):
@@ -67,20 +67,20 @@ def test_a_bare_count_fits_where_a_batch_begins() -> None:
 async def test_changes_of_one_tenant_run_in_order() -> None:
     """The changes of a tenant run one at a time, in the order of their requests, and do not delay other tenants."""
     locks, order = TenantLocks(queue_limit=8), list[str]()
-    may_end = asyncio.Event()
+    may_finish = asyncio.Event()
 
-    async def change(tenant_id: str, name: str, *, is_held: bool) -> None:
+    async def change(tenant_id: str, name: str, *, is_blocked: bool) -> None:
         async with locks.hold(tenant_id):
             order.append(f'{name} begins')
-            if is_held:
-                await may_end.wait()
+            if is_blocked:
+                await may_finish.wait()
             order.append(f'{name} ends')
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(change('alice', 'a1', is_held=True))
-        tasks.create_task(change('alice', 'a2', is_held=False))
-        await tasks.create_task(change('bob', 'b', is_held=False))
-        may_end.set()
+        tasks.create_task(change('alice', 'a1', is_blocked=True))
+        tasks.create_task(change('alice', 'a2', is_blocked=False))
+        await tasks.create_task(change('bob', 'b', is_blocked=False))
+        may_finish.set()
     assert order == ['a1 begins', 'b begins', 'b ends', 'a1 ends', 'a2 begins', 'a2 ends']
 
 

@@ -28,7 +28,7 @@ def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
     return Table(rows=rows, is_encoded=True, is_packed=is_packed)
 
 
-def written(folder: Path, table: Table) -> tuple[RowFiles, str]:
+def write_and_open(folder: Path, table: Table) -> tuple[RowFiles, str]:
     """Write a table, and open its files."""
     folder.mkdir()
     digest = write_rows(folder, table)
@@ -38,7 +38,7 @@ def written(folder: Path, table: Table) -> tuple[RowFiles, str]:
 def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
     """Rows keep their tokens and other columns, except columns that follow from the length."""
     table = encoded(7)
-    files, _ = written(tmp_path / 'a', table)
+    files, _ = write_and_open(tmp_path / 'a', table)
     rows = files.read([6, 0, 3])
     for row, index in zip(rows, [6, 0, 3], strict=True):
         source = table.rows[index]
@@ -50,33 +50,35 @@ def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
 
 def test_positions_of_packed_rows_are_stored(tmp_path: Path) -> None:
     """Positions that restart within a row are stored, because they do not follow from the length."""
-    files, _ = written(tmp_path / 'a', encoded(2, is_packed=True))
+    files, _ = write_and_open(tmp_path / 'a', encoded(2, is_packed=True))
     assert 'position_ids' in files.read([0])[0]
 
 
 def test_plain_rows_are_read_unchanged(tmp_path: Path) -> None:
     """Rows that are not encoded keep all columns, even those with the names of token columns."""
     rows = [{'x': 1, 'length': 'long', 'y': None}, {'x': 2, 'length': 'short', 'y': [1.5]}]
-    files, _ = written(tmp_path / 'a', Table(rows=rows))
+    files, _ = write_and_open(tmp_path / 'a', Table(rows=rows))
     assert list(files) == rows
 
 
 def test_empty_tables_can_be_stored(tmp_path: Path) -> None:
     """A table without rows is written and read as a table without rows."""
     for name, table in {'plain': Table(rows=[]), 'encoded': Table(rows=[], is_encoded=True)}.items():
-        files, _ = written(tmp_path / name, table)
+        files, _ = write_and_open(tmp_path / name, table)
         assert list(files) == []
 
 
 def test_digest_depends_on_the_content(tmp_path: Path) -> None:
     """Equal rows have equal digests, and rows with other tokens have another digest."""
-    digests = [written(tmp_path / name, encoded(5, seed=seed))[1] for name, seed in {'a': 1, 'b': 1, 'c': 2}.items()]
+    digests = [
+        write_and_open(tmp_path / name, encoded(5, seed=seed))[1] for name, seed in {'a': 1, 'b': 1, 'c': 2}.items()
+    ]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_open_rows_are_readable_after_deletion(tmp_path: Path) -> None:
     """Rows that are open remain readable after their files are deleted."""
-    files, _ = written(tmp_path / 'a', encoded(3))
+    files, _ = write_and_open(tmp_path / 'a', encoded(3))
     for path in (tmp_path / 'a').iterdir():
         path.unlink()
     assert len(files.read([0, 1, 2])) == 3

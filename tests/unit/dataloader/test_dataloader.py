@@ -45,8 +45,8 @@ def test_resumed_run_gets_the_remaining_batches(size: int, batch_size: int, flag
             states.append(first.get_state())
     stop = min(stop, len(batches))
     second.resume_from_checkpoint(json.loads(json.dumps(states[stop])))
-    rest = [batch for _ in range(2) for batch in second]
-    assert rest[: len(batches) - stop] == batches[stop:]
+    remaining = [batch for _ in range(2) for batch in second]
+    assert remaining[: len(batches) - stop] == batches[stop:]
 
 
 def test_epochs_are_shuffled_differently_and_repeatably() -> None:

@@ -25,7 +25,7 @@ from twinkle.infra import DeviceMesh
 EPOCHS = 3
 
 
-def some_refused(value: int) -> int:
+def refuse_some(value: int) -> int:
     """Return the value, or raise for some values like a function that meets invalid data."""
     if value % 7 == 3:
         raise ValueError(value)
@@ -35,7 +35,7 @@ def some_refused(value: int) -> int:
 def dataset_of(kind: str, size: int) -> Any:
     """Return a dataset with rows `{'x': ...}`; some of its rows cannot be read."""
     dataset = (LazyDataset if kind == 'lazy' else IterableDataset)(DatasetMeta(data=[{'x': i} for i in range(size)]))
-    dataset.cast_column('x', some_refused)
+    dataset.cast_column('x', refuse_some)
     return dataset
 
 
@@ -81,13 +81,15 @@ def test_resumed_ranks_get_the_remaining_batches(
             for batch in first:
                 batches.append(batch)
                 states.append(first.get_state())
-        at = round(stop * len(batches))
-        for resume_from in (json.loads(json.dumps(states[at])), states[at]['consumed_train_samples']):
+        position = round(stop * len(batches))
+        for resume_from in (json.loads(json.dumps(states[position])), states[position]['consumed_train_samples']):
             second = loader(rank)
             second.resume_from_checkpoint(resume_from)
-            is_over = at == len(batches)
-            rest = [] if is_over else [batch for _ in range(EPOCHS - states[at]['epoch']) for batch in second]
-            assert values(rest)[: len(batches) - at] == values(batches[at:])
+            is_over = position == len(batches)
+            remaining = (
+                [] if is_over else [batch for _ in range(EPOCHS - states[position]['epoch']) for batch in second]
+            )
+            assert values(remaining)[: len(batches) - position] == values(batches[position:])
             if not is_over:
                 assert second.get_state()['consumed_train_samples'] >= states[-1]['consumed_train_samples']
 
@@ -126,12 +128,12 @@ def test_packs_of_a_stream_resume_exactly() -> None:
     for batch in first:
         batches.append(batch)
         states.append(first.get_state())
-    for at in (1, len(batches) // 2, len(batches) - 1):
+    for position in (1, len(batches) // 2, len(batches) - 1):
         second = DataLoader(Packs(), batch_size=4, shuffle=True, shuffle_buffer=8)
-        second.resume_from_checkpoint(states[at - 1])
-        for mine, other in zip(second, batches[at:], strict=True):
+        second.resume_from_checkpoint(states[position - 1])
+        for resumed, other in zip(second, batches[position:], strict=True):
             for name in ('input_ids', 'labels', 'position_ids'):
-                assert [pack[name].tobytes() for pack in mine] == [pack[name].tobytes() for pack in other]
+                assert [pack[name].tobytes() for pack in resumed] == [pack[name].tobytes() for pack in other]
 
 
 def test_endless_packs_resume_exactly(tiny_llama_dir: Path) -> None:
@@ -155,8 +157,8 @@ def test_endless_packs_resume_exactly(tiny_llama_dir: Path) -> None:
     head = list(islice(batches, 9))
     second.resume_from_checkpoint(first.get_state())
     assert [len(batch) for batch in head] == [2] * 9
-    for mine, other in islice(zip(second, batches, strict=True), 5):
-        assert [pack['input_ids'].tobytes() for pack in mine] == [pack['input_ids'].tobytes() for pack in other]
+    for resumed, other in islice(zip(second, batches, strict=True), 5):
+        assert [pack['input_ids'].tobytes() for pack in resumed] == [pack['input_ids'].tobytes() for pack in other]
 
 
 def test_state_does_not_depend_on_the_number_of_ranks() -> None:
@@ -188,9 +190,9 @@ def test_invalid_stream_states_are_refused() -> None:
     empty.skip_consumed_samples(4)
     with pytest.raises(ValueError, match='consumed_train_samples'):
         next(iter(empty))
-    for once in (iter([1]), 3):
+    for iterator in (iter([1]), 3):
         with pytest.raises(TypeError):
-            DataLoader(once, batch_size=1)
+            DataLoader(iterator, batch_size=1)
     with pytest.raises(TypeError):
         len(within)
 

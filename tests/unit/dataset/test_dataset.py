@@ -142,11 +142,11 @@ def test_added_datasets_are_mapped_separately_and_mixed() -> None:
 def test_slices_select_existing_rows() -> None:
     """Indices past the end are skipped, and the order of the indices is kept."""
     rows = [{'x': i} for i in range(5)]
-    taken = {
+    selected = {
         name: [row['x'] for row in Dataset(DatasetMeta(data=rows, data_slice=data_slice))]
         for name, data_slice in {'range': range(1000), 'slice': slice(1, 3), 'list': [4, 0]}.items()
     }
-    assert taken == {'range': [0, 1, 2, 3, 4], 'slice': [1, 2], 'list': [4, 0]}
+    assert selected == {'range': [0, 1, 2, 3, 4], 'slice': [1, 2], 'list': [4, 0]}
 
 
 def test_meta_needs_exactly_one_source() -> None:

@@ -104,7 +104,7 @@ def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
 
 
 def test_subset_is_a_folder(tmp_path: Path) -> None:
-    """A subset is the folder of its name inside the dataset if there is no README."""
+    """A subset is the folder with its name inside the dataset if there is no README."""
     write(tmp_path / 'main/train.jsonl', [{'x': 1}])
     write(tmp_path / 'other/train.jsonl', [{'x': 2}])
     assert load_rows(DatasetMeta(str(tmp_path), subset_name='main')) == [{'x': 1}]

@@ -8,7 +8,12 @@ import pytest
 from twinkle.dataset import Dataset, DatasetError, DatasetMeta, IterablePackingDataset, PackingDataset
 
 ROWS = [{'x': number} for number in range(4)]
-SAME: dict[str, Any] = {'load_from_cache_file': False, 'num_proc': 1, 'batch_size': None, 'keep_in_memory': True}
+MATCHING_OPTIONS: dict[str, Any] = {
+    'load_from_cache_file': False,
+    'num_proc': 1,
+    'batch_size': None,
+    'keep_in_memory': True,
+}
 
 
 @pytest.fixture
@@ -26,8 +31,8 @@ def unchanged(columns: Any) -> Any:
 def test_options_that_match_the_behaviour_are_not_logged(warnings: pytest.LogCaptureFixture) -> None:
     """Options whose values match the behaviour of this library are accepted without a warning."""
     dataset = Dataset(DatasetMeta(data=ROWS))
-    dataset.map(unchanged, batched=True, **SAME)
-    dataset.filter(lambda row: row['x'] > 1, batched=False, **SAME)
+    dataset.map(unchanged, batched=True, **MATCHING_OPTIONS)
+    dataset.filter(lambda row: row['x'] > 1, batched=False, **MATCHING_OPTIONS)
     assert warnings.records == []
     assert len(dataset) == 2
 
@@ -45,7 +50,7 @@ def test_options_without_effect_are_logged(hint: Any, warnings: pytest.LogCaptur
 
 
 def test_wrong_batched_options_are_refused() -> None:
-    """A `batched` that contradicts the function's arguments is refused, and so are unknown options."""
+    """A value of `batched` that contradicts the function's arguments and an unknown option are refused."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(DatasetError):
         dataset.map(unchanged, batched=False)

@@ -49,25 +49,25 @@ def address_of(table: Any) -> int:
 @pytest.mark.parametrize('kind', KINDS)
 def test_all_kinds_of_hf_datasets_are_read(kind: Any) -> None:
     """A dataset, a shuffled dataset, a stream and a split of several give the expected rows."""
-    given = hf_dataset()
-    shuffled = given.shuffle(seed=3)
-    assert list(kind(DatasetMeta(data=given))) == CHATS
-    assert list(kind(DatasetMeta(data=given.to_iterable_dataset()))) == CHATS
+    source = hf_dataset()
+    shuffled = source.shuffle(seed=3)
+    assert list(kind(DatasetMeta(data=source))) == CHATS
+    assert list(kind(DatasetMeta(data=source.to_iterable_dataset()))) == CHATS
     assert [row['number'] for row in kind(DatasetMeta(data=shuffled))] == shuffled['number'][:]
-    splits = datasets.DatasetDict(train=given.select(range(2)), test=given)
+    splits = datasets.DatasetDict(train=source.select(range(2)), test=source)
     assert list(kind(DatasetMeta(data=splits, split='test'))) == CHATS
     with pytest.raises(DatasetError, match='train, test'):
         list(kind(DatasetMeta(data=splits, split='dev')))
 
 
 def test_tables_are_not_copied() -> None:
-    """Reading rows, slicing them and converting them returned share the memory of the table."""
-    given = hf_dataset()
-    whole, part = Dataset(DatasetMeta(data=given)), LazyDataset(DatasetMeta(data=given, data_slice=slice(0, 3)))
+    """Rows that are read, sliced or converted back share the memory of the table."""
+    source = hf_dataset()
+    whole, part = Dataset(DatasetMeta(data=source)), LazyDataset(DatasetMeta(data=source, data_slice=slice(0, 3)))
     for dataset in (whole, part):
         returned = dataset.to_hf()
-        assert address_of(returned.data.table) == address_of(given.data.table)
-        assert returned.features == given.features
+        assert address_of(returned.data.table) == address_of(source.data.table)
+        assert returned.features == source.features
         assert returned.to_list() == CHATS[: len(dataset)]
 
 
@@ -82,12 +82,12 @@ def test_given_rows_are_read_by_index_and_slice() -> None:
 
 def test_formats_are_applied_and_transforms_refused() -> None:
     """Columns hidden by a format stay hidden, and a dataset with a transform is refused."""
-    given = hf_dataset()
-    given.set_format(columns=['number'])
-    assert Dataset(DatasetMeta(data=given))[2] == {'number': 2}
-    given.set_transform(lambda rows: rows)
+    source = hf_dataset()
+    source.set_format(columns=['number'])
+    assert Dataset(DatasetMeta(data=source))[2] == {'number': 2}
+    source.set_transform(lambda rows: rows)
     with pytest.raises(DatasetError, match='set_transform'):
-        Dataset(DatasetMeta(data=given))
+        Dataset(DatasetMeta(data=source))
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -132,7 +132,7 @@ def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
     assert len(list(islice(packs.to_hf(), 20))) == 20
 
 
-@pytest.mark.parametrize('form', [lambda given: given, lambda given: given.to_iterable_dataset()])
+@pytest.mark.parametrize('form', [lambda source: source, lambda source: source.to_iterable_dataset()])
 def test_resume_continues_at_the_next_batch(form: Any) -> None:
     """A shuffled loader over a table or a stream resumes at exactly the next batch."""
 
@@ -143,11 +143,11 @@ def test_resume_continues_at_the_next_batch(form: Any) -> None:
     whole = loader()
     batches = iter(whole)
     next(batches)
-    state, rest = whole.get_state(), list(batches)
+    state, remaining = whole.get_state(), list(batches)
     resumed = loader()
     resumed.resume_from_checkpoint(state)
-    assert list(resumed) == rest
-    assert len(rest) == 3
+    assert list(resumed) == remaining
+    assert len(remaining) == 3
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -97,7 +97,7 @@ def test_slices_must_be_ascending() -> None:
 
 
 def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path) -> None:
-    """The constructor refuses missing files, and a broken file ends the pass that reads it."""
+    """The constructor refuses missing files, and a broken file fails the pass that reads it."""
     with pytest.raises(DatasetError):
         IterableDataset(DatasetMeta(str(tmp_path)))
     path = tmp_path / 'train.jsonl'
@@ -146,7 +146,7 @@ def test_stateful_filters_are_reset_in_each_pass(caplog: pytest.LogCaptureFixtur
 
 
 def test_encode_and_check_equal_a_dataset(tiny_llama_dir: Path) -> None:
-    """Encoding, splitting and checking a stream give the rows of a dataset in memory, in every pass."""
+    """Encoding, splitting and checking a stream give the same rows as a dataset in memory."""
     rows = [chat('a'), chat('x' * 200), {'messages': [{'role': 'user', 'content': 'u'}]}]
     results: list[list[list[int]]] = []
     for kind in (Dataset, IterableDataset, IterableDataset):
@@ -192,7 +192,7 @@ def test_packs_of_a_stream_contain_every_sample(tiny_llama_dir: Path) -> None:
 
 
 def test_cyclic_packs_repeat_the_rows(tiny_llama_dir: Path) -> None:
-    """Samples are repeated without end, an empty dataset ends, and an endless dataset cannot be saved."""
+    """Samples are repeated without end, an empty dataset has no packs, and an endless dataset cannot be saved."""
     dataset = packed_chats(tiny_llama_dir, ['a', 'bb', 'ccc'], packing_interval=4, cyclic=True)
     dataset.pack_dataset()
     counts: dict[tuple[int, ...], int] = {}

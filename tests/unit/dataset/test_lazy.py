@@ -31,10 +31,10 @@ def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
         dataset.encode()
     eager, lazy = datasets
     assert len(eager) == len(lazy) == 7
-    for custom, other in zip(eager, lazy, strict=True):
-        assert list(custom) == list(other)
-        np.testing.assert_array_equal(custom['input_ids'], other['input_ids'])
-        np.testing.assert_array_equal(custom['labels'], other['labels'])
+    for eager_row, lazy_row in zip(eager, lazy, strict=True):
+        assert list(eager_row) == list(lazy_row)
+        np.testing.assert_array_equal(eager_row['input_ids'], lazy_row['input_ids'])
+        np.testing.assert_array_equal(eager_row['labels'], lazy_row['labels'])
     np.testing.assert_array_equal(eager[-1]['input_ids'], lazy[-1]['input_ids'])
 
 
@@ -71,9 +71,9 @@ def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None
     assert dataset.template is None
     eager = Dataset(DatasetMeta(data=[chat('a')]))
     eager.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')
-    given = LazyDataset(DatasetMeta(data=[chat('a')]), template=eager.template)
+    with_template = LazyDataset(DatasetMeta(data=[chat('a')]), template=eager.template)
     with pytest.raises(DatasetError, match='split'):
-        given.encode()
+        with_template.encode()
 
 
 def test_invalid_rows_raise_on_access(tiny_llama_dir: Path) -> None:
@@ -105,10 +105,10 @@ def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
     dataset.map(lambda columns: {name: values * 2 for name, values in columns.items()})
     with pytest.raises(InvalidExample):
         dataset[0]
-    named = LazyDataset(DatasetMeta(data=[*ROWS, {'query': 'q'}]))
-    named.map('SelfCognitionProcessor', init_args={'model_name': 'a', 'model_author': 'b'})
+    with_invalid_row = LazyDataset(DatasetMeta(data=[*ROWS, {'query': 'q'}]))
+    with_invalid_row.map('SelfCognitionProcessor', init_args={'model_name': 'a', 'model_author': 'b'})
     with pytest.raises(InvalidRow) as caught:
-        named[5]
+        with_invalid_row[5]
     assert caught.value.row_index == 5
 
 

@@ -36,8 +36,8 @@ def packs_of(lengths: list[int], *, capacity: int, interval: int) -> list[dict[s
 
 def log_normal(count: int, *, seed: int, capacity: int) -> npt.NDArray[np.int64]:
     """Return realistic lengths of chats: a median of 10 % of the capacity and a long tail, clipped at the capacity."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(capacity / 10), 0.8, count)
-    return np.clip(drawn.astype(np.int64), 1, capacity)
+    sampled = np.random.default_rng(seed).lognormal(np.log(capacity / 10), 0.8, count)
+    return np.clip(sampled.astype(np.int64), 1, capacity)
 
 
 @settings(deadline=None)

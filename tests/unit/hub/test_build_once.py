@@ -52,7 +52,7 @@ def test_concurrent_builders_build_once(cache: Path) -> None:
 
 
 def test_leftovers_of_a_failed_process_are_removed(cache: Path) -> None:
-    """A build removes temporary folders of a process that died."""
+    """A build removes temporary folders of a process that failed."""
     leftover = cache / 'models/.x-dead'
     leftover.mkdir(parents=True)
     build_once(cache / 'models/x', lambda folder: None)

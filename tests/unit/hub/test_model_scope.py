@@ -102,7 +102,7 @@ def test_only_the_required_files_are_downloaded(hub: FakeModelScope) -> None:
 
 
 def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
-    """A missing model and a missing dataset raise their own errors."""
+    """A missing model and a missing dataset raise different errors."""
     with pytest.raises(ModelNotFound):
         resolve_model('ms://org/none')
     with pytest.raises(DatasetNotFound):

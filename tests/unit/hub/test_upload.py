@@ -24,7 +24,7 @@ TOKEN = 'hf_right'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with files of every kind and a link that leaves it."""
+    """A folder with files of every kind and a link to a file outside it."""
     (tmp_path / 'secret.json').write_bytes(b'secret')
     folder = tmp_path / 'model'
     (folder / 'deeper').mkdir(parents=True)

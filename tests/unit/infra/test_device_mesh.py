@@ -11,30 +11,30 @@ sizes = st.fixed_dictionaries({f'{axis}_size': st.integers(1, 3) for axis in AXE
 
 
 @given(sizes)
-def test_axes_and_ranks_are_one_to_one(named: dict[str, int]) -> None:
+def test_axes_and_ranks_are_one_to_one(axis_sizes: dict[str, int]) -> None:
     """Each rank has unique coordinates, and the last axis varies fastest."""
-    mesh = DeviceMesh.from_sizes(**named)
+    mesh = DeviceMesh.from_sizes(**axis_sizes)
     coordinates = [tuple(mesh.axis_rank(axis, rank) for axis in AXES) for rank in range(mesh.world_size)]
     assert coordinates == sorted(set(coordinates))
-    assert mesh.data_world_size == named['dp_size'] * named['fsdp_size']
+    assert mesh.data_world_size == axis_sizes['dp_size'] * axis_sizes['fsdp_size']
 
 
 @given(sizes, st.integers(0, 40))
-def test_slices_are_the_batch_in_order(named: dict[str, int], length: int) -> None:
+def test_slices_are_the_batch_in_order(axis_sizes: dict[str, int], length: int) -> None:
     """The slices of all data ranks cover the batch exactly once, and their lengths differ by at most one."""
-    mesh = DeviceMesh.from_sizes(**named)
+    mesh = DeviceMesh.from_sizes(**axis_sizes)
     parts = [list(range(length))[mesh.get_slice(length, rank)] for rank in range(mesh.data_world_size)]
     assert [row for part in parts for row in part] == list(range(length))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @given(sizes)
-def test_results_are_collected_once_from_the_last_stage(named: dict[str, int]) -> None:
+def test_results_are_collected_once_from_the_last_stage(axis_sizes: dict[str, int]) -> None:
     """Results are collected from one rank of the last pipeline stage per data rank, in data-rank order."""
-    mesh = DeviceMesh.from_sizes(**named)
+    mesh = DeviceMesh.from_sizes(**axis_sizes)
     ranks = mesh.get_collect_ranks()
     assert [mesh.get_data_rank_from_global_rank(rank) for rank in ranks] == list(range(mesh.data_world_size))
-    assert {mesh.axis_rank('pp', rank) for rank in ranks} == {named['pp_size'] - 1}
+    assert {mesh.axis_rank('pp', rank) for rank in ranks} == {axis_sizes['pp_size'] - 1}
     assert {mesh.axis_rank('tp', rank) for rank in ranks} == {0}
 
 
@@ -84,9 +84,9 @@ def test_a_mesh_can_be_built_from_nested_lists() -> None:
     """Nested lists with axis names form a mesh, and invalid ranks, axes and sizes raise ValueError."""
     mesh = DeviceMesh([[4, 5], [6, 7]], ('dp', 'tp'), vpp_size=2, sequence_parallel=True)
     assert (mesh.world_size, mesh.axis_rank('dp', 6), mesh.dp_world_size) == (4, 1, 2)
-    for wrong, names in (([0, 0], ('dp',)), ([0, 1], ('dp', 'tp')), ([0, 1], ('rows',)), ([-1, 0], ('dp',))):
+    for invalid_ranks, names in (([0, 0], ('dp',)), ([0, 1], ('dp', 'tp')), ([0, 1], ('rows',)), ([-1, 0], ('dp',))):
         with pytest.raises(ValueError, match='mesh'):
-            DeviceMesh(wrong, names)
+            DeviceMesh(invalid_ranks, names)
     with pytest.raises(ValueError, match='expert_sizes'):
         DeviceMesh([0, 1], ('dp',), expert_sizes=(('dp', 2),))
     with pytest.raises(ValueError, match='vpp_size'):

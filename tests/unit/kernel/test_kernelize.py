@@ -42,7 +42,7 @@ def hidden(model: PackedCausalLM) -> Tensor:
         return model.hidden(IDS, positions, sequences=[SequenceSpan(0, count)], adapters=[AdapterSpan(0, count, None)])
 
 
-class Counted:
+class CountingKernel:
     """Kernel that computes a different function and records its calls."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Counted:
 
 def test_kernel_runs_in_every_layer_until_it_is_removed(model):
     """An installed kernel changes the results; removing it restores them bitwise."""
-    plain, kernel = hidden(model), Counted()
+    plain, kernel = hidden(model), CountingKernel()
     assert kernelize(model, {'rms_norm': kernel}) is model
     assert not torch.equal(hidden(model), plain)
     norms = [layer for layer in model.kernel_layers if layer.operation == 'rms_norm']
@@ -78,7 +78,7 @@ def test_reference_is_bitwise_the_default(model):
 
 def test_block_restores_the_previous_kernels(model):
     """A `kernelized` block restores the previous kernels when it raises."""
-    outer, inner = Counted(), Counted()
+    outer, inner = CountingKernel(), CountingKernel()
     kernelize(model, {'rms_norm': outer})
 
     def fail_inside() -> None:
@@ -141,12 +141,12 @@ def gelu_layer() -> nn.Module:
 @pytest.mark.parametrize('operation', ['rms_norm', 'swiglu'])
 def test_training_uses_a_kernel(tiny_qwen3_dir, operation):
     """A trainer runs on replaced kernels, and its losses equal the reference's within rounding."""
-    losses = [trained(tiny_qwen3_dir, {}), trained(tiny_qwen3_dir, {operation: PLAIN[operation]})]
+    losses = [training_losses(tiny_qwen3_dir, {}), training_losses(tiny_qwen3_dir, {operation: PLAIN[operation]})]
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-3)
     assert losses[0][0] > losses[0][-1]
 
 
-def trained(folder, mapping: dict[str, Any]) -> list[float]:
+def training_losses(folder, mapping: dict[str, Any]) -> list[float]:
     """Return the losses of four training steps."""
     feature = {'input_ids': list(range(3, 15)), 'labels': list(range(4, 16))}
     trainer = TransformersModel(str(folder))
@@ -167,7 +167,7 @@ PLAIN = {
 }
 
 
-def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, monkeypatch):
+def test_a_kernel_of_a_plugin_runs_if_the_plugin_is_allowed(model, tmp_path, monkeypatch):
     """`hub` loads one function of a plugin by name, provided the plugin is allowed."""
     monkeypatch.setenv('TWINKLE_PLUGINS', '')
     code = 'import torch\ndef norm(x, weight, eps, offset):\n    return torch.zeros_like(x)\n'
@@ -177,9 +177,9 @@ def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, 
     allow_plugins(str(tmp_path))
     with kernelized(model, {'rms_norm': hub(f'{tmp_path}:norm')}):
         assert hidden(model).count_nonzero() == 0
-    for wrong in ('norm', f'{tmp_path}:', ':norm', f'{tmp_path}:a b'):
+    for invalid_name in ('norm', f'{tmp_path}:', ':norm', f'{tmp_path}:a b'):
         with pytest.raises(KernelError):
-            hub(wrong)
+            hub(invalid_name)
 
 
 @pytest.mark.gpu
@@ -193,12 +193,12 @@ def test_liger_equals_the_reference(tiny_qwen3_dir, dtype):
     for layer in [*model.kernel_layers, gelu_layer().to('cuda', getattr(torch, dtype))]:
         width = layer.weight.shape[0] if layer.operation == 'rms_norm' else layer.gate_proj.in_features
         x = torch.randn(9, width, device='cuda', dtype=getattr(torch, dtype))
-        found = []
+        results = []
         for mapping in ({layer.operation: 'torch'}, {layer.operation: 'liger'}):
             leaf = x.clone().requires_grad_()
             kernelize(layer, mapping)
             y = layer(leaf)
-            found.append([y, *torch.autograd.grad(y.square().sum(), leaf)])
-        for reference, liger in zip(*found, strict=True):
+            results.append([y, *torch.autograd.grad(y.square().sum(), leaf)])
+        for reference, liger in zip(*results, strict=True):
             scale = float(reference.detach().abs().max())
             torch.testing.assert_close(liger, reference, rtol=tolerance, atol=tolerance * scale)

@@ -39,7 +39,7 @@ def test_ignored_labels_get_no_gradient():
     assert result.gradients[0][0] == pytest.approx(np.exp(-1.0))
 
 
-def test_a_feature_the_loss_does_not_read_gets_zeros():
+def test_unused_feature_gets_gradients_of_zero():
     """A feature that the loss does not read gets gradients of 0; metrics are optional."""
     result = custom_gradients(lambda _, logps: logps[0].sum(), FEATURES, LOGPS)
     assert result.metrics == {}
@@ -84,11 +84,11 @@ def test_custom_gradients_replace_any_loss():
     (expected,) = torch.autograd.grad(build_loss('DPOLoss')(batch)['loss'], batch.logps_R)
     arrays.streams['logprob_gradients'] = (expected / batch.weights_R).numpy()
     linear = arrays.torch()
-    (given,) = torch.autograd.grad(build_loss('WeightedLogpsLoss')(linear)['loss'], linear.logps_R)
-    assert torch.allclose(given, expected, rtol=1e-12)
+    (gradient,) = torch.autograd.grad(build_loss('WeightedLogpsLoss')(linear)['loss'], linear.logps_R)
+    assert torch.allclose(gradient, expected, rtol=1e-12)
     for name in ('cross_entropy', 'CrossEntropyLoss'):
         options = {} if name == 'cross_entropy' else {'reduction': 'sum'}
         weighted = replace(make_arrays((3, 2), seed=3), streams={}).torch()
         object.__setattr__(weighted, 'weights_R', -expected)
-        (given,) = torch.autograd.grad(build_loss(name, **options)(weighted)['loss'], weighted.logps_R)
-        assert torch.allclose(given, expected, rtol=1e-12)
+        (gradient,) = torch.autograd.grad(build_loss(name, **options)(weighted)['loss'], weighted.logps_R)
+        assert torch.allclose(gradient, expected, rtol=1e-12)

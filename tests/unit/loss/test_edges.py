@@ -29,7 +29,7 @@ def one_label(ratio, advantage, **others):
 
 
 def gradient(name, batch, **options):
-    """Return the gradient by the single log-probability."""
+    """Return the gradient with respect to the single log-probability."""
     return torch.autograd.grad(build_loss(name, **options)(batch)['loss'], batch.logps_R)[0].item()
 
 
@@ -62,18 +62,18 @@ def test_at_a_bound_and_on_policy_the_loss_is_the_plain_one(name, ratio, advanta
         assert gradient(name, batch) == pytest.approx(-advantage)
 
 
-POLICIES = [case for case in CASES if 'advantages' in case.loss.required_streams]
+POLICY_CASES = [case for case in CASES if 'advantages' in case.loss.required_streams]
 
 
-@pytest.mark.parametrize('case', POLICIES, ids=case_id)
+@pytest.mark.parametrize('case', POLICY_CASES, ids=case_id)
 def test_zero_advantages_have_only_penalty_gradients(case):
     """Advantages of 0 give a gradient of 0 if the loss has no penalty."""
     arrays = case.arrays()
-    still = replace(arrays, streams={**arrays.streams, 'advantages': np.zeros(len(arrays.logps_R))})
+    without_advantages = replace(arrays, streams={**arrays.streams, 'advantages': np.zeros(len(arrays.logps_R))})
     off_policy = ('DROLoss', 'dro', 'stable_reinforce')
     if case.name in off_policy:
-        still.streams['old_logps'] = arrays.logps_R
-    batch = still.torch()
+        without_advantages.streams['old_logps'] = arrays.logps_R
+    batch = without_advantages.torch()
     (result,) = torch.autograd.grad(case.loss(batch)['loss'], batch.logps_R)
     assert bool((result == 0).all()) is ('beta' not in case.options or case.name in off_policy)
 
@@ -91,7 +91,7 @@ def test_without_old_log_probabilities_a_batch_is_on_policy(name):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_reports_of_a_policy_count_what_was_clipped():
+def test_clip_fraction_counts_clipped_labels():
     """`clip_fraction` counts the labels whose gradient was clipped, and losses without clipping omit it."""
     batches = [one_label(1.5, 1.0), one_label(1.5, -1.0)]
     reports = [build_loss('GRPOLoss')(batch)['metrics'] for batch in batches]
@@ -160,8 +160,8 @@ def test_equal_responses_have_loss_log_2():
 REFUSED_GROUPS = {
     'two labels': (make_arrays((2, 1, 1)), [1, 0, 0, 0], 0),
     'no label': (make_arrays((1, 1, 0)), [1, 0], 2),
-    'another mark': (make_arrays((1, 1, 1)), [1, 0, 7], 2),
-    'no anchor first': (make_arrays((1, 1, 1)), [0, 1, 0], 0),
+    'unknown label': (make_arrays((1, 1, 1)), [1, 0, 7], 2),
+    'no leading anchor': (make_arrays((1, 1, 1)), [0, 1, 0], 0),
     'no positive': (make_arrays((1, 1, 1)), [1, 0, 1], 2),
     'no contrast': (make_arrays((1, 1)), [1, 0], 0),
 }
@@ -177,7 +177,7 @@ def test_malformed_groups_are_refused(name):
 
 
 def test_missing_negatives_are_refused():
-    """InfoNCE is refused where no negatives remain: with `hard_negatives`, or without the rest of the batch."""
+    """InfoNCE is refused if no negatives remain: with `hard_negatives`, or without the rest of the batch."""
     arrays = replace(make_arrays((1, 1, 1, 1)), labels_R=np.array([1, 0, 1, 0]))
     build_loss('InfonceLoss')(arrays.torch())
     for options in ({'hard_negatives': 2}, {'use_batch': False}):

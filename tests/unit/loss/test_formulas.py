@@ -1,4 +1,4 @@
-"""Tests of every loss against an independent implementation of its formula, and of gradients by finite differences."""
+"""Compares every loss with an independent implementation of its formula, and gradients with finite differences."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +15,7 @@ every_case = pytest.mark.parametrize('case', CASES, ids=case_id)
 
 
 def gradient_of_formula(case: Case, arrays: Arrays, name: str) -> np.ndarray:
-    """Return central differences of the formula by one input."""
+    """Return central differences of the formula with respect to one input."""
     base = getattr(arrays, name)
     gradient = np.zeros_like(base)
     step = 1e-6

@@ -60,13 +60,13 @@ def test_rows_are_selected_together():
 def test_losses_by_name_class_instance_and_function():
     """`build_loss` accepts a name, a class, an instance and a function."""
 
-    class Own(Loss):
+    class CustomLoss(Loss):
         def __call__(self, batch):
             return LossOutput(loss=batch.logps_R.sum(), num_tokens=0)
 
     assert build_loss('CrossEntropyLoss', reduction='sum').reduction == 'sum'
-    assert isinstance(build_loss(Own), Own)
-    assert build_loss(own := Own()) is own
+    assert isinstance(build_loss(CustomLoss), CustomLoss)
+    assert build_loss(custom_loss := CustomLoss()) is custom_loss
     function = build_loss(lambda batch: LossOutput(loss=batch.logps_R.sum(), num_tokens=0))
     assert (function(batch_of([1.0]))['loss'].item(), function.is_separable) == (1.0, False)
 
@@ -95,9 +95,9 @@ def test_a_required_stream_or_output_that_is_missing_is_named(case):
     for name in loss.required_streams:
         if name == loss.candidate_stream:
             continue  # its ids are read by the forward pass
-        left = {other: values for other, values in arrays.streams.items() if other != name}
+        remaining = {other: values for other, values in arrays.streams.items() if other != name}
         with pytest.raises(MissingStream) as refusal:
-            loss(LossBatch(**{**vars(arrays.torch()), 'streams': {k: torch.tensor(v) for k, v in left.items()}}))
+            loss(LossBatch(**{**vars(arrays.torch()), 'streams': {k: torch.tensor(v) for k, v in remaining.items()}}))
         assert refusal.value.name == name
     for name in loss.required_outputs:
         suffix = {'candidate_logps': '_RK', 'embeddings': '_FD', 'logits': '_RV'}.get(name, '_R')

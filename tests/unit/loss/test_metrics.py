@@ -1,4 +1,4 @@
-"""Tests of losses' metrics against independent formulas, and of the signatures that users rely on."""
+"""Compares metrics of losses with independent formulas, and checks the signatures that users rely on."""
 
 import inspect
 import math
@@ -41,10 +41,10 @@ def policy_reports(case: Case, arrays) -> dict[str, float]:
     return reports
 
 
-POLICIES = [case for case in CASES if 'advantages' in case.loss.required_streams and case.name.endswith('Loss')]
+POLICY_CASES = [case for case in CASES if 'advantages' in case.loss.required_streams and case.name.endswith('Loss')]
 
 
-@pytest.mark.parametrize('case', POLICIES, ids=case_id)
+@pytest.mark.parametrize('case', POLICY_CASES, ids=case_id)
 def test_policies_report_ratios_divergences_and_clipping(case):
     """Policy losses report means over the labels of ratios, divergences and clipping."""
     arrays = case.arrays(seed=9)

@@ -31,7 +31,7 @@ def registry():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Installed package that provides losses, by module name."""
+    """Module name of an installed package that provides losses."""
     name = 'offered_losses_for_a_test'
     (tmp_path / f'{name}.py').write_text(MODULE)
     information = tmp_path / f'{name}-1.0.dist-info'
@@ -82,14 +82,14 @@ def test_a_class_of_this_process_registers_itself():
     losses = registry()
 
     @losses.register()
-    class Own(Loss):
+    class CustomLoss(Loss):
         def __call__(self, batch):
             return LossOutput(loss=batch.logps_R.sum(), num_tokens=0)
 
-    losses.register('alias')(Own)
-    assert isinstance(losses.build('Own', {}), Own)
-    assert isinstance(losses.build('alias', {}), Own)
+    losses.register('alias')(CustomLoss)
+    assert isinstance(losses.build('CustomLoss', {}), CustomLoss)
+    assert isinstance(losses.build('alias', {}), CustomLoss)
     with pytest.raises(InvalidComponent):
-        losses.register('CrossEntropyLoss')(Own)
+        losses.register('CrossEntropyLoss')(CustomLoss)
     with pytest.raises(InvalidComponent):
         losses.register()(Loss)

@@ -32,7 +32,7 @@ def batch_of(logps, **streams) -> LossBatch:
 
 
 @pytest.mark.parametrize('name', TINKER_LOSSES)
-def test_options_are_tinkers_and_no_others(name):
+def test_only_options_of_tinker_are_accepted(name):
     """Tinker's losses accept the options of its API and no others."""
     build_loss(name, **OPTIONS[name])
     with pytest.raises(InvalidComponentOptions):

@@ -1,4 +1,4 @@
-"""Tests of preference, distillation and contrastive losses at points with values from the papers or by hand."""
+"""Compares preference, distillation and contrastive losses with values from papers or computed by hand."""
 
 import math
 
@@ -27,7 +27,7 @@ def pair(chosen: list[float], rejected: list[float], reference: tuple[float, flo
 
 
 def value_and_gradient(name: str, batch: LossBatch, **options: object) -> tuple[float, list[float]]:
-    """Return a loss and its gradient by each log-probability."""
+    """Return a loss and its gradient with respect to each log-probability."""
     loss = build_loss(name, **options)(batch)['loss']
     (gradient,) = torch.autograd.grad(loss, [batch.logps_R])
     return loss.item(), gradient.tolist()
@@ -72,7 +72,7 @@ def test_hinge_loss_is_zero_beyond_its_margin():
     assert (loss, gradient) == (pytest.approx(0.6), pytest.approx([-0.1, 0.1]))
 
 
-def test_kto_compares_each_side_with_the_other_s_divergence():
+def test_kto_compares_each_side_with_the_divergence_of_the_other():
     """KTO compares each response with the divergence of the others (arXiv 2402.01306, equation 7).
 
     Log-ratios 3 and -2 at beta 1 give z of 3 and 0. Chosen: 1 - sigmoid(3 - 0) = 0.0474259. Rejected:
@@ -101,7 +101,7 @@ def test_simpo_compares_means_with_a_margin():
 
 
 def test_cpo_adds_a_cloning_term():
-    """CPO adds the chosen response's mean of 1 to the preference for a margin of 1 (arXiv 2401.08417, equation 6)."""
+    """CPO adds the chosen response's mean loss, here 1, to the preference loss (arXiv 2401.08417, equation 6)."""
     loss, _ = value_and_gradient('CPOLoss', pair([-1.0, -1.0], [-4.0]), beta=0.5, bc_coef=1.0)
     assert loss == pytest.approx(0.3132617 + 1.0)
 
@@ -114,13 +114,13 @@ def test_orpo_compares_odds():
 
 
 @pytest.mark.parametrize('name', PAIRS)
-def test_every_preference_makes_the_chosen_likelier_than_the_rejected(name):
+def test_every_preference_makes_the_chosen_more_likely(name):
     """The gradient makes the chosen response more likely and the rejected one less likely."""
     _, (chosen, rejected) = value_and_gradient(name, pair([-1.0], [-1.5], reference=(-1.2, -1.2)))
     assert chosen < 0 < rejected
 
 
-def distilled(teacher: list[float], student: list[float], beta: float) -> float:
+def gkd_loss(teacher: list[float], student: list[float], beta: float) -> float:
     """Return the GKD loss of two distributions over a vocabulary; probability 0 is represented by e^-60."""
     as_logits = [torch.tensor([[math.log(max(p, math.exp(-60))) for p in row]]).double() for row in (teacher, student)]
     batch = LossBatch(
@@ -136,24 +136,24 @@ def distilled(teacher: list[float], student: list[float], beta: float) -> float:
 
 def test_gkd_at_beta_0_and_1_is_a_one_sided_divergence():
     """GKD at beta 0 and 1 is the forward and the reverse divergence (arXiv 2306.13649, section 2)."""
-    assert distilled([0.75, 0.25], [0.5, 0.5], beta=0.0) == pytest.approx(0.1308120, abs=1e-7)
-    assert distilled([0.75, 0.25], [0.5, 0.5], beta=1.0) == pytest.approx(0.1438410, abs=1e-7)
+    assert gkd_loss([0.75, 0.25], [0.5, 0.5], beta=0.0) == pytest.approx(0.1308120, abs=1e-7)
+    assert gkd_loss([0.75, 0.25], [0.5, 0.5], beta=1.0) == pytest.approx(0.1438410, abs=1e-7)
 
 
 def test_gkd_at_beta_half_is_bounded_by_ln_2():
     """GKD at beta 1/2 is the Jensen-Shannon divergence: ln 2 for disjoint distributions, 0 for equal ones."""
-    assert distilled([1.0, 0.0], [0.0, 1.0], beta=0.5) == pytest.approx(LN2)
-    assert distilled([0.2, 0.8], [0.2, 0.8], beta=0.5) == pytest.approx(0.0, abs=1e-12)
-    assert distilled([0.75, 0.25], [0.5, 0.5], beta=0.5) == pytest.approx(0.0338221, abs=1e-7)
+    assert gkd_loss([1.0, 0.0], [0.0, 1.0], beta=0.5) == pytest.approx(LN2)
+    assert gkd_loss([0.2, 0.8], [0.2, 0.8], beta=0.5) == pytest.approx(0.0, abs=1e-12)
+    assert gkd_loss([0.75, 0.25], [0.5, 0.5], beta=0.5) == pytest.approx(0.0338221, abs=1e-7)
 
 
-def test_gkd_s_slope_at_0_is_the_forward_divergence():
+def test_slope_of_gkd_at_0_is_the_forward_divergence():
     """The limit of JSD(beta) / beta at beta 0 is the forward divergence (arXiv 2306.13649, section 2)."""
-    forward = distilled([0.75, 0.25], [0.5, 0.5], beta=0.0)
-    assert distilled([0.75, 0.25], [0.5, 0.5], beta=1e-6) / 1e-6 == pytest.approx(forward, rel=1e-5)
+    forward = gkd_loss([0.75, 0.25], [0.5, 0.5], beta=0.0)
+    assert gkd_loss([0.75, 0.25], [0.5, 0.5], beta=1e-6) / 1e-6 == pytest.approx(forward, rel=1e-5)
 
 
-def contrasted(embeddings: np.ndarray, **options: object) -> tuple[float, float]:
+def infonce(embeddings: np.ndarray, **options: object) -> tuple[float, float]:
     """Return the InfoNCE loss of alternating anchors and positives, and its accuracy."""
     count = len(embeddings)
     batch = LossBatch(
@@ -169,13 +169,13 @@ def contrasted(embeddings: np.ndarray, **options: object) -> tuple[float, float]
 
 def test_infonce_of_identical_embeddings():
     """The InfoNCE loss of identical embeddings is the logarithm of the number of candidates (arXiv 1807.03748)."""
-    loss, _ = contrasted(np.ones((8, 3)))
+    loss, _ = infonce(np.ones((8, 3)))
     assert loss == pytest.approx(math.log(4))
 
 
 def test_infonce_of_four_orthogonal_pairs():
     """InfoNCE of four orthogonal pairs at temperature 1/2 is -log(e^2 / (e^2 + 3)), with accuracy 1."""
-    loss, accuracy = contrasted(np.repeat(np.eye(4), 2, axis=0) * 7.0, temperature=0.5)
+    loss, accuracy = infonce(np.repeat(np.eye(4), 2, axis=0) * 7.0, temperature=0.5)
     assert loss == pytest.approx(math.log(1 + 3 * math.exp(-2)))
     assert accuracy == 1.0
 
@@ -186,5 +186,5 @@ def test_infonce_accuracy_equals_a_search():
     units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     found = (units[0::2] @ units[1::2].T).argmax(axis=1)
     expected = float((found == np.arange(20)).mean())
-    assert contrasted(embeddings)[1] == pytest.approx(expected)
+    assert infonce(embeddings)[1] == pytest.approx(expected)
     assert 0 < expected < 1

@@ -1,4 +1,4 @@
-"""Tests of per-label metrics against plain Python implementations."""
+"""Compares per-label metrics with plain Python implementations."""
 
 import json
 import math
@@ -18,16 +18,16 @@ def batch(seed, *, lengths=(3, 1, 4, 2), streams=STREAMS, scale=1.0):
     random = np.random.default_rng(seed)
     features = np.repeat(np.arange(len(lengths)), lengths)
 
-    def draw():
+    def random_values():
         return (scale * random.standard_normal(len(features))).astype(np.float32)
 
     labels = LabelFacts(
-        logps_R=-np.abs(draw()),
+        logps_R=-np.abs(random_values()),
         features_R=features,
-        streams={name: draw() for name in streams},
-        entropies_R=np.abs(draw()),
-        is_greedy_R=draw() > 0,
-        values_R=draw(),
+        streams={name: random_values() for name in streams},
+        entropies_R=np.abs(random_values()),
+        is_greedy_R=random_values() > 0,
+        values_R=random_values(),
         embeddings_FD=random.standard_normal((len(lengths), 5)).astype(np.float32),
     )
     return ForwardFacts(
@@ -249,12 +249,12 @@ def test_unused_arguments_accept_only_none():
     metric = CompletionRewardMetric()
     metric.accumulate(None, None, completion_lengths=[7], rewards={'format': [1.0]})
     assert metric.calculate()['train/format_reward'] == 1.0
-    for given in ([{'input_ids': [1]}], None), (None, {'logits': 1}):
+    for arguments in ([{'input_ids': [1]}], None), (None, {'logits': 1}):
         with pytest.raises(TypeError, match='rewards='):
-            metric.accumulate(*given)
+            metric.accumulate(*arguments)
 
 
-def fed(name, *, clock=None):
+def metric_with_batches(name, *, clock=None):
     """Return a metric with the results of two batches and a step."""
     metric = METRICS.build(name, {'clock': clock} if clock else {})
     for item in FACTS:
@@ -265,13 +265,13 @@ def fed(name, *, clock=None):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_restored_state_continues_bitwise(name):
-    """A metric restored from JSON continues with bitwise the same values, except those of the clock."""
-    metric, again = fed(name), METRICS.build(name, {})
-    again.load_state(json.loads(json.dumps(metric.state(), allow_nan=False)))
-    for item in (metric, again):
+    """A metric restored from JSON continues with bitwise the same values, except values that depend on the clock."""
+    metric, restored = metric_with_batches(name), METRICS.build(name, {})
+    restored.load_state(json.loads(json.dumps(metric.state(), allow_nan=False)))
+    for item in (metric, restored):
         item.accumulate(batch(5))
         item.accumulate_step(StepFacts(learning_rate=0.2, step_count=4, grad_norm=0.9))
-    found, expected = again.calculate(), metric.calculate()
+    found, expected = restored.calculate(), metric.calculate()
     assert found.keys() == expected.keys() != set()
     for value in found.keys() - metric.wall_clock_values:
         assert found[value] == expected[value]
@@ -280,7 +280,7 @@ def test_restored_state_continues_bitwise(name):
 @pytest.mark.parametrize('name', METRICS.names)
 def test_a_state_is_a_copy(name):
     """Accumulating more results does not modify a saved state."""
-    metric = fed(name)
+    metric = metric_with_batches(name)
     saved = metric.state()
     copy = dict(saved)
     metric.accumulate(batch(5))
@@ -290,18 +290,18 @@ def test_a_state_is_a_copy(name):
 @pytest.mark.parametrize('name', METRICS.names)
 def test_invalid_state_is_refused(name):
     """A state with values other than numbers is refused and changes nothing."""
-    metric = fed(name)
+    metric = metric_with_batches(name)
     before = metric.calculate().keys()
-    for wrong in ({'labels': 'many'}, {'labels': True}, {'x': [1, 'a']}):
+    for invalid in ({'labels': 'many'}, {'labels': True}, {'x': [1, 'a']}):
         with pytest.raises(ValueError, match='state'):
-            metric.load_state(wrong)
+            metric.load_state(invalid)
     assert metric.calculate().keys() == before
 
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_every_value_is_a_float_with_a_unit(name):
     """Every value is a float, and all except the loss's metrics have a unit."""
-    values = fed(name).calculate()
+    values = metric_with_batches(name).calculate()
     assert all(type(value) is float for value in values.values())
     assert values.keys() - METRICS.build(name, {}).units.keys() <= {'kl'}
 
@@ -309,7 +309,7 @@ def test_every_value_is_a_float_with_a_unit(name):
 @pytest.mark.parametrize('name', METRICS.names)
 def test_reset_clears_the_state(name):
     """A metric after `reset` reports the same as a new one."""
-    metric = fed(name)
+    metric = metric_with_batches(name)
     metric.reset()
     assert not metric.calculate().keys() - {'learning_rate', 'step_count', 'elapsed_seconds', 'tokens_per_second',
                                             'steps_per_second'}  # fmt: skip
@@ -329,17 +329,17 @@ def test_results_without_labels_are_accepted(name):
     assert all(math.isfinite(value) for value in metric.calculate().values())
 
 
-def test_the_clock_does_not_run_between_processes():
+def test_elapsed_time_excludes_the_time_between_processes():
     """A restored metric continues from the elapsed seconds of its state."""
     now = [1000.0]
-    metric = fed('TrainMetric', clock=lambda: now[0])
+    metric = metric_with_batches('TrainMetric', clock=lambda: now[0])
     now[0] += 4.0
     saved = metric.state()
     later = [5.0]
-    again = METRICS.build('TrainMetric', {'clock': lambda: later[0]})
-    again.load_state(saved)
+    restored = METRICS.build('TrainMetric', {'clock': lambda: later[0]})
+    restored.load_state(saved)
     later[0] += 1.0
-    assert again.calculate()['elapsed_seconds'] == 5.0
+    assert restored.calculate()['elapsed_seconds'] == 5.0
 
 
 @pytest.mark.parametrize(

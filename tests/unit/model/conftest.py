@@ -49,7 +49,7 @@ def engine(model: PackedCausalLM) -> TrainerEngine:
 
 
 @pytest.fixture
-def draw_feature():
+def make_feature():
     """Factory of features with random tokens whose first labels are masked."""
 
     def draw(length: int = 12, seed: int = 0, **fields: object) -> InputFeature:

@@ -44,8 +44,8 @@ def test_unknown_layers_are_refused(engine: TrainerEngine) -> None:
         lora_size(engine.model.layers, LoraConfig(target_modules=['nothing']), **ADAMW)
 
 
-def test_probe_leaves_nothing_behind(engine: TrainerEngine) -> None:
-    """Probing leaves no adapter behind, and a larger batch has a higher estimated peak."""
+def test_probe_leaves_no_adapter(engine: TrainerEngine) -> None:
+    """A probe leaves no adapter, and a larger batch has a higher estimated peak."""
     engine.create_adapter('other', LoraConfig(r=4))
     probe = Probe(engine, max_pass_tokens=1024)
     for _ in range(PROBE_COUNT):
@@ -61,13 +61,13 @@ def test_probe_leaves_nothing_behind(engine: TrainerEngine) -> None:
 
 
 def test_peak_counts_live_tensors(engine: TrainerEngine) -> None:
-    """The peak counts new tensors until they are freed, but no views and no existing tensors."""
-    given = torch.zeros(1000)
+    """The peak counts new tensors until they are freed, and does not count views or existing tensors."""
+    existing = torch.zeros(1000)
     with peak_bytes(engine.model.device) as peak:
-        one = given + 1.0
-        given.view(10, 100).t()
+        one = existing + 1.0
+        existing.view(10, 100).t()
         del one
-        two = torch.cat([given, given])
+        two = torch.cat([existing, existing])
         del two
     assert peak.value == 8000
 

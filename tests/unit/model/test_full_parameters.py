@@ -48,7 +48,7 @@ def test_loss_falls_and_the_base_is_restored(engine_of: Callable[[], TrainerEngi
 
 
 def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A lease excludes adapters and other leases, and a refused attempt leaves nothing behind."""
+    """A lease excludes adapters and other leases, and a refused attempt creates no adapter."""
     engine = engine_of()
     engine.create_adapter('lora', LoraConfig(r=4))
     with pytest.raises(ModelLeased):
@@ -79,7 +79,7 @@ def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
-def test_malformed_snapshot_leaves_the_base_alone(engine_of: Callable[[], TrainerEngine]) -> None:
+def test_malformed_snapshot_leaves_the_base_unchanged(engine_of: Callable[[], TrainerEngine]) -> None:
     """A malformed snapshot is refused, and the lease that it started is undone."""
     engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full')

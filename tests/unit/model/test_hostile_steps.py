@@ -1,4 +1,4 @@
-"""Tests that rates and momenta for which torch raises mid-step are refused before anything changes."""
+"""Learning rates and momenta for which torch fails in the middle of a step are refused before any change."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from twinkle.component import InvalidComponentOptions
 from twinkle.model.errors import AdapterNotReady, InvalidArgument
 
 
-def trained_bits(engine, adapter_id):
+def state_bytes(engine, adapter_id):
     """Return weights and optimizer state as bytes."""
     state = engine.adapter(adapter_id)
     tensors = [*state.parameters(), *(item for own in state.optimizer.state.values() for item in own.values())]
@@ -14,28 +14,28 @@ def trained_bits(engine, adapter_id):
 
 
 @pytest.fixture
-def engine(engine, draw_feature):
+def engine(engine, make_feature):
     """Trainer whose adapter has a gradient."""
-    engine.forward_backward('a', [draw_feature(9)])
+    engine.forward_backward('a', [make_feature(9)])
     return engine
 
 
 @pytest.mark.parametrize('optimizer', ['AdamW', 'Adamax', 'NAdam', 'RAdam', 'SGD', 'Muon', 'Adafactor'])
-def test_a_rate_that_overflows_changes_nothing(engine, draw_feature, optimizer):
+def test_a_rate_that_overflows_changes_nothing(engine, make_feature, optimizer):
     """A step with the largest float32 learning rate is either refused without changes or completed."""
     engine.set_optimizer('a', optimizer)
-    engine.forward_backward('a', [draw_feature(9)])
-    before = trained_bits(engine, 'a')
+    engine.forward_backward('a', [make_feature(9)])
+    before = state_bytes(engine, 'a')
     try:
         engine.step('a', learning_rate=3.4e38)
     except InvalidArgument:
-        assert trained_bits(engine, 'a') == before
+        assert state_bytes(engine, 'a') == before
         assert engine.adapter('a').step_count == 0
     assert engine.step('a', learning_rate=0.001).is_applied
 
 
-def test_momentum_of_1_is_refused(engine, draw_feature):
-    """A step at momentum 1, by which Adam would divide by 0, is refused without changes."""
+def test_momentum_of_1_is_refused(engine, make_feature):
+    """A step at momentum 1, with which Adam would divide by 0, is refused without changes."""
     engine.set_optimizer('a', 'AdamW', lr=0.01)
     options = {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'base_momentum': 0.8, 'max_momentum': 1.0}
     try:
@@ -43,12 +43,12 @@ def test_momentum_of_1_is_refused(engine, draw_feature):
     except InvalidComponentOptions:
         return
     for _ in range(6):
-        engine.forward_backward('a', [draw_feature(9)])
-        before = trained_bits(engine, 'a')
+        engine.forward_backward('a', [make_feature(9)])
+        before = state_bytes(engine, 'a')
         try:
             engine.clip_grad_and_step('a')
         except AdapterNotReady:
-            assert trained_bits(engine, 'a') == before
+            assert state_bytes(engine, 'a') == before
             return
     pytest.fail('the momentum never reached 1')
 

@@ -50,10 +50,10 @@ def state_of(engine, name):
 
 
 @pytest.mark.parametrize('error', ERRORS, ids=['cuda', 'cpu', 'python'])
-def test_a_shared_pass_is_split_by_items_and_changes_no_bit(limited, draw_feature, error):
+def test_a_shared_pass_is_split_by_items_without_changing_results(limited, make_feature, error):
     """A pass of four adapters that does not fit runs in smaller passes with bitwise the same results."""
     names = 'abcd'
-    items = [BatchItem(adapter_id=name, features=[draw_feature(20, 1)], is_training=True) for name in names]
+    items = [BatchItem(adapter_id=name, features=[make_feature(20, 1)], is_training=True) for name in names]
     unlimited, constrained = new_engine(limited, names), new_engine(limited, names)
     expected = unlimited.run_batch(items)
     limited.max_rows, limited.error = 45, error
@@ -65,12 +65,12 @@ def test_a_shared_pass_is_split_by_items_and_changes_no_bit(limited, draw_featur
         assert state_of(constrained, name) == state_of(unlimited, name)
 
 
-def test_only_the_part_that_does_not_fit_is_halved(limited, draw_feature):
+def test_only_the_part_that_does_not_fit_is_halved(limited, make_feature):
     """A batch that does not fit runs in halves with a warning; other batches are bitwise unchanged."""
-    large = [draw_feature(12, seed) for seed in range(5)]
+    large = [make_feature(12, seed) for seed in range(5)]
     items = [
         BatchItem(adapter_id='a', features=large, is_training=True),
-        BatchItem(adapter_id='b', features=[draw_feature(9)], is_training=True),
+        BatchItem(adapter_id='b', features=[make_feature(9)], is_training=True),
     ]
     # No dropout is used, because halves get other masks than the whole batch.
     unlimited, constrained = new_engine(limited, 'ab', dropout=0.0), new_engine(limited, 'ab', dropout=0.0)
@@ -88,12 +88,12 @@ def test_only_the_part_that_does_not_fit_is_halved(limited, draw_feature):
     assert state_of(constrained, 'b') == state_of(unlimited, 'b')
 
 
-def test_indivisible_part_is_refused(limited, draw_feature):
+def test_indivisible_part_is_refused(limited, make_feature):
     """A feature that does not fit refuses its batch without changes; other batches are unaffected."""
     unlimited, constrained = new_engine(limited, 'ab'), new_engine(limited, 'ab')
     items = [
-        BatchItem(adapter_id='a', features=[draw_feature(9), draw_feature(50)], is_training=True),
-        BatchItem(adapter_id='b', features=[draw_feature(9)], is_training=True),
+        BatchItem(adapter_id='a', features=[make_feature(9), make_feature(50)], is_training=True),
+        BatchItem(adapter_id='b', features=[make_feature(9)], is_training=True),
     ]
     expected = unlimited.run_batch(items)[1]
     before = state_of(constrained, 'a')
@@ -107,37 +107,37 @@ def test_indivisible_part_is_refused(limited, draw_feature):
     assert state_of(constrained, 'b') == state_of(unlimited, 'b')
 
 
-def test_a_later_part_that_does_not_fit_undoes_the_earlier_ones(limited, draw_feature):
+def test_a_later_part_that_does_not_fit_undoes_the_earlier_ones(limited, make_feature):
     """When a later part does not fit, the whole batch is refused and its earlier parts are undone."""
     engine = new_engine(limited, 'a', max_pass_tokens=20)
-    engine.forward_backward('a', [draw_feature(7)])
+    engine.forward_backward('a', [make_feature(7)])
     before = state_of(engine, 'a')
     limited.max_rows = 30
     with pytest.raises(BatchTooLarge):
-        engine.forward_backward('a', [draw_feature(18), draw_feature(15), draw_feature(40)])
+        engine.forward_backward('a', [make_feature(18), make_feature(15), make_feature(40)])
     assert state_of(engine, 'a') == before
     with pytest.raises(BatchTooLarge):
-        engine.forward_only('a', [draw_feature(40)])
+        engine.forward_only('a', [make_feature(40)])
     with pytest.raises(BatchTooLarge):
-        engine.forward('a', [draw_feature(40)])
+        engine.forward('a', [make_feature(40)])
     assert state_of(engine, 'a') == before
 
 
-def test_a_loss_over_the_whole_batch_is_not_divided(limited, draw_feature):
+def test_a_loss_over_the_whole_batch_is_not_divided(limited, make_feature):
     """A batch that does not fit is refused if its loss is not a sum over features."""
     engine = new_engine(limited, 'a')
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum() ** 2})
     limited.max_rows = 30
     with pytest.raises(BatchTooLarge) as refusal:
-        engine.forward_backward('a', [draw_feature(20), draw_feature(20)])
+        engine.forward_backward('a', [make_feature(20), make_feature(20)])
     assert refusal.value.token_count == 40
 
 
-def test_groups_stay_together_when_a_part_is_halved(limited, draw_feature):
+def test_groups_stay_together_when_a_part_is_halved(limited, make_feature):
     """Halving a part never separates pairs."""
     engine = new_engine(limited, 'a')
     engine.set_loss('a', 'DPOLoss', reference_free=True)
-    pairs = [draw_feature(10, seed) for seed in range(8)]
+    pairs = [make_feature(10, seed) for seed in range(8)]
     limited.max_rows = 25
     assert engine.forward_backward('a', pairs).pass_count == 4
     limited.max_rows = 19
@@ -146,10 +146,10 @@ def test_groups_stay_together_when_a_part_is_halved(limited, draw_feature):
     assert refusal.value.token_count == 20
 
 
-def test_other_errors_are_raised_unchanged(limited, draw_feature):
+def test_other_errors_are_raised_unchanged(limited, make_feature):
     """Other exceptions are raised unchanged and leave every adapter unchanged."""
     engine = new_engine(limited, 'ab')
-    items = [BatchItem(adapter_id=name, features=[draw_feature(20)], is_training=True) for name in 'ab']
+    items = [BatchItem(adapter_id=name, features=[make_feature(20)], is_training=True) for name in 'ab']
     before = [state_of(engine, name) for name in 'ab']
     limited.max_rows, limited.error = 1, RuntimeError('a defect')
     with pytest.raises(RuntimeError, match='a defect'):

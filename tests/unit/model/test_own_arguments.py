@@ -16,21 +16,21 @@ def model(tiny_llama_dir) -> TransformersModel:
     return model
 
 
-def test_loss_of_one_batch(model, draw_feature):
+def test_loss_of_one_batch(model, make_feature):
     """A batch may have a loss with options, which does not change the adapter's loss."""
-    feature = draw_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
+    feature = make_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
     output = model.forward_backward([feature], loss='cispo', loss_options={'clip_high_threshold': 2.0})
     assert output['metrics'] == {'loss:sum': output['loss']}
-    assert model.forward_only([draw_feature()])['metrics'] == {}
+    assert model.forward_only([make_feature()])['metrics'] == {}
     with pytest.raises(InvalidComponentOptions):
         model.forward_only([feature], loss='cispo', loss_options={'epsilon': 2.0})
     with pytest.raises(InvalidArgument):
         model.forward_only([feature], loss_options={'beta': 1.0})
 
 
-def test_options_of_one_step(model, draw_feature):
+def test_options_of_one_step(model, make_feature):
     """Both step methods accept options for one step."""
-    model.forward_backward([draw_feature()])
+    model.forward_backward([make_feature()])
     assert model.step(optimizer_options={'weight_decay': 0.5}).learning_rate == 0.001
     assert model.clip_grad_and_step(learning_rate=0.25, optimizer_options={'eps': 1e-12}).learning_rate == 0.25
     with pytest.raises(InvalidStepOptions):

@@ -26,15 +26,15 @@ def weights_of(engine, name='a'):
 
 
 @pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
-def test_loss_of_one_batch_equals_the_adapters_loss(engine, draw_feature, name):
+def test_loss_of_one_batch_equals_the_adapters_loss(engine, make_feature, name):
     """A batch with a loss gets bitwise the result of an adapter with that loss, also in a shared pass."""
     for other, seed in (('b', 3), ('c', 9)):
         engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
     engine.set_loss('b', name)
-    expected = engine.forward_backward('b', [draw_feature(**RL)])
+    expected = engine.forward_backward('b', [make_feature(**RL)])
     items = [
-        BatchItem(adapter_id='c', features=[draw_feature(30, 5)], is_training=True),
-        BatchItem(adapter_id='a', features=[draw_feature(**RL)], is_training=True, loss=build_loss(name)),
+        BatchItem(adapter_id='c', features=[make_feature(30, 5)], is_training=True),
+        BatchItem(adapter_id='a', features=[make_feature(**RL)], is_training=True, loss=build_loss(name)),
     ]
     _, result = engine.run_batch(items)
     assert isinstance(result, ForwardResult)
@@ -43,40 +43,40 @@ def test_loss_of_one_batch_equals_the_adapters_loss(engine, draw_feature, name):
     assert engine.adapter('a').loss_choice.name == 'CrossEntropyLoss'
 
 
-def test_value_loss_of_one_batch_is_refused(engine, draw_feature):
+def test_value_loss_of_one_batch_is_refused(engine, make_feature):
     """A loss that learns values is refused for one batch, because it would add a value head."""
     with pytest.raises(InvalidArgument):
-        engine.forward_backward('a', [draw_feature()], loss=build_loss('PPOValueLoss'))
+        engine.forward_backward('a', [make_feature()], loss=build_loss('PPOValueLoss'))
     assert engine.adapter('a').batch_count == 0
     assert engine.adapter('a').value_head is None
 
 
-def test_tinkers_losses_return_labels_of_weight_0(engine, draw_feature):
+def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
     """Tinker's losses return log-probabilities of labels of weight 0, which have a gradient of 0."""
     loss = build_loss('cross_entropy')
-    weighed = engine.forward_only('a', [draw_feature()], loss=loss)
-    free = engine.forward_only('a', [draw_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
-    np.testing.assert_array_equal(weighed.logps[0], free.logps[0])
-    assert np.count_nonzero(free.logps[0]) == 8
-    assert (free.loss, free.metrics) == (0.0, {'loss:sum': 0.0})
-    trained = engine.forward_backward('a', [draw_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
+    weighted = engine.forward_only('a', [make_feature()], loss=loss)
+    unweighted = engine.forward_only('a', [make_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
+    np.testing.assert_array_equal(weighted.logps[0], unweighted.logps[0])
+    assert np.count_nonzero(unweighted.logps[0]) == 8
+    assert (unweighted.loss, unweighted.metrics) == (0.0, {'loss:sum': 0.0})
+    trained = engine.forward_backward('a', [make_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
     assert trained.metrics == {'loss:sum': 0.0}
     assert all(not item.grad.any() for item in engine.adapter('a').parameters())
     assert engine.clip_grad_and_step('a', max_grad_norm=math.inf).grad_norm == 0.0
 
 
-def test_batch_without_labels_is_refused_for_tinkers_losses(engine, draw_feature):
+def test_batch_without_labels_is_refused_for_tinkers_losses(engine, make_feature):
     """A batch without labels is refused for Tinker's losses as for all others."""
     with pytest.raises(InvalidFeatures):
         engine.forward_backward(
-            'a', [{**draw_feature(), 'labels': np.full(12, -100)}], loss=build_loss('cross_entropy')
+            'a', [{**make_feature(), 'labels': np.full(12, -100)}], loss=build_loss('cross_entropy')
         )
     assert engine.adapter('a').batch_count == 0
 
 
-def test_several_targets_per_label(engine, draw_feature):
+def test_several_targets_per_label(engine, make_feature):
     """Several targets per label return [T, K] log-probabilities; gradients equal those of one batch per target."""
-    feature = draw_feature()
+    feature = make_feature()
     ids = np.stack([feature['labels'], np.arange(12) + 7], axis=1)
     ids[:4] = 1
     weights = np.random.default_rng(1).normal(size=(12, 2)).astype(np.float32)
@@ -93,27 +93,27 @@ def test_several_targets_per_label(engine, draw_feature):
         torch.testing.assert_close(own.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
-OWN = {'betas': [0.8, 0.9], 'eps': 1e-12, 'weight_decay': 0.3}
+OPTIMIZER_OPTIONS = {'betas': [0.8, 0.9], 'eps': 1e-12, 'weight_decay': 0.3}
 
 
-def train(engine, draw_feature, *, own):
+def train(engine, make_feature, *, own):
     """Train for three steps, with the options given at each step or at creation; return the weights."""
     for seed in range(3):
-        engine.forward_backward('a', [draw_feature(20, seed)])
-        step = {'step_options': StepOptions(learning_rate=0.02, optimizer_options=OWN)} if own else {}
+        engine.forward_backward('a', [make_feature(20, seed)])
+        step = {'step_options': StepOptions(learning_rate=0.02, optimizer_options=OPTIMIZER_OPTIONS)} if own else {}
         engine.clip_grad_and_step('a', max_grad_norm=math.inf, **step)
     return weights_of(engine)
 
 
-def test_options_of_every_step_equal_the_optimizers_options(model, draw_feature):
+def test_options_of_every_step_equal_the_optimizers_options(model, make_feature):
     """Options given at every step give bitwise the weights of an optimizer created with them."""
     results = []
     for own in (True, False):
         engine = TrainerEngine(model)
         engine.create_adapter('a', LoraConfig(r=4, seed=3))
         if not own:
-            engine.set_optimizer('a', 'AdamW', lr=0.02, **OWN)
-        results.append(train(engine, draw_feature, own=own))
+            engine.set_optimizer('a', 'AdamW', lr=0.02, **OPTIMIZER_OPTIONS)
+        results.append(train(engine, make_feature, own=own))
         engine.delete_adapter('a')
     assert results[0] == results[1]
 
@@ -124,24 +124,24 @@ def test_options_of_every_step_equal_the_optimizers_options(model, draw_feature)
     [{'amsgrad': True}, {'lr': 1.0}, {'betas': [0.9]}, {'betas': [0.9, 1.0]}, {'eps': math.nan}, {'eps': '1'},
      {'weight_decay': math.inf}, {'foreach': True}, {'beta': 0.1}],
 )  # fmt: skip
-def test_invalid_step_options_are_refused(engine, draw_feature, verb, options):
+def test_invalid_step_options_are_refused(engine, make_feature, verb, options):
     """Unknown options, options of the state and values out of range are refused and change nothing."""
     arguments = (
         {'optimizer_options': options} if verb == 'step' else {'step_options': StepOptions(optimizer_options=options)}
     )
     with pytest.raises(InvalidStepOptions):
         getattr(engine, verb)('a', **arguments)
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     before = (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
     with pytest.raises(InvalidStepOptions):
         getattr(engine, verb)('a', **arguments)
     assert before == (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
 
 
-def test_learning_rate_of_one_step(engine, draw_feature):
+def test_learning_rate_of_one_step(engine, make_feature):
     """A learning rate for one step is used unchanged, and the schedule still advances."""
     engine.set_lr_scheduler('a', 'ConstantLR', factor=0.5)
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     result = engine.clip_grad_and_step('a', step_options=StepOptions(learning_rate=0.25))
     assert result.learning_rate == 0.25
     assert engine.adapter('a').scheduler.last_epoch == 1

@@ -25,8 +25,8 @@ def test_first_parts_go_first_and_share_a_pass():
     ]  # fmt: skip
 
 
-def test_part_that_does_not_fit_leads_the_next_pass():
-    """Capacity left by a part that does not fit is used by the next item; the large part leads the next pass."""
+def test_part_that_does_not_fit_is_first_in_the_next_pass():
+    """Capacity left by a part that does not fit is used by the next item; the large part is first in the next pass."""
     assert plan([[12], [12, 1], [6, 6]], max_tokens=18) == [
         [Slot(0, 0), Slot(2, 0)], [Slot(1, 0), Slot(2, 1)], [Slot(1, 1)],
     ]  # fmt: skip
@@ -52,9 +52,9 @@ def test_dropped_item_does_not_run():
 @pytest.mark.parametrize('seed', range(60))
 def test_every_part_runs_once_in_order_within_bounds(seed):
     """Every part runs once, parts of an item in order in different passes, and shared passes respect the limit."""
-    draw = random.Random(seed)
-    limit = draw.randint(1, 40)
-    items = [[draw.randint(1, 50) for _ in range(draw.randint(1, 6))] for _ in range(draw.randint(1, 8))]
+    rng = random.Random(seed)
+    limit = rng.randint(1, 40)
+    items = [[rng.randint(1, 50) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 8))]
     passes = plan(items, max_tokens=limit)
     for index, sizes in enumerate(items):
         assert [slot.part for slots in passes for slot in slots if slot.item == index] == list(range(len(sizes)))
@@ -67,8 +67,8 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
 @pytest.mark.parametrize('seed', range(20))
 def test_passes_are_full(seed):
     """A part that is not in a pass does not fit into it."""
-    draw = random.Random(seed)
-    items = [[draw.randint(1, 10) for _ in range(draw.randint(1, 4))] for _ in range(6)]
+    rng = random.Random(seed)
+    items = [[rng.randint(1, 10) for _ in range(rng.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)
     for slots in plan(items, max_tokens=16):
         free_tokens = 16 - sum(items[slot.item][slot.part] for slot in slots)

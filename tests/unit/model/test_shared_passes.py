@@ -23,30 +23,30 @@ LOSS_OPTIONS = {
 }
 
 
-def draw_config(draw):
+def random_config(rng):
     """Return a random LoRA configuration."""
     return LoraConfig(
-        r=draw.choice((1, 2, 4, 8, 16, 17)),
-        lora_alpha=draw.choice((1, 8, 32)),
-        lora_dropout=draw.choice((0.0, 0.0, 0.3)),
-        target_modules=draw.choice(TARGETS),
-        use_rslora=draw.random() < 0.3,
-        seed=draw.randrange(1000),
+        r=rng.choice((1, 2, 4, 8, 16, 17)),
+        lora_alpha=rng.choice((1, 8, 32)),
+        lora_dropout=rng.choice((0.0, 0.0, 0.3)),
+        target_modules=rng.choice(TARGETS),
+        use_rslora=rng.random() < 0.3,
+        seed=rng.randrange(1000),
     )
 
 
-def draw_item(draw, draw_feature, adapter_id):
+def random_item(rng, make_feature, adapter_id):
     """Return a random batch of one to four features."""
-    features = [draw_feature(draw.randint(2, 40), draw.randrange(1000)) for _ in range(draw.randint(1, 4))]
-    is_training = draw.random() < 0.75
+    features = [make_feature(rng.randint(2, 40), rng.randrange(1000)) for _ in range(rng.randint(1, 4))]
+    is_training = rng.random() < 0.75
     options = ForwardOptions(
-        temperature=draw.choice((1.0, 0.7, 1.3)),
-        is_adapter_disabled=not is_training and draw.random() < 0.3,
+        temperature=rng.choice((1.0, 0.7, 1.3)),
+        is_adapter_disabled=not is_training and rng.random() < 0.3,
     )
     return BatchItem(adapter_id=adapter_id, features=features, options=options, is_training=is_training)
 
 
-def bits_of(result):
+def result_bytes(result):
     """Return all numbers of a result as bytes."""
     return (
         np.float64(result.loss_sum).tobytes(), np.float64(result.loss).tobytes(), result.num_tokens,
@@ -54,7 +54,7 @@ def bits_of(result):
     )  # fmt: skip
 
 
-def trained_bits(engine, adapter_id):
+def state_bytes(engine, adapter_id):
     """Return weights, gradient and random state of an adapter as bytes."""
     state = engine.adapter(adapter_id)
     tensors = [tensor for item in state.parameters() for tensor in (item.detach(), item.grad) if tensor is not None]
@@ -75,18 +75,18 @@ def assert_isolated(model, configs, rounds, *, max_pass_tokens=64):
         for item, result in zip(items, shared.run_batch(items), strict=True):
             single = alone[item.adapter_id]
             assert_same(result, single.run_batch([item])[0])
-            assert trained_bits(shared, item.adapter_id) == trained_bits(single, item.adapter_id)
+            assert state_bytes(shared, item.adapter_id) == state_bytes(single, item.adapter_id)
             for engine in (shared, single):
                 step_if_ready(engine, item.adapter_id)
     for adapter_id, single in alone.items():
-        assert trained_bits(shared, adapter_id) == trained_bits(single, adapter_id)
+        assert state_bytes(shared, adapter_id) == state_bytes(single, adapter_id)
 
 
 def assert_same(result, expected):
     """Compare two results of the same batch bitwise, or two errors by type."""
     assert type(result) is type(expected)
     if isinstance(result, ForwardResult):
-        assert bits_of(result) == bits_of(expected)
+        assert result_bytes(result) == result_bytes(expected)
 
 
 def step_if_ready(engine, adapter_id):
@@ -98,32 +98,32 @@ def step_if_ready(engine, adapter_id):
 
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
 @pytest.mark.parametrize('seed', range(3))
-def test_any_mix_equals_each_alone(request, draw_feature, family, seed):
+def test_any_mix_equals_separate_runs(request, make_feature, family, seed):
     """Mixed ranks, targets, dropout, lengths and temperatures give bitwise the results of separate runs."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     model = PackedCausalLM.load(request.getfixturevalue(family))
-    configs = {f'tenant-{index}': draw_config(draw) for index in range(draw.randint(2, 5))}
-    rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
-    assert_isolated(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
+    configs = {f'tenant-{index}': random_config(rng) for index in range(rng.randint(2, 5))}
+    rounds = [[random_item(rng, make_feature, name) for name in configs] for _ in range(3)]
+    assert_isolated(model, configs, rounds, max_pass_tokens=rng.choice((24, 64, 1024)))
 
 
-def test_bfloat16_adapters_are_isolated(tiny_qwen2_dir, draw_feature):
+def test_bfloat16_adapters_are_isolated(tiny_qwen2_dir, make_feature):
     """Adapters of a bfloat16 model with biases are bitwise isolated too."""
-    draw = random.Random(5)
+    rng = random.Random(5)
     model = PackedCausalLM.load(tiny_qwen2_dir, dtype='bfloat16')
-    configs = {f'tenant-{index}': draw_config(draw) for index in range(4)}
-    rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
+    configs = {f'tenant-{index}': random_config(rng) for index in range(4)}
+    rounds = [[random_item(rng, make_feature, name) for name in configs] for _ in range(3)]
     assert_isolated(model, configs, rounds, max_pass_tokens=200)
 
 
-def feature_for_all(draw_feature, seed):
+def feature_for_all(make_feature, seed):
     """Return a feature that has every stream."""
     rng = np.random.default_rng(seed)
     length = int(rng.integers(6, 14))
     numbers = lambda *shape: rng.normal(size=(length, *shape)).astype(np.float32) * 0.3  # noqa: E731
     streams = {name: numbers() for name, spec in STREAMS.items() if not spec.is_wide}
     ids = rng.integers(3, 300, (length, 4))
-    return draw_feature(
+    return make_feature(
         length,
         seed,
         **streams | {'teacher_topk_ids': ids, 'teacher_topk_logps': np.log(np.full((length, 4), 0.2, np.float32))},
@@ -133,10 +133,10 @@ def feature_for_all(draw_feature, seed):
     )
 
 
-def test_all_losses_share_passes_bitwise(model, draw_feature):
+def test_all_losses_share_passes_bitwise(model, make_feature):
     """Adapters with all losses in shared passes get bitwise the results, metrics and gradients of separate runs."""
     shared = TrainerEngine(model, max_pass_tokens=400)
-    batch = [feature_for_all(draw_feature, seed) for seed in range(4)]
+    batch = [feature_for_all(make_feature, seed) for seed in range(4)]
     anchored = [{'input_ids': item['input_ids'], 'labels': [(n + 1) % 2]} for n, item in enumerate(batch)]
     items, alone = [], {}
     for seed, name in enumerate(LOSSES.names):
@@ -150,9 +150,9 @@ def test_all_losses_share_passes_bitwise(model, draw_feature):
         for item, result in zip(items, shared.run_batch(items), strict=True):
             expected = alone[item.adapter_id].run_batch([item])[0]
             assert isinstance(result, ForwardResult), result
-            assert (bits_of(result), result.metrics) == (bits_of(expected), expected.metrics)
+            assert (result_bytes(result), result.metrics) == (result_bytes(expected), expected.metrics)
             assert result.pass_adapter_count > 1
-            assert trained_bits(shared, item.adapter_id) == trained_bits(alone[item.adapter_id], item.adapter_id)
+            assert state_bytes(shared, item.adapter_id) == state_bytes(alone[item.adapter_id], item.adapter_id)
             for engine in (shared, alone[item.adapter_id]):
                 engine.clip_grad_and_step(item.adapter_id)
 
@@ -161,7 +161,7 @@ def test_all_losses_share_passes_bitwise(model, draw_feature):
     ('loss', 'options'),
     [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
 )
-def test_failing_adapters_do_not_affect_others(model, draw_feature, loss, options):
+def test_failing_adapters_do_not_affect_others(model, make_feature, loss, options):
     """Adapters with invalid weights, overflowing gradients and refused batches do not change other results."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
     shared, alone = TrainerEngine(model), TrainerEngine(model)
@@ -173,37 +173,37 @@ def test_failing_adapters_do_not_affect_others(model, draw_feature, loss, option
         for name, value in (('not-a-number', float('nan')), ('infinite', float('inf')), ('overflowing', 3e38)):
             for parameter in shared.adapter(name).parameters():
                 parameter.fill_(value)
-    before = {name: trained_bits(shared, name) for name in names}
-    batch = [feature_for_all(draw_feature, 1), feature_for_all(draw_feature, 2)]
+    before = {name: state_bytes(shared, name) for name in names}
+    batch = [feature_for_all(make_feature, 1), feature_for_all(make_feature, 2)]
     items = [BatchItem(adapter_id=name, features=batch, is_training=True) for name in names]
     items[4] = BatchItem(adapter_id='refused', features=[{'input_ids': [1, 2]}], is_training=True)
     results = dict(zip(names, shared.run_batch(items), strict=True))
     for name in ('not-a-number', 'infinite', 'overflowing'):
         assert isinstance(results[name], LossNotFinite)
-        assert trained_bits(shared, name) == before[name]
+        assert state_bytes(shared, name) == before[name]
     assert isinstance(results['refused'], InvalidFeatures)
     for name, item in (('healthy', items[0]), ('also-healthy', items[5])):
         assert results[name].pass_adapter_count == 5
-        assert bits_of(results[name]) == bits_of(alone.run_batch([item])[0])
-        assert trained_bits(shared, name) == trained_bits(alone, name)
+        assert result_bytes(results[name]) == result_bytes(alone.run_batch([item])[0])
+        assert state_bytes(shared, name) == state_bytes(alone, name)
 
 
-def test_infinite_gradient_is_refused(model, draw_feature):
+def test_infinite_gradient_is_refused(model, make_feature):
     """A finite loss with an infinite gradient is refused without changes to the adapter or others."""
     shared = TrainerEngine(model)
     for name in 'ab':
         shared.create_adapter(name, LoraConfig(r=4, seed=1, lora_dropout=0.3))
     shared.set_loss('a', lambda batch: {'loss': (batch.logps_R - batch.logps_R.detach()).sqrt().sum()})
-    before = trained_bits(shared, 'a')
-    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    before = state_bytes(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[make_feature(9)], is_training=True) for name in 'ab']
     refusal, result = shared.run_batch(items)
     assert isinstance(refusal, LossNotFinite)
-    assert trained_bits(shared, 'a') == before
+    assert state_bytes(shared, 'a') == before
     assert shared.adapter('a').batch_count == 0
     alone = TrainerEngine(model)
     alone.create_adapter('b', LoraConfig(r=4, seed=1, lora_dropout=0.3))
-    assert bits_of(alone.run_batch([items[1]])[0]) == bits_of(result)
-    assert trained_bits(alone, 'b') == trained_bits(shared, 'b')
+    assert result_bytes(alone.run_batch([items[1]])[0]) == result_bytes(result)
+    assert state_bytes(alone, 'b') == state_bytes(shared, 'b')
 
 
 class _FailingBackward(torch.autograd.Function):
@@ -253,20 +253,20 @@ def _raises(batch):
         'weight-no-number',
     ],
 )
-def test_a_loss_that_fails_does_not_affect_others(model, draw_feature, loss):
+def test_a_loss_that_fails_does_not_affect_others(model, make_feature, loss):
     """A faulty custom loss is refused for its adapter, and other results are bitwise those of separate runs."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'abc'), (alone, 'b')):
         for name in names:
             engine.create_adapter(name, LoraConfig(r=4, seed=2, lora_dropout=0.3))
     shared.set_loss('a', loss)
-    before = trained_bits(shared, 'a')
-    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'abc']
+    before = state_bytes(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[make_feature(9)], is_training=True) for name in 'abc']
     results = shared.run_batch(items)
     assert isinstance(results[0], InvalidArgument)
-    assert trained_bits(shared, 'a') == before
-    assert bits_of(results[1]) == bits_of(alone.run_batch([items[1]])[0])
-    assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
+    assert state_bytes(shared, 'a') == before
+    assert result_bytes(results[1]) == result_bytes(alone.run_batch([items[1]])[0])
+    assert state_bytes(shared, 'b') == state_bytes(alone, 'b')
 
 
 class BrokenMetric(LossMetric):
@@ -276,21 +276,21 @@ class BrokenMetric(LossMetric):
         raise RuntimeError('broken')
 
 
-def test_a_metric_that_fails_does_not_affect_others(model, draw_feature):
-    """A batch whose metric raises is refused and counts in no metric; other adapters are unaffected."""
+def test_a_metric_that_fails_does_not_affect_others(model, make_feature):
+    """A batch whose metric raises is refused and not counted in any metric; other adapters are unaffected."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'ab'), (alone, 'b')):
         for name in names:
             engine.create_adapter(name, LoraConfig(r=4, seed=2, lora_dropout=0.3))
     shared.add_metric('a', BrokenMetric())
-    before = trained_bits(shared, 'a')
-    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    before = state_bytes(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[make_feature(9)], is_training=True) for name in 'ab']
     refusal, result = shared.run_batch(items)
     assert isinstance(refusal, MetricFailed)
-    assert trained_bits(shared, 'a') == before
+    assert state_bytes(shared, 'a') == before
     assert 'loss' not in shared.calculate_metric('a')
-    assert bits_of(result) == bits_of(alone.run_batch([items[1]])[0])
-    assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
+    assert result_bytes(result) == result_bytes(alone.run_batch([items[1]])[0])
+    assert state_bytes(shared, 'b') == state_bytes(alone, 'b')
 
 
 class BrokenProcessor(InputProcessor):
@@ -300,28 +300,28 @@ class BrokenProcessor(InputProcessor):
         raise KeyError('broken')
 
 
-def test_a_processor_that_fails_does_not_affect_others(model, draw_feature):
+def test_a_processor_that_fails_does_not_affect_others(model, make_feature):
     """An exception of a custom processor refuses the batch; other adapters are unaffected."""
     engine = TrainerEngine(model)
     for name in 'ab':
         engine.create_adapter(name, LoraConfig(r=4, seed=2))
     engine.set_processor('a', BrokenProcessor())
-    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    items = [BatchItem(adapter_id=name, features=[make_feature(9)], is_training=True) for name in 'ab']
     refusal, result = engine.run_batch(items)
     assert isinstance(refusal, InvalidArgument)
     assert isinstance(result, ForwardResult)
 
 
-def test_division_into_parts_is_independent(model, draw_feature):
+def test_division_into_parts_is_independent(model, make_feature):
     """A large batch is divided the same way with and without other batches, which share its passes if they fit."""
     engine = TrainerEngine(model, max_pass_tokens=32)
     for name in 'abc':
         engine.create_adapter(name, LoraConfig(r=4, seed=1))
-    large = [draw_feature(10, seed) for seed in range(6)]
+    large = [make_feature(10, seed) for seed in range(6)]
     items = [
-        BatchItem(adapter_id='a', features=[draw_feature(12)], is_training=True),
+        BatchItem(adapter_id='a', features=[make_feature(12)], is_training=True),
         BatchItem(adapter_id='b', features=large, is_training=True),
-        BatchItem(adapter_id='c', features=[draw_feature(12)], is_training=False),
+        BatchItem(adapter_id='c', features=[make_feature(12)], is_training=False),
     ]
     a, b, c = engine.run_batch(items)
     assert (a.pass_count, b.pass_count, c.pass_count) == (1, 2, 1)
@@ -335,15 +335,15 @@ def test_division_into_parts_is_independent(model, draw_feature):
     assert all(result.device_seconds > 0 for result in (a, b, c))
 
 
-def test_errors_are_returned(engine, draw_feature):
+def test_errors_are_returned(engine, make_feature):
     """Unknown adapters, invalid features and disabled adapters in training are returned as errors."""
     items = [
-        BatchItem(adapter_id='ghost', features=[draw_feature()], is_training=True),
+        BatchItem(adapter_id='ghost', features=[make_feature()], is_training=True),
         BatchItem(adapter_id='a', features=[], is_training=False),
     ]
     assert [type(result) for result in engine.run_batch(items)] == [UnknownAdapter, InvalidFeatures]
     disabled = ForwardOptions(is_adapter_disabled=True)
-    item = BatchItem(adapter_id='a', features=[draw_feature()], options=disabled, is_training=True)
+    item = BatchItem(adapter_id='a', features=[make_feature()], options=disabled, is_training=True)
     assert isinstance(engine.run_batch([item])[0], InvalidArgument)
     assert engine.run_batch([]) == []
     with pytest.raises(InvalidArgument):

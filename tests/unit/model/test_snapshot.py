@@ -42,9 +42,9 @@ SCHEDULERS = [
 
 
 @pytest.mark.parametrize(('optimizer', 'scheduler'), list(zip(OPTIMIZERS, SCHEDULERS, strict=True)))
-def test_resume_continues_bitwise(model, draw_feature, optimizer, scheduler):
+def test_resume_continues_bitwise(model, make_feature, optimizer, scheduler):
     """A run resumed in the middle of an accumulated step continues bitwise."""
-    features = [draw_feature(10 + step, step) for step in range(9)]
+    features = [make_feature(10 + step, step) for step in range(9)]
     original = new_engine(model)
     original.set_optimizer('a', optimizer[0], **optimizer[1])
     original.set_lr_scheduler('a', scheduler[0], **scheduler[1])
@@ -60,16 +60,16 @@ def test_resume_continues_bitwise(model, draw_feature, optimizer, scheduler):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_loading_weights_resets_the_optimizer(model, draw_feature):
-    """Loading a checkpoint without optimizer only changes the weights."""
+def test_loading_weights_does_not_load_the_optimizer(model, make_feature):
+    """Loading a checkpoint without its optimizer changes only the weights."""
     engine = new_engine(model)
-    run(engine, [draw_feature(10, step) for step in range(4)])
+    run(engine, [make_feature(10, step) for step in range(4)])
     snapshot = engine.export_state('a', is_optimizer_included=False)
     other = new_engine(model)
     other.import_state('a', snapshot, is_optimizer_included=False)
     assert snapshot.trainer is None
     assert other.adapter('a').step_count == 0
-    feature = draw_feature(9, 9)
+    feature = make_feature(9, 9)
     assert other.forward_only('a', [feature]).loss == engine.forward_only('a', [feature]).loss
     with pytest.raises(SnapshotMismatch, match='no optimizer state'):
         other.import_state('a', snapshot, is_optimizer_included=True)
@@ -111,10 +111,10 @@ def _broken(numbers, change):
         {'lr_scheduler': {'name': 'LambdaLR', 'options': {}}},
     ],
 )
-def test_malformed_trainer_state_is_refused(model, draw_feature, change):
+def test_malformed_trainer_state_is_refused(model, make_feature, change):
     """A malformed trainer state is refused and changes nothing."""
     engine = new_engine(model)
-    run(engine, [draw_feature(10, step) for step in range(3)])
+    run(engine, [make_feature(10, step) for step in range(3)])
     snapshot = engine.export_state('a', is_optimizer_included=True)
     numbers = json.loads(bytes(snapshot.trainer[STATE_TENSOR].data))
     trainer = {**snapshot.trainer, STATE_TENSOR: _broken(numbers, change)}
@@ -126,9 +126,9 @@ def test_malformed_trainer_state_is_refused(model, draw_feature, change):
     assert engine.adapter('a').batch_count == 1
 
 
-def test_format_1_is_loaded(model, draw_feature):
+def test_format_1_is_loaded(model, make_feature):
     """A checkpoint in format 1 can be resumed bitwise."""
-    features = [draw_feature(10 + step, step) for step in range(7)]
+    features = [make_feature(10 + step, step) for step in range(7)]
     original = new_engine(model)
     original.set_optimizer('a', 'AdamW', lr=1e-2)
     original.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=1, num_training_steps=6)

@@ -25,11 +25,11 @@ def snapshot_of(engine):
 
 
 @pytest.fixture
-def ready(engine, draw_feature):
+def ready(engine, make_feature):
     """Trainer whose adapter has a gradient and a nonzero B."""
     engine.set_optimizer('a', 'AdamW', lr=1e-2)
     for seed in range(2):
-        engine.forward_backward('a', [draw_feature(20, seed)])
+        engine.forward_backward('a', [make_feature(20, seed)])
         if not seed:
             engine.clip_grad_and_step('a')
     return engine
@@ -85,12 +85,12 @@ def test_health_is_measured_on_request(ready):
     assert len(ready.step('a', is_health_returned=True).layers) == len(ready.model.layers)
 
 
-def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, draw_feature):
+def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, make_feature):
     """A step is refused without changes when the schedule has no steps left, and possible with a new schedule."""
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
     for _ in range(2):
         ready.clip_grad_and_step('a')
-        ready.forward_backward('a', [draw_feature(9)])
+        ready.forward_backward('a', [make_feature(9)])
     before = snapshot_of(ready)
     with pytest.raises(AdapterNotReady, match='steps left'):
         ready.clip_grad_and_step('a', max_grad_norm=1e-3)
@@ -112,14 +112,14 @@ def test_a_schedule_that_overflows_is_refused_up_front(ready):
     assert snapshot_of(ready) == before
 
 
-def test_checking_the_schedule_does_not_advance_it(ready, draw_feature):
+def test_checking_the_schedule_does_not_advance_it(ready, make_feature):
     """Checking the schedule's remaining steps does not change its learning rates and momenta."""
     ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=6)
     plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(plain, max_lr=0.1, total_steps=6)
     for _ in range(5):
-        ready.forward_backward('a', [draw_feature(9)])
+        ready.forward_backward('a', [make_feature(9)])
         ready.clip_grad_and_step('a')
         plain.step()
         schedule.step()
@@ -127,25 +127,25 @@ def test_checking_the_schedule_does_not_advance_it(ready, draw_feature):
         assert (own['lr'], own['momentum']) == (plain.param_groups[0]['lr'], plain.param_groups[0]['momentum'])
 
 
-def test_accumulating_steps_only_count(model, draw_feature):
+def test_accumulating_steps_only_count(model, make_feature):
     """A step with too few accumulated batches is not applied and keeps the gradient."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1), gradient_accumulation_steps=2)
-    engine.forward_backward('a', [draw_feature(9)])
+    engine.forward_backward('a', [make_feature(9)])
     before = snapshot_of(engine)
     assert not engine.clip_grad_and_step('a').is_applied
     assert snapshot_of(engine) == before
-    engine.forward_backward('a', [draw_feature(9)])
+    engine.forward_backward('a', [make_feature(9)])
     assert engine.clip_grad_and_step('a').is_applied
 
 
-def test_a_sum_of_gradients_that_overflows_adds_nothing(engine, draw_feature):
+def test_a_sum_of_gradients_that_overflows_adds_nothing(engine, make_feature):
     """A gradient whose sum with the accumulated one overflows is refused, and the accumulated one is unchanged."""
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum() * 1e36})
-    engine.forward_backward('a', [draw_feature(8)])
+    engine.forward_backward('a', [make_feature(8)])
     for parameter in engine.adapter('a').parameters():
         parameter.grad.mul_(3.402e38 / float(parameter.grad.abs().max() or 1.0))
     before = snapshot_of(engine)
     with pytest.raises(ArithmeticError):
-        engine.forward_backward('a', [draw_feature(8)])
+        engine.forward_backward('a', [make_feature(8)])
     assert snapshot_of(engine) == before

@@ -1,4 +1,4 @@
-"""Tests of the trainer's methods against transformers with peft, and of their guarantees."""
+"""Compares the trainer's methods with transformers and peft, and tests their guarantees."""
 
 import math
 
@@ -27,7 +27,7 @@ def weights_of(engine, adapter_id='a'):
 
 
 def train(engine, batches, adapter_id='a'):
-    """Take training steps; return the losses."""
+    """Run training steps; return the losses."""
     losses = []
     for batch in batches:
         losses.append(engine.forward_backward(adapter_id, batch).loss)
@@ -36,7 +36,7 @@ def train(engine, batches, adapter_id='a'):
 
 
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
-def test_training_equals_transformers_and_peft(family, request, draw_feature):
+def test_training_equals_transformers_and_peft(family, request, make_feature):
     """Losses, gradients and three AdamW steps equal those of a loop with transformers and peft."""
     folder = request.getfixturevalue(family)
     engine = TrainerEngine(PackedCausalLM.load(folder))
@@ -51,7 +51,7 @@ def test_training_equals_transformers_and_peft(family, request, draw_feature):
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
     for step in range(3):
         batch = [
-            draw_feature(length, length + step, loss_weights=np.linspace(0.5, 2, length)) for length in (20, 7, 13)
+            make_feature(length, length + step, loss_weights=np.linspace(0.5, 2, length)) for length in (20, 7, 13)
         ]
         result = engine.forward_backward('a', batch)
         logprobs = [label_logprobs(oracle, list(f['input_ids']), list(f['labels'])) for f in batch]
@@ -75,24 +75,24 @@ def test_training_equals_transformers_and_peft(family, request, draw_feature):
         engine.zero_grad('a')
 
 
-def test_other_adapters_change_no_bit(model, draw_feature):
+def test_other_adapters_do_not_change_results(model, make_feature):
     """Training another adapter in between leaves an adapter's results bitwise unchanged."""
-    batches = [[draw_feature(9, step), draw_feature(17, step + 50)] for step in range(3)]
+    batches = [[make_feature(9, step), make_feature(17, step + 50)] for step in range(3)]
     alone, shared = TrainerEngine(model), TrainerEngine(model)
     for engine in (alone, shared):
         engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.2, seed=1))
     shared.create_adapter('b', LoraConfig(r=8, lora_dropout=0.5, seed=2))
     losses = train(alone, batches)
     for batch, loss in zip(batches, losses, strict=True):
-        shared.forward_backward('b', [draw_feature(30, 99)])
+        shared.forward_backward('b', [make_feature(30, 99)])
         assert train(shared, [batch]) == [loss]
         shared.clip_grad_and_step('b')
     assert all(torch.equal(x, y) for x, y in zip(weights_of(alone), weights_of(shared), strict=True))
 
 
-def test_padding_changes_nothing(engine, draw_feature):
+def test_padding_does_not_change_results(engine, make_feature):
     """Padding on either side does not change log-probabilities, which are 0.0 at masked tokens."""
-    bare = draw_feature(10)
+    bare = make_feature(10)
     ids, labels = bare['input_ids'], bare['labels']
     for left, right in ((0, 6), (6, 0)):
         pad = lambda values, fill, left=left, right=right: np.pad(values, (left, right), constant_values=fill)  # noqa: E731
@@ -103,9 +103,9 @@ def test_padding_changes_nothing(engine, draw_feature):
         np.testing.assert_array_equal(engine.forward_only('a', [padded]).logps[0], pad(expected, 0.0))
 
 
-def test_packed_feature_equals_separate_ones(engine, draw_feature):
+def test_packed_feature_equals_separate_ones(engine, make_feature):
     """Samples packed into one feature do not attend to each other."""
-    first, second = draw_feature(10, 1), draw_feature(8, 2)
+    first, second = make_feature(10, 1), make_feature(8, 2)
     packed = {
         'input_ids': np.concatenate([first['input_ids'], second['input_ids']]),
         'labels': np.concatenate([first['labels'], second['labels']]),
@@ -116,9 +116,9 @@ def test_packed_feature_equals_separate_ones(engine, draw_feature):
     np.testing.assert_array_equal(together.logps[0], np.concatenate(apart.logps))
 
 
-def test_a_large_batch_runs_in_parts(model, draw_feature):
+def test_a_large_batch_runs_in_parts(model, make_feature):
     """A batch that runs in several passes gives the loss and gradient of one pass."""
-    batch = [draw_feature(length, length) for length in (20, 3, 15, 9)]
+    batch = [make_feature(length, length) for length in (20, 3, 15, 9)]
     batch[2]['labels'] = np.full(15, -100)
     whole, parted = TrainerEngine(model), TrainerEngine(model, max_pass_tokens=16)
     for engine in (whole, parted):
@@ -130,9 +130,9 @@ def test_a_large_batch_runs_in_parts(model, draw_feature):
         torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-4)
 
 
-def test_accumulated_batches_equal_one_large_one(model, draw_feature):
+def test_accumulated_batches_equal_one_large_one(model, make_feature):
     """Accumulated batches of unequal length give the weights of one joint batch."""
-    batches = [[draw_feature(20, 1)], [draw_feature(8, 2), draw_feature(5, 3)]]
+    batches = [[make_feature(20, 1)], [make_feature(8, 2), make_feature(5, 3)]]
     split, joined = TrainerEngine(model), TrainerEngine(model)
     split.create_adapter('a', LoraConfig(r=4, seed=3), gradient_accumulation_steps=2)
     joined.create_adapter('a', LoraConfig(r=4, seed=3))
@@ -153,9 +153,9 @@ def test_accumulated_batches_equal_one_large_one(model, draw_feature):
         torch.testing.assert_close(own, other, atol=1e-5, rtol=0)
 
 
-def test_sum_reduction_does_not_divide_the_gradient(engine, draw_feature):
+def test_sum_reduction_does_not_divide_the_gradient(engine, make_feature):
     """Reduction 'sum' applies the gradient of the summed loss, and 'mean' that of the mean."""
-    batch = [draw_feature(20)]
+    batch = [make_feature(20)]
     norms = {}
     for reduction in ('sum', 'mean'):
         engine.set_loss('a', 'CrossEntropyLoss', reduction=reduction)
@@ -165,9 +165,9 @@ def test_sum_reduction_does_not_divide_the_gradient(engine, draw_feature):
     assert norms['sum'] == pytest.approx(norms['mean'] * count, rel=1e-5)
 
 
-def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
+def test_forward_loss_backward_equals_forward_backward(engine, make_feature):
     """Separate forward, loss and backward, and backward with custom gradients, equal forward_backward."""
-    batch = [draw_feature(20, 1), draw_feature(6, 2)]
+    batch = [make_feature(20, 1), make_feature(6, 2)]
     expected_logps = engine.forward_backward('a', batch).logps
     expected = gradients_of(engine)
     engine.zero_grad('a')
@@ -182,9 +182,9 @@ def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
     assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), expected, strict=True))
 
 
-def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, draw_feature):
+def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, make_feature):
     """Evaluation adds no gradient and applies no dropout; with a disabled adapter it evaluates the base model."""
-    batch = [draw_feature(20)]
+    batch = [make_feature(20)]
     fresh = engine.forward_only('a', batch)
     engine.set_optimizer('a', 'AdamW', lr=0.1)
     train(engine, [batch])
@@ -194,28 +194,28 @@ def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, draw_f
     assert engine.adapter('a').batch_count == 0
 
 
-def test_training_learns(engine, draw_feature):
+def test_training_learns(engine, make_feature):
     """The loss on one batch falls by more than half in 25 steps."""
     engine.set_optimizer('a', 'AdamW', lr=2e-2)
-    losses = train(engine, [[draw_feature(20, 1), draw_feature(9, 2)]] * 25)
+    losses = train(engine, [[make_feature(20, 1), make_feature(9, 2)]] * 25)
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_learning_rate_of_one_step(engine, draw_feature):
+def test_learning_rate_of_one_step(engine, make_feature):
     """A learning rate given for one step is used only once."""
     engine.set_optimizer('a', 'SGD', lr=0.5)
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     before = weights_of(engine)
     assert engine.step('a', learning_rate=0.0).learning_rate == 0.0
     assert all(torch.equal(x, y) for x, y in zip(weights_of(engine), before, strict=True))
     assert engine.step('a').learning_rate == 0.5
 
 
-def test_metrics_are_reset_by_a_report(engine, draw_feature):
+def test_metrics_are_reset_by_a_report(engine, make_feature):
     """The loss metric is a mean over labels since the last report; evaluation has separate metrics."""
-    results = [engine.forward_backward('a', [draw_feature(length, length)]) for length in (8, 20)]
+    results = [engine.forward_backward('a', [make_feature(length, length)]) for length in (8, 20)]
     engine.clip_grad_and_step('a')
-    engine.forward_only('a', [draw_feature(5, 9)])
+    engine.forward_only('a', [make_feature(5, 9)])
     values = engine.calculate_metric('a')
     labels = sum(result.num_tokens for result in results)
     assert values['loss'] == pytest.approx(sum(result.loss_sum for result in results) / labels)
@@ -225,23 +225,23 @@ def test_metrics_are_reset_by_a_report(engine, draw_feature):
     assert engine.calculate_metric('a', is_training=False)['label_count'] == 4.0
 
 
-def test_loss_that_is_not_finite_adds_nothing(engine, draw_feature):
+def test_loss_that_is_not_finite_adds_nothing(engine, make_feature):
     """A loss that is not finite is reported with the feature's index and changes nothing."""
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     before = gradients_of(engine)
     with torch.no_grad():
         engine.adapter('a').weights.parameters()[-1].fill_(float('nan'))
     random_state = engine.adapter('a').weights.dropout_generator.get_state()
     with pytest.raises(LossNotFinite) as refusal:
-        engine.forward_backward('a', [draw_feature()])
+        engine.forward_backward('a', [make_feature()])
     assert refusal.value.feature_index == 0
     assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), before, strict=True))
     assert torch.equal(engine.adapter('a').weights.dropout_generator.get_state(), random_state)
 
 
-def test_a_batch_without_a_counting_label_is_refused(engine, draw_feature):
+def test_a_batch_without_a_counting_label_is_refused(engine, make_feature):
     """A batch without counted labels is refused for training and accepted for evaluation."""
-    batch = [draw_feature(6, loss_weights=np.zeros(6))]
+    batch = [make_feature(6, loss_weights=np.zeros(6))]
     with pytest.raises(InvalidFeatures) as refusal:
         engine.forward_backward('a', batch)
     assert refusal.value.field == 'labels'
@@ -287,11 +287,11 @@ def test_unknown_components_and_options_are_refused(engine):
     assert engine.adapter('a').optimizer is optimizer
 
 
-def test_too_large_learning_rate_is_refused(engine, draw_feature):
+def test_too_large_learning_rate_is_refused(engine, make_feature):
     """A learning rate that is too large is refused, whether given or computed by the schedule."""
     engine.set_optimizer('a', 'AdamW', lr=1.0)
     engine.set_lr_scheduler('a', 'ExponentialLR', gamma=1e30)
-    engine.forward_backward('a', [draw_feature(8)])
+    engine.forward_backward('a', [make_feature(8)])
     engine.step('a')
     before = [parameter.clone() for parameter in engine.adapter('a').weights.parameters()]
     with pytest.raises(InvalidArgument):
@@ -303,10 +303,10 @@ def test_too_large_learning_rate_is_refused(engine, draw_feature):
     assert all(map(torch.equal, before, engine.adapter('a').weights.parameters()))
 
 
-def test_schedule_without_steps_left_is_refused(engine, draw_feature):
+def test_schedule_without_steps_left_is_refused(engine, make_feature):
     """`lr_step` is refused when the schedule has no steps left."""
     engine.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
-    engine.forward_backward('a', [draw_feature(8)])
+    engine.forward_backward('a', [make_feature(8)])
     engine.step('a')
     for _ in range(2):
         engine.lr_step('a')
@@ -314,7 +314,7 @@ def test_schedule_without_steps_left_is_refused(engine, draw_feature):
         engine.lr_step('a')
 
 
-def test_dropout_follows_the_seed(model, draw_feature):
+def test_dropout_follows_the_seed(model, make_feature):
     """The same seed gives the same dropout masks, and another seed gives other masks."""
     losses = []
     for seed in (1, 1, 2):
@@ -323,5 +323,5 @@ def test_dropout_follows_the_seed(model, draw_feature):
         with torch.no_grad():
             for index, parameter in enumerate(engine.adapter('a').weights.parameters()):
                 parameter.copy_(torch.linspace(-0.2, 0.2, parameter.numel()).reshape(parameter.shape) * (index % 3))
-        losses.append(engine.forward_backward('a', [draw_feature(20)]).loss)
+        losses.append(engine.forward_backward('a', [make_feature(20)]).loss)
     assert losses[0] == losses[1] != losses[2]

@@ -87,9 +87,9 @@ def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_p
     }
 
 
-def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_path, draw_feature):
+def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_path, make_feature):
     """A checkpoint with optimizer, resumed in another trainer, gives bitwise the same weights and counters."""
-    features = [draw_feature(10 + step, step) for step in range(6)]
+    features = [make_feature(10 + step, step) for step in range(6)]
     for feature in features[:3]:
         trainer.forward_backward([feature])
         trainer.clip_grad_and_step()
@@ -107,13 +107,13 @@ def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_pat
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-def test_load_without_optimizer(trainer, tmp_path, draw_feature):
+def test_load_without_optimizer(trainer, tmp_path, make_feature):
     """A checkpoint without optimizer can be loaded but not resumed."""
-    trainer.forward_backward([draw_feature()])
+    trainer.forward_backward([make_feature()])
     trainer.clip_grad_and_step()
     saved = trainer.get_state_dict()
     folder = trainer.save('plain', str(tmp_path))
-    trainer.forward_backward([draw_feature(9, 9)])
+    trainer.forward_backward([make_feature(9, 9)])
     trainer.clip_grad_and_step()
     trainer.load('plain', str(tmp_path))
     assert all(torch.equal(saved[name], tensor) for name, tensor in trainer.get_state_dict().items())
@@ -125,9 +125,9 @@ def test_load_without_optimizer(trainer, tmp_path, draw_feature):
         trainer.save('../elsewhere', str(tmp_path))
 
 
-def test_an_adapter_can_start_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
+def test_an_adapter_can_start_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, make_feature):
     """An adapter can be created from a peft folder with its weights."""
-    trainer.forward_backward([draw_feature()])
+    trainer.forward_backward([make_feature()])
     trainer.clip_grad_and_step()
     folder = trainer.save('begin', str(tmp_path))
     other = MultiLoraTransformersModel(str(tiny_llama_dir))
@@ -144,36 +144,36 @@ def test_peft_configuration_is_accepted(tiny_llama_dir):
     assert (config.r, config.lora_alpha, config.target_modules, config.use_rslora) == (2, 5, ('q_proj',), True)
 
 
-def test_adapter_name_is_required_for_several_adapters(trainer, draw_feature):
+def test_adapter_name_is_required_for_several_adapters(trainer, make_feature):
     """The adapter's name is optional for one adapter and required for several."""
-    trainer.forward_only(draw_feature())
+    trainer.forward_only(make_feature())
     trainer.add_adapter_to_model('second', LoraConfig(r=2))
     with pytest.raises(InvalidArgument, match='adapter_name'):
-        trainer.forward_only(draw_feature())
+        trainer.forward_only(make_feature())
     with pytest.raises(UnknownAdapter):
         trainer.step(adapter_name='third')
-    assert trainer.forward_only(draw_feature(), adapter_name='second')['num_tokens'] == 8
+    assert trainer.forward_only(make_feature(), adapter_name='second')['num_tokens'] == 8
 
 
-def test_unsupported_options_are_refused(tiny_llama_dir, draw_feature):
+def test_unsupported_options_are_refused(tiny_llama_dir, make_feature):
     """Training without an adapter and unsupported strategies are refused."""
     model = TransformersModel(str(tiny_llama_dir))
     for call in (
-        lambda: model.forward_backward(draw_feature()),
+        lambda: model.forward_backward(make_feature()),
         lambda: TransformersModel(str(tiny_llama_dir), strategy='native_fsdp'),
     ):
         with pytest.raises(NotSupportedYet):
             call()
 
 
-def test_optimizer_without_adapter_trains_the_whole_model(tiny_llama_dir, draw_feature, tmp_path):
+def test_optimizer_without_adapter_trains_the_whole_model(tiny_llama_dir, make_feature, tmp_path):
     """Setting an optimizer without an adapter starts full-parameter training; a refused optimizer does not."""
     model = TransformersModel(str(tiny_llama_dir))
     with pytest.raises(UnknownComponent):
         model.set_optimizer('NoSuchOptimizer')
     assert list(model.engine.adapter_ids) == []
     model.set_optimizer('AdamW', lr=1e-2)
-    model.forward_backward(draw_feature())
+    model.forward_backward(make_feature())
     model.clip_grad_and_step()
     name = 'model.layers.0.mlp.up_proj.weight'
     saved = load_file(Path(model.save('whole', output_dir=str(tmp_path))) / 'model.safetensors')[name]
@@ -186,9 +186,9 @@ def test_shared_model_requires_an_adapter(tiny_llama_dir):
         MultiLoraTransformersModel(str(tiny_llama_dir)).set_optimizer('AdamW', lr=1e-2)
 
 
-def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, draw_feature):
+def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, make_feature):
     """A patch is undone bitwise and refused once adapters exist."""
-    feature = draw_feature(length=40)
+    feature = make_feature(length=40)
 
     def logps(model):
         model.add_adapter_to_model('a', LoraConfig(r=2, seed=1))
@@ -218,7 +218,7 @@ def test_chats_need_a_template(trainer):
     assert trainer.forward_backward([chat])['num_tokens'] > 0
 
 
-def test_a_function_may_be_the_loss(trainer, draw_feature):
+def test_a_function_may_be_the_loss(trainer, make_feature):
     """A function as loss gets the labels' log-probabilities, and its loss and metrics are reported."""
     seen = []
 
@@ -227,7 +227,7 @@ def test_a_function_may_be_the_loss(trainer, draw_feature):
         return LossOutput(loss=(batch.logps_R**2).sum(), num_tokens=0, metrics={'largest': batch.logps_R.min().item()})
 
     trainer.set_loss(loss)
-    output = trainer.forward_backward([draw_feature(12)])
+    output = trainer.forward_backward([make_feature(12)])
     assert seen == [8]
     assert output['loss'] == pytest.approx(float(np.sum(output['logps'][0][4:] ** 2)), rel=1e-5)
     assert trainer.calculate_metric()['largest'] < 0
@@ -245,9 +245,9 @@ def test_multi_lora_is_bounded(tiny_llama_dir):
     model.add_adapter_to_model('b', LoraConfig(r=4))
 
 
-def test_streams_as_arguments(trainer, draw_feature):
+def test_streams_as_arguments(trainer, make_feature):
     """Advantages per example, per label, per token and in a sampler's format give the same loss."""
-    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    features = [make_feature(12, 1), make_feature(9, 2)]
     trainer.set_loss('GRPOLoss', epsilon=0.2)
     counts = [int((feature['labels'] != -100).sum()) for feature in features]
     full = [np.where(feature['labels'] != -100, 0.5, 0.0) for feature in features]
@@ -258,8 +258,8 @@ def test_streams_as_arguments(trainer, draw_feature):
         [[[(7, 0.5), (8, -1.0)]] * count for count in counts],
     ]
     losses = {trainer.forward_only(features, advantages=form)['loss'] for form in forms}
-    carried = [{**feature, 'advantages': values} for feature, values in zip(features, full, strict=True)]
-    assert losses == {trainer.forward_only(carried)['loss']}
+    with_advantages = [{**feature, 'advantages': values} for feature, values in zip(features, full, strict=True)]
+    assert losses == {trainer.forward_only(with_advantages)['loss']}
     with pytest.raises(InvalidArgument, match='entries'):
         trainer.forward_only(features, advantages=[0.5])
     with pytest.raises(InvalidArgument, match='advantages'):
@@ -268,9 +268,9 @@ def test_streams_as_arguments(trainer, draw_feature):
         trainer.forward_only(features, advantage_s=[0.5, 0.5])
 
 
-def test_logits_and_embeddings_on_request(trainer, draw_feature):
+def test_logits_and_embeddings_on_request(trainer, make_feature):
     """Logits, embeddings and values are returned on request, as one array for the batch."""
-    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    features = [make_feature(12, 1), make_feature(9, 2)]
     output = trainer.forward_only(features, return_logits=True, temperature=0.7)
     assert output['logits'].shape == (2, 12, 320)
     logps = torch.from_numpy(output['logits'][1]).log_softmax(-1)[torch.arange(9), features[1]['labels'].clip(0)]
@@ -283,11 +283,11 @@ def test_logits_and_embeddings_on_request(trainer, draw_feature):
     assert trainer.forward_only(features, **numbers)['values'].shape == (2, 12)
 
 
-def test_custom_loss_equals_the_built_in_loss(trainer, draw_feature):
+def test_custom_loss_equals_the_built_in_loss(trainer, make_feature):
     """A custom function gives the gradient of the equal built-in loss; an invalid one adds nothing."""
     trainer.remove_adapter('default')
     trainer.add_adapter_to_model('default', LoraConfig(r=4, seed=1))
-    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    features = [make_feature(12, 1), make_feature(9, 2)]
     trainer.set_loss('CrossEntropyLoss', reduction='sum')
     expected = trainer.forward_backward(features)['loss']
     gradients = [parameter.grad.clone() for parameter in trainer.engine.adapter('default').parameters()]
@@ -303,9 +303,9 @@ def test_custom_loss_equals_the_built_in_loss(trainer, draw_feature):
         trainer.backward()
 
 
-def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, tmp_path, draw_feature):
+def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, tmp_path, make_feature):
     """`merge_lora` saves a model that transformers can load, and cannot be combined with an optimizer."""
-    feature = draw_feature(12)
+    feature = make_feature(12)
     for _ in range(2):
         trainer.forward_backward(feature)
         trainer.clip_grad_and_step()
@@ -318,13 +318,13 @@ def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, t
         trainer.save('merged', str(tmp_path), merge_lora=True, save_optimizer=True)
 
 
-def test_an_adapter_can_start_from_an_external_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
-    """An adapter saved by peft gives peft's log-probabilities here and can be trained further."""
+def test_an_adapter_can_start_from_an_external_peft_folder(trainer, tiny_llama_dir, tmp_path, make_feature):
+    """An adapter saved by peft gives peft's log-probabilities in this library and can be trained further."""
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=['q_proj', 'down_proj'], init_lora_weights=False)
     plain = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama_dir), config)
     plain.save_pretrained(tmp_path / 'external')
     trainer.add_adapter_to_model('external', str(tmp_path / 'external'))
-    feature = draw_feature(12)
+    feature = make_feature(12)
     own = trainer.forward_only(feature, adapter_name='external')['logps'][0]
     expected = label_logprobs(plain, list(feature['input_ids']), list(feature['labels']))
     np.testing.assert_allclose(own, expected.detach().numpy(), atol=2e-5)
@@ -333,7 +333,7 @@ def test_an_adapter_can_start_from_an_external_peft_folder(trainer, tiny_llama_d
     trainer.remove_adapter('external')
 
 
-def test_checkpointed_activations_change_no_bit(tiny_llama_dir, draw_feature):
+def test_checkpointed_activations_do_not_change_results(tiny_llama_dir, make_feature):
     """Activation checkpointing gives bitwise the same losses and weights, including dropout."""
     results = []
     for is_checkpointed in (False, True):
@@ -341,28 +341,28 @@ def test_checkpointed_activations_change_no_bit(tiny_llama_dir, draw_feature):
         model.add_adapter_to_model('a', LoraConfig(r=4, lora_dropout=0.3, seed=1))
         losses = []
         for seed in range(2):
-            losses.append(model.forward_backward([draw_feature(20, seed), draw_feature(7, seed)])['loss'])
+            losses.append(model.forward_backward([make_feature(20, seed), make_feature(7, seed)])['loss'])
             model.clip_grad_and_step()
         state = model.get_state_dict()
         results.append((losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}))
     assert results[0] == results[1]
 
 
-def test_a_step_reports_health_on_request(trainer, draw_feature):
+def test_a_step_reports_health_on_request(trainer, make_feature):
     """A step reports the health of each layer on request."""
-    trainer.forward_backward(draw_feature())
+    trainer.forward_backward(make_feature())
     result = trainer.clip_grad_and_step(max_grad_value=0.1, return_health=True)
     assert len(result.layers) == len(trainer.engine.model.layers)
     assert result.grad_norm is not None
 
 
-def test_multi_lora_bounds_the_length(tiny_llama_dir, draw_feature):
+def test_multi_lora_bounds_the_length(tiny_llama_dir, make_feature):
     """An example longer than max_length is refused with its index."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
     model.add_adapter_to_model('a', LoraConfig(r=4))
-    model.forward_only(draw_feature(10))
+    model.forward_only(make_feature(10))
     with pytest.raises(InvalidArgument, match=r'features\[1\]'):
-        model.forward_only([draw_feature(10), draw_feature(11)])
+        model.forward_only([make_feature(10), make_feature(11)])
 
 
 def test_grpo_metric_measures_entropies_on_request(trainer: TransformersModel, tiny_llama_dir):

@@ -23,13 +23,13 @@ TARGETS = {'returns': [0.15, -0.1], 'old_values': [0.0, 0.0]}
 
 
 @pytest.fixture
-def features(draw_feature) -> list:
+def features(make_feature) -> list:
     """Two examples."""
-    return [draw_feature(9, 1), draw_feature(12, 2)]
+    return [make_feature(9, 1), make_feature(12, 2)]
 
 
 def learn(model: TransformersModel, features: list, steps: int) -> list[float]:
-    """Take training steps towards the same returns; return the losses."""
+    """Train for some steps with the same target returns; return the losses."""
     losses: list[float] = []
     for _ in range(steps):
         losses.append(model.forward_backward(features, **TARGETS)['loss'])
@@ -111,8 +111,8 @@ def test_critic_resumes_bitwise(tiny_llama_dir, tmp_path: Path, features, config
     folder = first.save('middle', str(tmp_path), save_optimizer=True)
     assert second.resume_from_checkpoint(folder)['cur_step'] == 3
     assert learn(first, features, 3) == learn(second, features, 3)
-    ends = [critic.get_state_dict() for critic in (first, second)]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    states = [critic.get_state_dict() for critic in (first, second)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert torch.equal(head_of(first), head_of(second))
 
 

@@ -50,15 +50,15 @@ def outcome_of(engine, operation):
     return repr(result)
 
 
-def draw_operation(draw, draw_feature):
+def random_operation(rng, make_feature):
     """Return a random operation as a function of the engine."""
-    batch = [draw_feature(draw.randint(3, 20), draw.randrange(99)) for _ in range(draw.randint(1, 3))]
-    options = ForwardOptions(temperature=draw.choice((1.0, 0.8)))
-    norm = draw.choice((0.1, 5.0))
-    reduction = draw.choice(('sum', 'mean'))
-    steps = draw.randint(1, 3)
+    batch = [make_feature(rng.randint(3, 20), rng.randrange(99)) for _ in range(rng.randint(1, 3))]
+    options = ForwardOptions(temperature=rng.choice((1.0, 0.8)))
+    norm = rng.choice((0.1, 5.0))
+    reduction = rng.choice(('sum', 'mean'))
+    steps = rng.randint(1, 3)
     train = lambda engine: engine.forward_backward('a', batch, options=options)  # noqa: E731
-    return draw.choice(
+    return rng.choice(
         [
             train, train, train,
             lambda engine: engine.forward_only('a', batch),
@@ -81,10 +81,10 @@ def draw_operation(draw, draw_feature):
 
 
 @pytest.mark.parametrize('seed', range(8))
-def test_restored_adapter_continues_bitwise(model, draw_feature, seed):
+def test_restored_adapter_continues_bitwise(model, make_feature, seed):
     """A copy restored from a snapshot between random operations gives bitwise the same further results."""
-    draw = random.Random(seed)
-    operations = [draw_operation(draw, draw_feature) for _ in range(12)]
+    rng = random.Random(seed)
+    operations = [random_operation(rng, make_feature) for _ in range(12)]
     original = TrainerEngine(model)
     original.create_adapter('a', LoraConfig(r=4, lora_dropout=0.3, seed=seed), gradient_accumulation_steps=2)
     original.set_optimizer('a', 'AdamW', lr=1e-2)
@@ -93,7 +93,7 @@ def test_restored_adapter_continues_bitwise(model, draw_feature, seed):
     for operation in operations:
         points.append(original.snapshot('a'))
         outcomes.append(outcome_of(original, operation))
-    for point in draw.sample(range(len(operations)), 4):
+    for point in rng.sample(range(len(operations)), 4):
         restored = TrainerEngine(model)
         restored.restore_adapter('a', points[point])
         assert [outcome_of(restored, operation) for operation in operations[point:]] == outcomes[point:]
@@ -109,7 +109,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize('name', optimizer_names())
-def test_every_optimizer_is_restored_bitwise(model, draw_feature, name):
+def test_every_optimizer_is_restored_bitwise(model, make_feature, name):
     """Every optimizer is restored bitwise in the middle of an accumulated step, with a value head."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
@@ -120,7 +120,7 @@ def test_every_optimizer_is_restored_bitwise(model, draw_feature, name):
         pytest.skip(f'the library of {name} is not installed')
     engine.set_loss('a', 'PPOValueLoss')
     features = [
-        [draw_feature(9, seed, returns=[0.3] * 9, old_values=[0.1] * 9, advantages=[0.2] * 9)] for seed in range(6)
+        [make_feature(9, seed, returns=[0.3] * 9, old_values=[0.1] * 9, advantages=[0.2] * 9)] for seed in range(6)
     ]
     for batch in features[:3]:
         engine.forward_backward('a', batch)
@@ -149,13 +149,13 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize('name', scheduler_names())
-def test_every_schedule_is_restored_bitwise(model, draw_feature, name):
+def test_every_schedule_is_restored_bitwise(model, make_feature, name):
     """Every schedule is restored bitwise, from before its first step to after its third."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1, target_modules=('q_proj',)))
     engine.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     engine.set_lr_scheduler('a', name, **SCHEDULES[name])
-    batch = [draw_feature(9)]
+    batch = [make_feature(9)]
     for _ in range(4):
         restored = TrainerEngine(model)
         restored.restore_adapter('a', engine.snapshot('a'))
@@ -166,21 +166,21 @@ def test_every_schedule_is_restored_bitwise(model, draw_feature, name):
         assert state_of(restored) == state_of(engine)
 
 
-def test_added_value_head_preserves_the_optimizer(model, draw_feature):
+def test_added_value_head_preserves_the_optimizer(model, make_feature):
     """A value head that is added later does not change the optimizer and schedule of the other weights."""
     engines = [TrainerEngine(model) for _ in range(2)]
-    feature = draw_feature(9, 1, returns=[0.3] * 9, old_values=[0.1] * 9)
+    feature = make_feature(9, 1, returns=[0.3] * 9, old_values=[0.1] * 9)
     for engine in engines:
         engine.create_adapter('a', LoraConfig(r=4, seed=1))
         engine.set_optimizer('a', 'Muon', lr=1e-2)
         engine.set_lr_scheduler('a', 'LinearWarmupScheduler', num_warmup_steps=2, num_training_steps=9)
         for _ in range(3):
-            engine.forward_backward('a', [draw_feature(9, 2)])
+            engine.forward_backward('a', [make_feature(9, 2)])
             engine.clip_grad_and_step('a')
     engines[0].set_loss('a', 'PPOValueLoss')
     engines[0].set_loss('a', 'CrossEntropyLoss')
     for engine in engines:
-        engine.forward_backward('a', [draw_feature(9, 3)])
+        engine.forward_backward('a', [make_feature(9, 3)])
         engine.clip_grad_and_step('a')
     first, second = (engine.adapter('a') for engine in engines)
     assert first.learning_rate == second.learning_rate
@@ -194,10 +194,10 @@ def test_added_value_head_preserves_the_optimizer(model, draw_feature):
     assert float(first.value_head.weight_1D.detach().abs().max()) > 0
 
 
-def test_no_snapshot_while_a_forward_is_pending(engine, draw_feature):
+def test_no_snapshot_while_a_forward_is_pending(engine, make_feature):
     """No snapshot can be taken while a forward pass is pending."""
     assert engine.snapshot('a') is not None
-    engine.forward('a', [draw_feature()])
+    engine.forward('a', [make_feature()])
     assert engine.snapshot('a') is None
     engine.calculate_loss('a')
     assert engine.snapshot('a') is None
@@ -207,20 +207,20 @@ def test_no_snapshot_while_a_forward_is_pending(engine, draw_feature):
         engine.snapshot('ghost')
 
 
-def test_invalid_snapshots_are_refused(engine, model, draw_feature):
+def test_invalid_snapshots_are_refused(engine, model, make_feature):
     """An id in use, incomplete snapshots, other layers and malformed tensors are refused without changes."""
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     whole = engine.snapshot('a')
     with pytest.raises(AdapterExists):
         engine.restore_adapter('a', whole)
     byte = TensorData('uint8', (1,), b'x')
-    no_numbers, no_draws = {**whole.trainer, STATE_TENSOR: byte}, {**whole.trainer, RANDOM_STATE: byte}
+    no_numbers, no_random_state = {**whole.trainer, STATE_TENSOR: byte}, {**whole.trainer, RANDOM_STATE: byte}
     broken = [
         engine.export_state('a', is_optimizer_included=False),
         engine.export_state('a', is_optimizer_included=True),
         AdapterSnapshot(LoraConfig(r=8), whole.adapter, whole.trainer, 0),
         AdapterSnapshot(whole.lora_config, whole.adapter, no_numbers, 0),
-        AdapterSnapshot(whole.lora_config, whole.adapter, no_draws, 0),
+        AdapterSnapshot(whole.lora_config, whole.adapter, no_random_state, 0),
     ]
     for snapshot in broken:
         with pytest.raises(SnapshotMismatch):
@@ -235,13 +235,13 @@ def test_unregistered_loss_cannot_be_restored(engine, model):
         TrainerEngine(model).restore_adapter('a', engine.snapshot('a'))
 
 
-def test_a_snapshot_is_a_copy(engine, model, draw_feature):
+def test_a_snapshot_is_a_copy(engine, model, make_feature):
     """Later operations of the adapter do not change a snapshot."""
-    engine.forward_backward('a', [draw_feature()])
+    engine.forward_backward('a', [make_feature()])
     snapshot = engine.snapshot('a')
     before = state_of(engine)
     engine.clip_grad_and_step('a')
-    engine.forward_backward('a', [draw_feature(9, 9)])
+    engine.forward_backward('a', [make_feature(9, 9)])
     restored = TrainerEngine(model)
     restored.restore_adapter('a', snapshot)
     assert state_of(restored) == before

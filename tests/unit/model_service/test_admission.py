@@ -20,12 +20,12 @@ class Harness:
         limits = QueueLimits(operation_count=operation_count, request_bytes=request_bytes)
         self.admission = Admission(limits, self.clock)
         self.order: list[str] = []
-        self.held: list[AsyncExitStack] = []
+        self.slots: list[AsyncExitStack] = []
 
     async def hold(self, *, tenant: str = 'alice', size_bytes: int = 0, is_urgent: bool = False) -> AsyncExitStack:
         """Take a slot at once; `aclose` of the result releases it."""
         stack = AsyncExitStack()
-        self.held.append(stack)
+        self.slots.append(stack)
         slot = self.admission.slot(tenant, size_bytes=size_bytes, is_waiting_allowed=False, is_urgent=is_urgent)
         await stack.enter_async_context(slot)
         return stack
@@ -41,7 +41,7 @@ class Harness:
         return asyncio.ensure_future(waiting())
 
 
-async def _end(*tasks: 'asyncio.Task[None]') -> None:
+async def _cancel(*tasks: 'asyncio.Task[None]') -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -50,12 +50,12 @@ async def _end(*tasks: 'asyncio.Task[None]') -> None:
 async def test_a_full_queue_refuses_its_tenant_only() -> None:
     """A full queue of one tenant refuses its next operation and leaves other tenants unaffected."""
     harness = Harness()
-    held = [await harness.hold(), await harness.hold()]
+    slots = [await harness.hold(), await harness.hold()]
     with pytest.raises(QueueFull) as caught:
         await harness.hold()
     assert (caught.value.queue_length, caught.value.queue_limit) == (2, 2)
     await harness.hold(tenant='bob')
-    await held[0].aclose()
+    await slots[0].aclose()
     await harness.hold()
 
 
@@ -77,74 +77,74 @@ async def test_queued_bytes_are_bounded() -> None:
 async def test_slots_are_granted_in_order_of_arrival() -> None:
     """A later or smaller request does not overtake a waiting one."""
     harness = Harness(operation_count=3)
-    held = [await harness.hold(size_bytes=400), await harness.hold(size_bytes=400)]
+    slots = [await harness.hold(size_bytes=400), await harness.hold(size_bytes=400)]
     waiting = [harness.wait('large', size_bytes=900), harness.wait('small', size_bytes=10)]
     await let_others_run()
     with pytest.raises(QueueFull):
         await harness.hold(size_bytes=10)
-    await held[0].aclose()
+    await slots[0].aclose()
     await let_others_run()
     assert harness.order == []
-    await held[1].aclose()
+    await slots[1].aclose()
     await let_others_run()
     assert harness.order == ['large', 'small']
-    await _end(*waiting)
+    await _cancel(*waiting)
 
 
 async def test_a_released_slot_wakes_one_waiter() -> None:
     """Releasing one slot wakes exactly one waiter."""
     harness = Harness(operation_count=1)
-    held = await harness.hold()
+    slots = await harness.hold()
     waiting = [harness.wait('first')]
     await let_others_run()
-    await held.aclose()
+    await slots.aclose()
     await let_others_run()
     later = harness.wait('second')
     await let_others_run()
     assert harness.order == ['first']
-    await _end(*waiting)
+    await _cancel(*waiting)
     await let_others_run()
     assert harness.order == ['first', 'second']
-    await _end(later)
+    await _cancel(later)
 
 
 async def test_waiting_operations_are_bounded() -> None:
     """Waiting operations are limited too; beyond the limit even callers that accept waiting are refused."""
     harness = Harness(operation_count=2)
-    held = [await harness.hold(), await harness.hold()]
+    slots = [await harness.hold(), await harness.hold()]
     waiting = [harness.wait('a'), harness.wait('b')]
     await let_others_run()
     with pytest.raises(QueueFull):
         async with harness.admission.slot('alice', is_waiting_allowed=True):
             pass
-    await _end(*waiting)
-    for stack in held:
+    await _cancel(*waiting)
+    for stack in slots:
         await stack.aclose()
     large = Harness(operation_count=10, request_bytes=100)
     await large.hold(size_bytes=100)
-    patient = large.wait('c', size_bytes=90)
+    waiter = large.wait('c', size_bytes=90)
     await let_others_run()
     with pytest.raises(QueueFull):
         async with large.admission.slot('alice', size_bytes=20, is_waiting_allowed=True):
             pass
-    await _end(patient)
+    await _cancel(waiter)
 
 
 @pytest.mark.parametrize('is_slot_granted', [False, True])
 async def test_a_cancelled_waiter_releases_its_slot(*, is_slot_granted: bool) -> None:
     """A cancelled waiter releases its slot, even if the slot was granted at the same moment."""
     harness = Harness(operation_count=2)
-    held, other = await harness.hold(), await harness.hold()
-    leaving, next_one = harness.wait('leaving'), harness.wait('next')
+    slots, other = await harness.hold(), await harness.hold()
+    cancelled, next_waiter = harness.wait('cancelled'), harness.wait('next')
     await let_others_run()
     if not is_slot_granted:
-        leaving.cancel()
+        cancelled.cancel()
     # No other task runs between the grant and the cancellation.
-    await held.aclose()
-    leaving.cancel()
+    await slots.aclose()
+    cancelled.cancel()
     await let_others_run()
     assert harness.order == ['next']
-    await _end(leaving, next_one)
+    await _cancel(cancelled, next_waiter)
     await other.aclose()
     for _ in range(2):
         await harness.hold()
@@ -163,48 +163,48 @@ async def test_an_urgent_operation_is_admitted_beyond_the_limit() -> None:
     await urgent.aclose()
 
 
-async def test_the_retry_time_follows_the_pace_of_the_queue() -> None:
+async def test_the_retry_time_follows_the_rate_of_the_queue() -> None:
     """If a slot is released every two seconds and one caller waits, the retry time is four seconds."""
     harness = Harness(operation_count=1)
     for _ in range(20):
-        held = await harness.hold()
+        slots = await harness.hold()
         waiting = harness.wait('next')
         await let_others_run()
         harness.clock.advance(timedelta(seconds=2))
-        await held.aclose()
+        await slots.aclose()
         await let_others_run()
         harness.clock.advance(timedelta(seconds=2))
-        held = harness.wait('last')
+        slots = harness.wait('last')
         await let_others_run()
-        await _end(waiting)
+        await _cancel(waiting)
         with pytest.raises(QueueFull) as caught:
             await harness.hold()
-        ahead = harness.wait('ahead')
+        earlier = harness.wait('earlier')
         await let_others_run()
-        with pytest.raises(QueueFull) as behind:
+        with pytest.raises(QueueFull) as refused:
             async with harness.admission.slot('alice', is_waiting_allowed=False):
                 pass
         assert caught.value.retry_after == timedelta(seconds=2)
-        assert behind.value.retry_after == timedelta(seconds=4)
-        await _end(ahead, held)
+        assert refused.value.retry_after == timedelta(seconds=4)
+        await _cancel(earlier, slots)
 
 
 async def test_the_retry_time_is_bounded() -> None:
     """The retry time stays between its minimum and maximum for any measured interval."""
     for seconds in (0.0, 1e6):
         harness = Harness(operation_count=1)
-        held = await harness.hold()
+        slots = await harness.hold()
         waiting = [harness.wait('a')]
         await let_others_run()
-        await held.aclose()
+        await slots.aclose()
         await let_others_run()
         waiting.append(harness.wait('b'))
         await let_others_run()
         harness.clock.advance(timedelta(seconds=seconds))
-        await _end(waiting[0])
+        await _cancel(waiting[0])
         await let_others_run()
         with pytest.raises(QueueFull) as caught:
             await harness.hold()
         assert caught.value.retry_after is not None
         assert timedelta(milliseconds=50) <= caught.value.retry_after <= timedelta(minutes=5)
-        await _end(*waiting)
+        await _cancel(*waiting)

@@ -89,8 +89,8 @@ async def test_an_id_cannot_be_used_twice(caller: Caller, request_id: str):
 async def test_one_of_two_concurrent_requests_gets_the_id():
     """If two requests choose the same id at once, one adapter is created and the other request is refused."""
     service = await start(MemoryJournal(), StrictStore())
-    made = await asyncio.gather(create(service), create(service, BOB), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in made) == ['Adapter', 'AdapterIdTaken']
+    outcomes = await asyncio.gather(create(service), create(service, BOB), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in outcomes) == ['Adapter', 'AdapterIdTaken']
 
 
 async def test_a_creation_that_fails_leaves_the_id_free():

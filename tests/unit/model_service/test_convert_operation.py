@@ -38,7 +38,7 @@ def refused_field(**verb):
     return refusal.value.field
 
 
-def trained(**extra):
+def training_verb(**extra):
     """Return forward_backward over one example of four tokens with these extra tensors."""
     ids = tensor_to_proto(np.arange(4, dtype=np.int32))
     tensors = {name: tensor_to_proto(value) for name, value in extra.items()}
@@ -64,8 +64,8 @@ def test_options_of_a_step_are_converted():
     fields = {'learning_rate': 1e-4, 'optimizer_options': struct_of(options)}
     values = {'learning_rate': 1e-4, 'optimizer_options': options}
     assert converted(step=wire.Step(**fields)) == domain.Step(**values)
-    both = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=math.inf, **fields))
-    assert both == domain.ClipGradAndStep(max_grad_norm=math.inf, **values)
+    converted_verb = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=math.inf, **fields))
+    assert converted_verb == domain.ClipGradAndStep(max_grad_norm=math.inf, **values)
 
 
 @pytest.mark.parametrize('verb', ['step', 'clip_grad_and_step'])
@@ -87,7 +87,7 @@ def test_loss_of_a_batch_is_converted():
     """Both verbs that compute a loss accept a loss for the batch; unset means the adapter's."""
     loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
     chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
-    batch = trained().batch
+    batch = training_verb().batch
     for name, kind in (('forward_only', wire.ForwardOnly), ('forward_backward', wire.ForwardBackward)):
         assert converted(**{name: kind(batch=batch, loss=loss)}).loss == chosen
         assert converted(**{name: kind(batch=batch)}).loss is None
@@ -122,7 +122,7 @@ def test_extra_streams_are_converted_by_name():
     ids = np.arange(8, dtype=np.int64).reshape(4, 2)
     logps = -np.ones((4, 2), np.float32)
     verb = converted(
-        forward_backward=trained(teacher_topk_ids=ids, teacher_topk_logps=logps, returns=np.ones(4, np.float32))
+        forward_backward=training_verb(teacher_topk_ids=ids, teacher_topk_logps=logps, returns=np.ones(4, np.float32))
     )
     feature = verb.features[0]
     np.testing.assert_array_equal(feature['teacher_topk_ids'], ids)
@@ -150,13 +150,13 @@ def test_hostile_extra_tensor_is_named(case):
     """A stream that no loss can read is refused with its name in the path."""
     name, value, suffix = HOSTILE[case]
     path = f'operation.forward_backward.batch.features.features[0].extra_tensors[{name!r}]'
-    assert refused_field(forward_backward=trained(**{name: value})) == path + suffix
+    assert refused_field(forward_backward=training_verb(**{name: value})) == path + suffix
 
 
 @given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
 def test_arbitrary_bytes_are_refused_without_a_crash(data, shape, name):
     """Arbitrary bytes and shapes of a stream are refused with its path and never cause a crash."""
-    verb = trained()
+    verb = training_verb()
     tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor)
     refusals = []
@@ -171,8 +171,8 @@ def test_payload_converts_to_the_same_operation():
     """A payload from the journal converts to the same operation with the same fingerprint."""
     message = wire.Operation(adapter_id='a', sequence_number=3, undo=wire.Undo(step_count=1))
     operation = operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
-    again = operation_from_proto(wire.Operation.FromString(operation.payload), 'x', vocabulary_size=VOCABULARY)
-    assert again == operation
+    reconverted = operation_from_proto(wire.Operation.FromString(operation.payload), 'x', vocabulary_size=VOCABULARY)
+    assert reconverted == operation
 
 
 def test_parameter_groups_round_trip():
@@ -210,7 +210,7 @@ def test_groups_inside_the_options_are_refused():
 
 
 def test_health_and_receipt_are_converted():
-    """All figures of a step and of its receipt are converted."""
+    """All values of a step and of its receipt are converted."""
     layer = LayerHealth(
         path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
     )

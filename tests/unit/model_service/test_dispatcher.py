@@ -29,10 +29,10 @@ class Harness:
 
     async def adapters(self, count: int, *, tenant: str = 'alice') -> list[Adapter]:
         """Return adapters of a tenant."""
-        made = [_adapter(f'{tenant}-{index}', tenant) for index in range(count)]
-        for adapter in made:
+        created = [_adapter(f'{tenant}-{index}', tenant) for index in range(count)]
+        for adapter in created:
             await self.trainer.create_adapter(adapter.adapter_id, adapter.lora_config, adapter.training_config)
-        return made
+        return created
 
     def start(self, adapter: Adapter, verb: Verb) -> 'asyncio.Future[VerbRun]':
         """Start a verb."""
@@ -64,10 +64,10 @@ async def test_ready_batches_of_several_adapters_run_together() -> None:
     first = harness.start(adapters[0], training())
     await let_others_run()
     verbs = [training(), evaluation(), training(), evaluation(), training(), Forward(features=training().features)]
-    rest = [harness.start(adapter, verb) for adapter, verb in zip(adapters[1:], verbs, strict=True)]
+    remaining = [harness.start(adapter, verb) for adapter, verb in zip(adapters[1:], verbs, strict=True)]
     await let_others_run()
     harness.trainer.gate.set()
-    runs = await asyncio.gather(first, *rest)
+    runs = await asyncio.gather(first, *remaining)
     names = [adapter.adapter_id for adapter in adapters]
     assert harness.trainer.batches == [[names[0]], [names[1], names[3], names[5]], [names[2], names[4]], [names[6]]]
     assert [run.pass_adapter_count for run in runs] == [1, 3, 2, 3, 2, 3, 1]
@@ -163,9 +163,9 @@ async def test_cancel_withdraws_waiting_verbs_only() -> None:
     assert not harness.dispatcher.cancel(waiting.adapter_id)
     with pytest.raises(Cancelled):
         await runs[1]
-    again = harness.start(waiting, Step())
+    next_verb = harness.start(waiting, Step())
     harness.trainer.gate.set()
-    await asyncio.gather(runs[0], again)
+    await asyncio.gather(runs[0], next_verb)
     assert [verb for _, verb in harness.trainer.ran if verb == evaluation()] == []
 
 
@@ -266,9 +266,9 @@ async def test_refusals_of_single_runs_reach_the_caller() -> None:
         await harness.start(adapter, training())
 
 
-async def _timed(harness: Harness, adapters: list[Adapter], *, seconds: float, away: float) -> None:
+async def _run_timed(harness: Harness, adapters: list[Adapter], *, seconds: float, pause_seconds: float) -> None:
     """Run a batch of all adapters that takes `seconds`, after a pause."""
-    harness.clock.advance(timedelta(seconds=away))
+    harness.clock.advance(timedelta(seconds=pause_seconds))
     harness.trainer.gate.clear()
     runs = [harness.start(adapter, training(10)) for adapter in adapters]
     await let_others_run()
@@ -278,25 +278,25 @@ async def _timed(harness: Harness, adapters: list[Adapter], *, seconds: float, a
 
 
 async def test_adapters_with_short_think_times_share_the_next_pass() -> None:
-    """Adapters that usually return at once are waited for, so that they share the next pass."""
+    """The dispatcher waits for adapters that usually return at once, so that they share the next pass."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
-        await _timed(harness, adapters, seconds=1000.0, away=1.0)
+        await _run_timed(harness, adapters, seconds=1000.0, pause_seconds=1.0)
     first = harness.start(adapters[0], training(10))
     await let_others_run()
     assert not first.done()
-    rest = [harness.start(adapter, training(10)) for adapter in adapters[1:]]
-    await asyncio.gather(first, *rest)
+    remaining = [harness.start(adapter, training(10)) for adapter in adapters[1:]]
+    await asyncio.gather(first, *remaining)
     assert harness.trainer.batches[-1] == [adapter.adapter_id for adapter in adapters]
 
 
 async def test_a_withdrawn_verb_ends_the_wait_for_others() -> None:
-    """Withdrawing an awaited verb ends the wait, and a verb that arrives at that moment is served."""
+    """Withdrawing an awaited verb ends the wait, and a verb that arrives at that moment runs."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
-        await _timed(harness, adapters, seconds=1000.0, away=1.0)
+        await _run_timed(harness, adapters, seconds=1000.0, pause_seconds=1.0)
     first = harness.start(adapters[0], training(10))
     await let_others_run()
     assert harness.dispatcher.cancel(adapters[0].adapter_id)
@@ -319,7 +319,7 @@ async def test_quick_verbs_and_full_batches_do_not_wait() -> None:
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
-        await _timed(harness, adapters, seconds=1000.0, away=1.0)
+        await _run_timed(harness, adapters, seconds=1000.0, pause_seconds=1.0)
     await harness.start(adapters[0], Step())
     await harness.start(adapters[1], training(64))
 
@@ -329,13 +329,13 @@ async def test_the_wait_for_absent_adapters_is_short() -> None:
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
-        await _timed(harness, adapters, seconds=0.05, away=0.002)
+        await _run_timed(harness, adapters, seconds=0.05, pause_seconds=0.002)
     await harness.start(adapters[0], training(10))
     assert harness.trainer.batches[-1] == [adapters[0].adapter_id]
     slow = Harness()
     adapters = await slow.adapters(3)
     for _ in range(2):
-        await _timed(slow, adapters, seconds=1000.0, away=500.0)
+        await _run_timed(slow, adapters, seconds=1000.0, pause_seconds=500.0)
     await slow.start(adapters[0], training(10))
     assert slow.trainer.batches[-1] == [adapters[0].adapter_id]
 
@@ -344,8 +344,8 @@ async def test_passes_are_as_large_as_the_device_runs_in_time() -> None:
     """Durations of earlier passes limit the size of the next one; verbs that do not fit run after it."""
     harness = Harness(Scheduler(batch_tokens=1024), batch_seconds=2.0)
     adapters = await harness.adapters(40)
-    await _timed(harness, adapters, seconds=5.0, away=0.0)
-    await _timed(harness, adapters, seconds=5.0, away=0.0)
+    await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)
+    await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)
     sizes = [len(batch) for batch in harness.trainer.batches]
     assert sizes[0] == 40
     assert sizes[1] == 16

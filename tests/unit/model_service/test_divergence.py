@@ -51,8 +51,8 @@ def test_values_are_compared_if_recorded():
 def test_a_difference_in_the_last_bit_is_located(change, path):
     """A difference in the last bit is reported with its location and both values."""
     recorded = replace(FORWARD, outcome=replace(FORWARD.outcome, metrics={'accuracy': 0.0}))
-    found = replace(recorded, outcome=replace(recorded.outcome, **change))
-    assert first_difference(recorded, found).startswith(f'{path}: recorded ')
+    replayed = replace(recorded, outcome=replace(recorded.outcome, **change))
+    assert first_difference(recorded, replayed).startswith(f'{path}: recorded ')
 
 
 def test_errors_and_results_are_never_equal():

@@ -41,7 +41,7 @@ async def _two_adapters(folder: Path) -> None:
 
 
 async def test_a_changed_payload_is_never_replayed(tmp_path: Path):
-    """A changed payload in the database is detected, because replaying it would silently train another adapter."""
+    """A changed payload in the database is detected, because replaying it would silently change the adapter."""
     await _two_adapters(tmp_path)
     _damage(tmp_path, 'payload', 'operations')
     journal = await open_journal(tmp_path)
@@ -76,15 +76,15 @@ async def test_unreadable_record_does_not_hide_other_adapters(tmp_path: Path):
     await journal.close()
 
 
-@pytest.mark.parametrize('harm', ['lose', 'empty'])
-async def test_missing_database_with_snapshot_files_is_refused(tmp_path: Path, harm: str):
+@pytest.mark.parametrize('damage', ['lose', 'empty'])
+async def test_missing_database_with_snapshot_files_is_refused(tmp_path: Path, damage: str):
     """A missing or empty database is refused while snapshot files exist, so that they are not deleted."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.add_snapshot(Snapshot(sequence_number=0, adapter=adapter, state=state_of(1)))
     await journal.close()
     database = tmp_path / 'journal.sqlite'
-    if harm == 'lose':
+    if damage == 'lose':
         database.unlink()
     else:
         database.write_bytes(b'')

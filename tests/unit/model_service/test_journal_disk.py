@@ -143,15 +143,15 @@ async def test_adapter_without_an_intact_snapshot_does_not_affect_others(tmp_pat
     await journal.close()
 
 
-@pytest.mark.parametrize('harm', ['flip', 'tear', 'lose'])
-async def test_damaged_payload_is_detected(tmp_path: Path, harm: str):
+@pytest.mark.parametrize('damage', ['flip', 'tear', 'lose'])
+async def test_damaged_payload_is_detected(tmp_path: Path, damage: str):
     """A damaged payload is detected and never replayed."""
     journal = await open_journal(tmp_path)
     await add(journal, make_adapter())
     operation = batch_operation(1, length=LARGE)
     await journal.accept(operation)
     (path,) = _files(tmp_path / 'payloads')
-    {'flip': _flip, 'tear': lambda file: os.truncate(file, 100), 'lose': Path.unlink}[harm](path)
+    {'flip': _flip, 'tear': lambda file: os.truncate(file, 100), 'lose': Path.unlink}[damage](path)
     with pytest.raises(AdapterDamaged):
         await journal.entries('ad-1', after=0)
     # Storing the same payload again repairs the file.
@@ -251,7 +251,7 @@ async def _limit_pages(journal, *, extra):
         pages = tx.execute('PRAGMA page_count').fetchone()[0]
         tx.execute(f'PRAGMA max_page_count={pages + extra}')
 
-    await journal._writer.run(limit)  # noqa: SLF001 - stands for a full disk
+    await journal._writer.run(limit)  # noqa: SLF001 - simulates a full disk
 
 
 def _files(folder: Path) -> list[Path]:

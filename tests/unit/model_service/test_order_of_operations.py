@@ -1,4 +1,4 @@
-"""Operations of an adapter run in order, once; repeats, gaps, refusals and disconnects are handled."""
+"""Operations of an adapter run once and in order; repeats, gaps, refusals and disconnects are handled."""
 
 import asyncio
 import random
@@ -43,16 +43,22 @@ class Harness(FakePorts):
 
     def __init__(self, **limits: object) -> None:
         super().__init__()
-        self.all = self.verbs(**limits)
-        self.directory, self.create, self.delete = self.all.directory, self.all.create_adapter, self.all.delete_adapter
+        self.service = self.verbs(**limits)
+        self.directory, self.create, self.delete = (
+            self.service.directory,
+            self.service.create_adapter,
+            self.service.delete_adapter,
+        )
 
     async def adapter(self, caller: Caller = ALICE, request_id: str = 'r1') -> Adapter:
         """Create an adapter."""
         return await self.create(caller, create_request(request_id))
 
-    async def do(self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller | None = None) -> OperationResult:
+    async def execute(
+        self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller | None = None
+    ) -> OperationResult:
         """Execute an operation; raise QueueFull if the queue is full."""
-        return await execute(self.all, adapter, number, verb, caller=caller)
+        return await execute(self.service, adapter, number, verb, caller=caller)
 
     def executed_verbs(self) -> list[str]:
         """Return the names of the verbs that ran."""
@@ -66,19 +72,19 @@ async def test_operations_received_out_of_order_run_in_order() -> None:
     numbers = list(range(1, 11))
     random.Random(3).shuffle(numbers)
     verbs = {number: Step(learning_rate=float(number)) for number in numbers}
-    await asyncio.gather(*(harness.do(adapter, number, verbs[number]) for number in numbers))
+    await asyncio.gather(*(harness.execute(adapter, number, verbs[number]) for number in numbers))
     assert [verb for _, verb in harness.trainer.ran] == [verbs[number] for number in sorted(numbers)]
 
 
-async def test_repeat_is_answered_from_the_record() -> None:
-    """A repeated operation is answered from the record, without running again, and is marked as replayed."""
+async def test_repeat_returns_the_recorded_outcome() -> None:
+    """A repeated operation returns the recorded outcome without running again, and is marked as replayed."""
     harness = Harness()
     adapter = await harness.adapter()
-    first = await harness.do(adapter, 1, Step())
-    again = await harness.do(adapter, 1, Step())
+    first = await harness.execute(adapter, 1, Step())
+    repeated = await harness.execute(adapter, 1, Step())
     assert harness.executed_verbs() == ['Step']
-    assert again.outcome == first.outcome
-    assert (first.is_replayed, again.is_replayed) == (False, True)
+    assert repeated.outcome == first.outcome
+    assert (first.is_replayed, repeated.is_replayed) == (False, True)
 
 
 async def test_repeat_waits_for_the_running_operation() -> None:
@@ -86,7 +92,7 @@ async def test_repeat_waits_for_the_running_operation() -> None:
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.gate.clear()
-    copies = [asyncio.ensure_future(harness.do(adapter, 1, Step())) for _ in range(5)]
+    copies = [asyncio.ensure_future(harness.execute(adapter, 1, Step())) for _ in range(5)]
     await let_others_run()
     harness.trainer.gate.set()
     results = await asyncio.gather(*copies)
@@ -95,12 +101,12 @@ async def test_repeat_waits_for_the_running_operation() -> None:
 
 
 async def test_changed_repeat_is_aborted() -> None:
-    """A number with other content is ABORTED."""
+    """A number that was used with other content is refused."""
     harness = Harness()
     adapter = await harness.adapter()
-    await harness.do(adapter, 1, Step())
+    await harness.execute(adapter, 1, Step())
     with pytest.raises(SequenceReused):
-        await harness.do(adapter, 1, ZeroGrad())
+        await harness.execute(adapter, 1, ZeroGrad())
 
 
 async def test_a_lasting_gap_is_an_error() -> None:
@@ -108,7 +114,7 @@ async def test_a_lasting_gap_is_an_error() -> None:
     harness = Harness(gap_seconds=0.01)
     adapter = await harness.adapter()
     with pytest.raises(SequenceGap) as caught:
-        await harness.do(adapter, 3, Step())
+        await harness.execute(adapter, 3, Step())
     assert caught.value.expected == 1
 
 
@@ -119,9 +125,9 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
     adapter = await harness.adapter()
     harness.trainer.failures.append(error)
     with pytest.raises(type(error)):
-        await harness.do(adapter, 1, Step())
+        await harness.execute(adapter, 1, Step())
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
-    await harness.do(adapter, 1, ZeroGrad())
+    await harness.execute(adapter, 1, ZeroGrad())
     assert harness.executed_verbs() == ['ZeroGrad']
 
 
@@ -132,9 +138,9 @@ async def test_failed_operation_uses_its_number() -> None:
     harness.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
     for _ in range(2):
         with pytest.raises(LossNotFinite):
-            await harness.do(adapter, 1, Step())
+            await harness.execute(adapter, 1, Step())
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
-    await harness.do(adapter, 2, Step())
+    await harness.execute(adapter, 2, Step())
     assert harness.executed_verbs() == ['Step']
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 2
 
@@ -157,33 +163,33 @@ async def test_disposition_states_whether_the_number_is_used(error: DomainError,
     adapter = await harness.adapter()
     harness.trainer.failures.append(error)
     with pytest.raises(type(error)) as caught:
-        await harness.do(adapter, 1, Step())
+        await harness.execute(adapter, 1, Step())
     assert caught.value.disposition is disposition
     is_used = harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
     assert is_used is not disposition.frees_number
 
 
 async def test_a_disconnected_caller_does_not_stop_a_running_operation() -> None:
-    """A running operation completes after its caller disconnects, and its outcome is on record for a retry."""
+    """A running operation completes after its caller disconnects, and its outcome is recorded for a retry."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.gate.clear()
-    leaving = asyncio.ensure_future(harness.do(adapter, 1, Step()))
+    disconnected = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
     await let_others_run()
-    leaving.cancel()
+    disconnected.cancel()
     harness.trainer.gate.set()
-    assert (await harness.do(adapter, 1, Step())).is_replayed
+    assert (await harness.execute(adapter, 1, Step())).is_replayed
     assert harness.executed_verbs() == ['Step']
 
 
-async def test_a_defect_is_on_record_and_does_not_block_the_queue() -> None:
-    """The queue continues after a defect, and the failure is on record."""
+async def test_a_defect_is_recorded_and_does_not_block_the_queue() -> None:
+    """The queue continues after a defect, and the failed operation does not run again."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.failures.append(RuntimeError('defect'))
     with pytest.raises(RuntimeError):
-        await harness.do(adapter, 1, Step())
-    await harness.do(adapter, 2, Step())
+        await harness.execute(adapter, 1, Step())
+    await harness.execute(adapter, 2, Step())
     assert harness.executed_verbs() == ['Step']
 
 
@@ -192,9 +198,9 @@ async def test_old_number_no_longer_on_record_is_not_found() -> None:
     harness = Harness()
     adapter = await harness.adapter()
     for number in range(1, 101):
-        await harness.do(adapter, number, LrStep())
+        await harness.execute(adapter, number, LrStep())
     with pytest.raises(OperationNotFound):
-        await harness.do(adapter, 1, LrStep())
+        await harness.execute(adapter, 1, LrStep())
     assert len(harness.trainer.ran) == 100
 
 
@@ -203,7 +209,7 @@ async def test_foreign_adapter_is_not_found() -> None:
     harness = Harness()
     adapter = await harness.adapter()
     with pytest.raises(AdapterNotFound) as foreign:
-        await harness.do(adapter, 1, Step(), caller=BOB)
+        await harness.execute(adapter, 1, Step(), caller=BOB)
     with pytest.raises(AdapterNotFound) as absent:
         harness.directory.get(BOB, 'ad-none')
     assert str(foreign.value).replace(adapter.adapter_id, 'ad-none') == str(absent.value)
@@ -215,11 +221,11 @@ async def test_publish_counts_versions_and_retries_with_the_same_one() -> None:
     """A publish that failed midway is retried as the same version."""
     harness = Harness()
     adapter = await harness.adapter()
-    await harness.do(adapter, 1, PublishVersion())
+    await harness.execute(adapter, 1, PublishVersion())
     harness.store.failures.append(ServiceUnreachable('checkpoint'))
     with pytest.raises(ServiceUnreachable):
-        await harness.do(adapter, 2, PublishVersion())
-    result = await harness.do(adapter, 2, PublishVersion())
+        await harness.execute(adapter, 2, PublishVersion())
+    result = await harness.execute(adapter, 2, PublishVersion())
     assert isinstance(result.outcome, PublishResult)
     assert result.outcome.version == 2
     assert harness.directory.get(ALICE, adapter.adapter_id).version == 2
@@ -229,8 +235,8 @@ async def test_adapter_from_a_checkpoint_continues_its_step_count() -> None:
     """An adapter created from a checkpoint with its optimizer continues its step count."""
     harness = Harness()
     adapter = await harness.adapter()
-    await harness.do(adapter, 1, Step())
-    await harness.do(adapter, 2, Save(name='a', is_optimizer_included=True))
+    await harness.execute(adapter, 1, Step())
+    await harness.execute(adapter, 2, Save(name='a', is_optimizer_included=True))
     path = f'twinkle://{adapter.adapter_id}/weights/a'
     successor = await harness.create(ALICE, create_request('r2', checkpoint_path=path, is_optimizer_included=True))
     assert successor.step_count == 1
@@ -285,34 +291,34 @@ async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.gate.clear()
-    running = asyncio.ensure_future(harness.do(adapter, 1, Step()))
-    waiting = asyncio.ensure_future(harness.do(adapter, 2, Step()))
-    behind_a_gap = asyncio.ensure_future(harness.do(adapter, 9, Step()))
+    running = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
+    waiting = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
+    behind_a_gap = asyncio.ensure_future(harness.execute(adapter, 9, Step()))
     await let_others_run()
     deleting = asyncio.ensure_future(harness.delete(ALICE, adapter.adapter_id))
     await let_others_run()
     harness.trainer.gate.set()
     await asyncio.gather(running, deleting)
-    for orphan in (waiting, behind_a_gap):
+    for operation in (waiting, behind_a_gap):
         with pytest.raises(AdapterNotFound):
-            await orphan
+            await operation
 
 
-async def test_deletion_ends_operations_that_wait_for_the_engine() -> None:
-    """Deleting an adapter ends an operation that waits for the engine, and leaves nothing in the journal."""
+async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
+    """Deleting an adapter fails its operations that wait for the engine, and they never run."""
     harness = Harness()
     busy, adapter = await harness.adapter(), await harness.adapter(request_id='r2')
     harness.trainer.gate.clear()
-    running = asyncio.ensure_future(harness.do(busy, 1, Step()))
+    running = asyncio.ensure_future(harness.execute(busy, 1, Step()))
     await let_others_run()
-    waiting = asyncio.ensure_future(harness.do(adapter, 1, Step()))
-    behind = asyncio.ensure_future(harness.do(adapter, 2, Step()))
+    waiting = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
+    next_operation = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
     await let_others_run()
     # The gate stays closed, so a wait for the engine would hang here.
     await harness.delete(ALICE, adapter.adapter_id)
-    for orphan in (waiting, behind):
+    for operation in (waiting, next_operation):
         with pytest.raises(AdapterNotFound):
-            await orphan
+            await operation
     harness.trainer.gate.set()
     await running
     assert [ran_id for ran_id, _ in harness.trainer.ran] == [busy.adapter_id]
@@ -325,7 +331,7 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     watch = harness.directory.watch(GATEWAY, '')
     snapshot = [await anext(watch), await anext(watch)]
     assert [event.is_synced for event in snapshot] == [False, True]
-    await harness.do(adapter, 1, Step())
+    await harness.execute(adapter, 1, Step())
     change = await anext(watch)
     assert change.adapter is not None
     assert change.adapter.step_count == 1
@@ -346,12 +352,12 @@ async def test_slow_watcher_gets_a_new_snapshot() -> None:
     await watch.aclose()
     for number in range(1, 2001):
         harness.directory.update(adapter.adapter_id, step_count=number)
-    late = harness.directory.watch(GATEWAY, token)
-    first = await anext(late)
+    resumed = harness.directory.watch(GATEWAY, token)
+    first = await anext(resumed)
     assert first.adapter is not None
     assert first.adapter.step_count == 2000
-    assert (await anext(late)).is_synced
-    await late.aclose()
+    assert (await anext(resumed)).is_synced
+    await resumed.aclose()
 
 
 async def test_watch_is_for_services_and_ends_with_the_service() -> None:
@@ -369,11 +375,11 @@ async def test_watch_is_for_services_and_ends_with_the_service() -> None:
 
 
 async def test_training_needs_its_scope() -> None:
-    """The service itself checks the key's scope."""
+    """Creating and training adapters require the scope `train`."""
     harness = Harness()
     adapter = await harness.adapter()
     sampling_only = Caller(tenant_id='alice', scopes=frozenset({'sample'}))
     with pytest.raises(ScopeMissing):
         await harness.create(sampling_only, create_request('r2'))
     with pytest.raises(ScopeMissing):
-        await harness.do(adapter, 1, Step(), caller=sampling_only)
+        await harness.execute(adapter, 1, Step(), caller=sampling_only)

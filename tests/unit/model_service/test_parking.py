@@ -1,4 +1,4 @@
-"""Parking adapters of ended sessions: saved once, removed from memory, and restored unchanged."""
+"""Adapters of ended sessions are parked: they are saved once, removed from memory, and restored unchanged."""
 
 import asyncio
 from contextlib import suppress
@@ -109,14 +109,14 @@ async def test_a_saved_adapter_is_not_saved_again(journal, store):
     await service.execute(journals.step_operation(2, adapter_id))
     save = wire.Save(name='mine', is_optimizer_included=True)
     await service.execute(journals.operation(3, adapter_id, save=save))
-    own = f'twinkle://{adapter_id}/weights/mine'
-    assert (await _park(service, adapter_id)).checkpoint_path == own
+    saved_path = f'twinkle://{adapter_id}/weights/mine'
+    assert (await _park(service, adapter_id)).checkpoint_path == saved_path
     await service.execute(journals.batch_operation(4, adapter_id))
-    assert (await _park(service, adapter_id)).checkpoint_path == own
+    assert (await _park(service, adapter_id)).checkpoint_path == saved_path
     await service.execute(journals.step_operation(5, adapter_id))
     assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-2')
-    await service.execute(journals.operation(6, adapter_id, load=wire.Load(checkpoint_path=own)))
-    assert (await _park(service, adapter_id)).checkpoint_path == own
+    await service.execute(journals.operation(6, adapter_id, load=wire.Load(checkpoint_path=saved_path)))
+    assert (await _park(service, adapter_id)).checkpoint_path == saved_path
     await service.execute(journals.operation(7, adapter_id, undo=wire.Undo(step_count=1)))
     assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-1')
 
@@ -124,7 +124,7 @@ async def test_a_saved_adapter_is_not_saved_again(journal, store):
 @pytest.mark.parametrize(
     'save',
     [wire.Save(name='weights'), wire.Save(name='brief', is_optimizer_included=True, ttl={'seconds': 60})],
-    ids=['without optimizer', 'for a while'],
+    ids=['without optimizer', 'with expiry'],
 )
 async def test_incomplete_or_expiring_save_does_not_count(journal, store, save):
     """A checkpoint without the optimizer, or with an expiry time, does not count as saved."""
@@ -261,7 +261,7 @@ async def test_a_failed_save_does_not_park_the_adapter(journal, store):
 async def test_an_evicted_adapter_is_saved(journal, store):
     """An idle adapter that was already evicted is still saved."""
     service = await start(journal, store, resident_adapters=2)
-    first, second, third = [await _trained(service, f'r{place}') for place in range(3)]
+    first, second, third = [await _trained(service, f'r{index}') for index in range(3)]
     assert not service.verbs.is_resident(first)
     assert (await _park(service, first)).checkpoint_path
     assert not service.verbs.is_resident(first)
@@ -301,7 +301,7 @@ async def test_only_services_can_park_adapters(journal, store):
 
 
 @pytest.mark.parametrize('is_forward_first', [False, True], ids=['after a step', 'while a Forward waits'])
-async def test_a_crash_while_parking_changes_nothing(is_forward_first):
+async def test_a_crash_while_parking_does_not_change_the_weights(is_forward_first):
     """A crash at any moment of training, parking and loading does not change the final weights."""
     weights, moments = set(), 1
     crash = 0

@@ -15,7 +15,7 @@ from twinkle.api.model.v1 import operation_pb2
 
 ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
 VOCABULARY = 50
-PLACE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
+REFERENCE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
 
 
 class UploadedBatches:
@@ -83,7 +83,7 @@ async def test_invalid_uploaded_batch_is_named(source, field):
     assert refusal.value.field == f'operation.forward_backward.{field}'
 
 
-async def test_batches_of_the_sampler_are_listed_as_not_built():
+async def test_batches_of_the_sampler_are_refused():
     """Batches of the sampler are refused as not supported yet."""
     read = OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY)
     with pytest.raises(NotBuiltYet):
@@ -98,18 +98,18 @@ async def test_loader_s_batch_is_fetched_later():
     )
     handle = {'loader_id': 'ld', 'cursor': {'consumed_rows': 2, 'state': b's'}}
     converted = await read(ALICE, operation(loader=handle), 'operation')
-    assert (converted.batch_reference, converted.is_batch_missing) == (PLACE, True)
+    assert (converted.batch_reference, converted.is_batch_missing) == (REFERENCE, True)
     loaded = LoadedBatch(content=features().SerializeToString(), next_cursor=LoaderCursor(consumed_rows=3))
     filled = codec.with_batch(converted, loaded)
     np.testing.assert_array_equal(filled.verb.features[0]['input_ids'], [3] * 4)
-    kept = codec.operation_from_bytes(filled.payload)
-    for item in (filled, kept):
+    restored = codec.operation_from_bytes(filled.payload)
+    for item in (filled, restored):
         assert (item.fingerprint, item.batch_reference, item.next_cursor) == (
             converted.fingerprint,
-            PLACE,
+            REFERENCE,
             loaded.next_cursor,
         )
-    assert kept.payload == filled.payload != converted.payload
+    assert restored.payload == filled.payload != converted.payload
 
 
 async def test_loader_s_tokens_are_checked_as_inline_ones():

@@ -48,21 +48,21 @@ def test_outcome_round_trip(outcome):
         pass_count=2,
         pass_adapter_count=3,
     )
-    made = OperationResult(
+    original = OperationResult(
         adapter_id='ad-1', sequence_number=5, outcome=outcome, receipt=receipt, warnings=('one', 'two')
     )
-    back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(made))
-    assert first_difference(made, back) is None
-    assert (back.receipt, back.warnings, back.sequence_number) == (made.receipt, made.warnings, 5)
-    assert type(back.outcome) is type(outcome)
+    restored = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(original))
+    assert first_difference(original, restored) is None
+    assert (restored.receipt, restored.warnings, restored.sequence_number) == (original.receipt, original.warnings, 5)
+    assert type(restored.outcome) is type(outcome)
 
 
 @pytest.mark.parametrize('error', [UndoTooFar('ad-1', 5, 2), InvalidField('a.b', 'is wrong'), Internal('')])
 def test_error_round_trip(error):
     """An error has the same code, reason, metadata, fields and message after a round trip."""
-    back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(error))
-    assert (back.code, back.reason, str(back)) == (error.code, error.reason, str(error))
-    assert (dict(back.metadata()), back.violations) == (dict(error.metadata()), error.violations)
+    restored = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(error))
+    assert (restored.code, restored.reason, str(restored)) == (error.code, error.reason, str(error))
+    assert (dict(restored.metadata()), restored.violations) == (dict(error.metadata()), error.violations)
 
 
 def test_adapter_round_trip():
@@ -91,7 +91,11 @@ def test_adapter_round_trip():
 
 def test_operation_round_trip_keeps_its_fingerprint():
     """An operation has the same fingerprint after a round trip, so repeats are recognized after a restart."""
-    for made in (batch_operation(3, length=40), operation(4, undo={'step_count': 2})):
-        back = CODEC.operation_from_bytes(made.payload)
-        assert (back.fingerprint, back.payload, back.request_id) == (made.fingerprint, made.payload, made.request_id)
-        assert back.verb_name == made.verb_name
+    for original in (batch_operation(3, length=40), operation(4, undo={'step_count': 2})):
+        restored = CODEC.operation_from_bytes(original.payload)
+        assert (restored.fingerprint, restored.payload, restored.request_id) == (
+            original.fingerprint,
+            original.payload,
+            original.request_id,
+        )
+        assert restored.verb_name == original.verb_name

@@ -66,11 +66,11 @@ async def test_concurrent_requests_load_an_adapter_once(journal):
         await service.execute(journals.batch_operation(number, first))
     await create(service, 'r2')
     service = await start(journal, StrictStore(), resident_adapters=1)
-    made = []
+    restored = []
     restore_adapter = service.trainer.restore_adapter
 
     async def count(adapter_id, state):
-        made.append(adapter_id)
+        restored.append(adapter_id)
         await asyncio.sleep(0)
         return await restore_adapter(adapter_id, state)
 
@@ -79,11 +79,11 @@ async def test_concurrent_requests_load_an_adapter_once(journal):
         *(service.execute(journals.step_operation(3, first)) for _ in range(3)),
         service.execute(journals.batch_operation(4, first)),
     )
-    assert made == [first]
+    assert restored == [first]
 
 
 async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
-    """An idle adapter and its queue are removed from memory, and repeats are still answered from the record."""
+    """An idle adapter and its queue are removed from memory, and repeats still return the recorded results."""
     service = await start(journal, StrictStore(), idle_seconds=60.0)
     adapter_id = await create(service)
     first = await service.execute(journals.batch_operation(1, adapter_id))
@@ -92,10 +92,10 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
     service.clock.advance(timedelta(seconds=61))
     await service.verbs.cleanup()
     assert not service.trainer.adapters
-    assert len(service.verbs.cleanup._queues) == 0  # noqa: SLF001 - memory has no verb
-    again = await service.execute(journals.batch_operation(1, adapter_id))
-    assert again.is_replayed
-    assert again.outcome.loss == first.outcome.loss
+    assert len(service.verbs.cleanup._queues) == 0  # noqa: SLF001 - no method reports the queues
+    repeated = await service.execute(journals.batch_operation(1, adapter_id))
+    assert repeated.is_replayed
+    assert repeated.outcome.loss == first.outcome.loss
     assert not service.trainer.adapters
 
 
@@ -230,7 +230,7 @@ async def test_divergence_is_counted_and_training_continues(journal):
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
     await service.execute(journals.batch_operation(2, adapter_id))
-    row = journal._adapters[adapter_id].rows[1]  # noqa: SLF001 - a record that is wrong
+    row = journal._adapters[adapter_id].rows[1]  # noqa: SLF001 - the test falsifies a record
     row.outcome = replace(row.outcome, outcome=replace(row.outcome.outcome, loss=0.25))
     service = await start(journal, StrictStore())
     assert isinstance(await service.execute(journals.step_operation(3, adapter_id)), OperationResult)

@@ -48,8 +48,8 @@ actions = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).ma
 
 @settings(max_examples=100, deadline=None)
 @given(actions, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
-def test_no_verb_is_lost_or_doubled(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
-    """Each verb is handed out once or cancelled once, and every batch respects the rules."""
+def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
+    """Each verb is scheduled once or cancelled once, and every batch respects the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
     waiting: dict[str, ReadyVerb] = {}
     for action in [*actions, *(['next'] * len(actions))]:
@@ -139,7 +139,7 @@ def test_an_adapter_has_one_ready_verb() -> None:
 
 
 class BusyAdapters:
-    """Adapters whose next verb is ready as soon as the last one was handed out."""
+    """Adapters whose next verb is ready as soon as the last one was scheduled."""
 
     def __init__(self, scheduler: Scheduler, sizes: dict[str, Iterator[int]], *, adapters: dict[str, int]) -> None:
         self.scheduler = scheduler
@@ -154,7 +154,7 @@ class BusyAdapters:
         """Add an adapter's next verb."""
         self.scheduler.add(ready_verb(adapter_id, next(self.sizes[tenant]), tenant=tenant))
 
-    def play(self, batches: int) -> None:
+    def run(self, batches: int) -> None:
         """Take batches."""
         for _ in range(batches):
             batch = self.scheduler.next_batch()
@@ -184,7 +184,7 @@ def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
         # Enough adapters that no tenant's queue becomes empty within a batch.
         adapters=dict.fromkeys(weights, 110),
     )
-    busy.play(1500)
+    busy.run(1500)
     shares = [busy.served[tenant] / weight for tenant, weight in weights.items()]
     assert max(shares) <= 1.1 * min(shares)
 
@@ -196,14 +196,14 @@ def test_a_thousand_adapters_of_one_tenant_do_not_starve_one_of_another() -> Non
         {'many': sizes(1, 100, 100), 'one': sizes(2, 100, 100)},
         adapters={'many': 1000, 'one': 1},
     )
-    busy.play(300)
+    busy.run(300)
     assert busy.turns.count('one-0') >= 150
 
 
 def test_adapters_of_a_tenant_take_turns() -> None:
     """Every other adapter of a tenant is served once between two verbs of one adapter."""
     busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 1, 400)}, adapters={'many': 50})
-    busy.play(400)
+    busy.run(400)
     turns = Counter(busy.turns)
     assert max(turns.values()) - min(turns.values()) <= 1
 
@@ -215,7 +215,7 @@ def test_an_idle_tenant_keeps_its_negative_credit() -> None:
         {'many': sizes(1, 128, 128), 'one': sizes(2, 10_000, 10_000)},
         adapters={'many': 100, 'one': 1},
     )
-    busy.play(1000)
+    busy.run(1000)
     assert busy.served['one'] <= 1.1 * busy.served['many']
 
 
@@ -229,7 +229,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
         {tenant: sizes(seed + index, 0, rng.choice([50, 1500])) for index, tenant in enumerate(tenants)},
         adapters=tenants,
     )
-    busy.play(rng.randint(50, 400))
+    busy.run(rng.randint(50, 400))
     busy.scheduler.add(ready_verb('late', 700, tenant='late', key=rng.choice(KEYS)))
     batches: list[list[ReadyVerb]] = []
     while 'late' not in ids(batch := busy.scheduler.next_batch()):
@@ -237,7 +237,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
         for item in batch:
             busy.add(item.adapter_id, item.tenant_id)
     heavy = sum(bool(batch[0].token_count) for batch in batches)
-    # Each other tenant may lead one batch first, and each batch may follow a run of quick verbs.
+    # Each other tenant may be first in one earlier batch, and each batch may follow a run of quick verbs.
     assert heavy <= len(tenants)
     assert len(batches) - heavy <= QUICK_RUN * (heavy + 1)
 
@@ -265,18 +265,18 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
 
 
 def test_idle_tenants_are_removed() -> None:
-    """Idle tenants are forgotten while another tenant always has work."""
+    """Idle tenants are removed while another tenant always has work."""
     busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 400, 600)}, adapters={'many': 8})
     before = len(pickle.dumps(busy.scheduler))
     for index in range(1000):
         busy.scheduler.add(ready_verb('guest', 500, tenant=f't{index}'))
         while busy.scheduler.ahead_of('guest') is not None:
-            busy.play(1)
-    busy.play(10)
+            busy.run(1)
+    busy.run(10)
     assert len(pickle.dumps(busy.scheduler)) < 2 * before
 
 
-def test_unequal_demand_is_shared_equally_where_batches_are_bounded() -> None:
+def test_unequal_demand_is_shared_equally_if_batches_are_limited() -> None:
     """Full batches share by demand; limited batches share equally between equal weights."""
     adapters = {'many': 26, 'more': 19, 'some': 13, 'few': 6}
     served = {bound: served_of(adapters, bound) for bound in (None, 128)}
@@ -302,7 +302,7 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
     return {tenant: count / counts.total() for tenant, count in counts.items()}
 
 
-def test_a_bound_is_between_a_few_examples_and_what_the_engine_takes() -> None:
+def test_the_batch_limit_has_a_minimum_and_a_maximum() -> None:
     """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum."""
     for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
         scheduler = Scheduler(batch_tokens=BUDGET)

@@ -53,7 +53,7 @@ async def _adapters(verbs: ModelService, count: int) -> list[Adapter]:
     return [await verbs.create_adapter(ALICE, create_request(f'r{index}')) for index in range(count)]
 
 
-async def _sent(verbs: ModelService, operations: Iterable[Operation | OperationFailure]) -> list[Any]:
+async def _send_all(verbs: ModelService, operations: Iterable[Operation | OperationFailure]) -> list[Any]:
     """Send the operations in one stream; return the results."""
     sender = Sender(verbs)
     sender.send(*operations, None)
@@ -71,7 +71,7 @@ async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> No
     adapters = await _adapters(verbs, 20)
     cycle = [training(8), training(3), Step(), ZeroGrad(), LrStep()]
     sent = [operation_of(adapter, number, cycle[number % 5]) for number in range(1, 51) for adapter in adapters]
-    results = await _sent(verbs, sent)
+    results = await _send_all(verbs, sent)
     assert len(results) == 1000
     for adapter in adapters:
         assert numbers_of(results, adapter) == list(range(1, 51))
@@ -101,8 +101,8 @@ async def test_operations_after_a_refusal_fail_at_once() -> None:
     sender.send(operation_of(adapter, 6, LrStep()))
     assert isinstance((await sender.take(1))[0].error, SequenceGap)
     sender.send(*(operation_of(adapter, number, Step()) for number in (1, 2, 3)), None)
-    again = [result async for result in sender.results]
-    assert (numbers_of(again, adapter), _errors(again)) == ([1, 2, 3], {})
+    retried = [result async for result in sender.results]
+    assert (numbers_of(retried, adapter), _errors(retried)) == ([1, 2, 3], {})
     assert [verb for _, verb in ports.trainer.ran] == [Step()] * 3
 
 
@@ -113,7 +113,7 @@ async def test_refusal_does_not_affect_other_adapters_of_the_stream() -> None:
     broken, good = await _adapters(verbs, 2)
     malformed = OperationFailure(broken.adapter_id, 1, InvalidField('operation.verb', 'must be set'))
     sent = [operation_of(adapter, number, LrStep()) for number in (2, 3) for adapter in (broken, good)]
-    results = await _sent(verbs, [malformed, operation_of(good, 1, LrStep()), *sent])
+    results = await _send_all(verbs, [malformed, operation_of(good, 1, LrStep()), *sent])
     assert numbers_of(results, broken) == [1, 2, 3]
     assert numbers_of(results, good) == [1, 2, 3]
     assert all(result.adapter_id == broken.adapter_id for result in results if isinstance(result, OperationFailure))
@@ -140,7 +140,7 @@ async def test_failure_that_uses_its_number_does_not_block_others() -> None:
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
-    results = await _sent(verbs, (operation_of(adapter, number, LrStep()) for number in (1, 2, 3)))
+    results = await _send_all(verbs, (operation_of(adapter, number, LrStep()) for number in (1, 2, 3)))
     assert numbers_of(results, adapter) == [1, 2, 3]
     assert list(_errors(results)) == [1]
 
@@ -161,7 +161,7 @@ async def test_operations_after_a_temporary_refusal_wait() -> None:
 
 
 async def test_a_number_sent_by_another_call_closes_the_gap() -> None:
-    """A missing operation that arrives by another call closes the gap."""
+    """A missing operation that arrives in another call closes the gap."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -177,7 +177,7 @@ async def test_a_number_sent_by_another_call_closes_the_gap() -> None:
 
 
 async def test_full_queue_blocks_the_stream() -> None:
-    """One operation beyond the tenant's slots is read, and the stream then waits without refusing any."""
+    """The stream reads one operation beyond the tenant's slots and then waits; no operation is refused."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
@@ -249,18 +249,18 @@ async def test_a_call_to_a_full_queue_is_refused_or_waits() -> None:
     verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
     busy, other = await _adapters(verbs, 2)
     ports.trainer.gate.clear()
-    held = [asyncio.ensure_future(execute(verbs, busy, number, LrStep())) for number in (1, 2)]
+    queued = [asyncio.ensure_future(execute(verbs, busy, number, LrStep())) for number in (1, 2)]
     await let_others_run()
     with pytest.raises(QueueFull) as caught:
         await execute(verbs, busy, 3, LrStep())
     assert caught.value.retry_after is not None
-    patient = asyncio.ensure_future(execute(verbs, busy, 3, LrStep(), is_waiting_allowed=True))
+    waiting = asyncio.ensure_future(execute(verbs, busy, 3, LrStep(), is_waiting_allowed=True))
     # The next number of an adapter is urgent and never refused.
     urgent = asyncio.ensure_future(execute(verbs, other, 1, Step()))
     await let_others_run()
-    assert not patient.done()
+    assert not waiting.done()
     ports.trainer.gate.set()
-    await asyncio.gather(*held, patient, urgent)
+    await asyncio.gather(*queued, waiting, urgent)
     assert len(ports.trainer.ran) == 4
 
 

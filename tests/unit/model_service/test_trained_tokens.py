@@ -40,9 +40,9 @@ def script() -> list[Any]:
     """Return operations that train, step, evaluate and undo; the tokens of all of them count."""
     batches = [journals.batch_operation(2 * index + 1, ADAPTER, length=size) for index, size in enumerate(LENGTHS)]
     steps = [journals.step_operation(2 * index + 2, ADAPTER) for index in range(len(LENGTHS))]
-    both = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
+    pairs = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
     undo = journals.operation(7, ADAPTER, undo=wire.Undo(step_count=2))
-    return [*both, undo, journals.batch_operation(8, ADAPTER, length=4)]
+    return [*pairs, undo, journals.batch_operation(8, ADAPTER, length=4)]
 
 
 TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb, 'features', ()))
@@ -86,15 +86,15 @@ async def test_refused_operation_is_not_counted():
 
 
 async def test_save_beyond_the_quota_is_refused_with_its_number_free():
-    """A save beyond the quota is refused with its number free; a recorded save is answered from the record."""
+    """A save beyond the quota is refused with its number free; a repeat of a recorded save returns its result."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
-    free = journals.operation(1, ADAPTER, save=wire.Save(name='a'))
-    full = journals.operation(1, ADAPTER, save=wire.Save(name='a', stored_bytes_limit=10))
-    refused = await service.execute(full)
+    unlimited = journals.operation(1, ADAPTER, save=wire.Save(name='a'))
+    limited = journals.operation(1, ADAPTER, save=wire.Save(name='a', stored_bytes_limit=10))
+    refused = await service.execute(limited)
     assert isinstance(refused, QuotaExceeded)
     assert (refused.quota, refused.limit) == ('stored_bytes', 10)
-    saved = await service.execute(free)
-    again = await service.execute(full)
-    assert again.outcome == saved.outcome
-    assert again.is_replayed
+    saved = await service.execute(unlimited)
+    repeated = await service.execute(limited)
+    assert repeated.outcome == saved.outcome
+    assert repeated.is_replayed

@@ -109,18 +109,18 @@ async def test_an_upload_expires(uploads: Uploads) -> None:
 
 async def test_an_upload_has_one_sender_at_a_time(uploads: Uploads) -> None:
     """A second stream is refused until the first one ends."""
-    begun, may_end = asyncio.Event(), asyncio.Event()
+    begun, may_finish = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[UploadHeader]:
         yield header_of(b'data')
         begun.set()
-        await may_end.wait()
+        await may_finish.wait()
 
     first = asyncio.create_task(uploads.upload(ALICE, slow()))
     await begun.wait()
     with pytest.raises(InUse):
         await uploads.upload(ALICE, stream(header_of(b'data')))
-    may_end.set()
+    may_finish.set()
     await first
     await uploads.upload(ALICE, stream(header_of(b'data')))
 

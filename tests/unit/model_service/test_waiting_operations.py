@@ -128,7 +128,7 @@ async def test_cancel_at_the_scheduler_frees_the_number() -> None:
     ports.trainer.gate.clear()
     running = _start(verbs, busy, 1, Step())
     await let_others_run()
-    waiting, behind = _start(verbs, adapter, 1, training()), _start(verbs, adapter, 2, LrStep())
+    waiting, next_operation = _start(verbs, adapter, 1, training()), _start(verbs, adapter, 2, LrStep())
     await let_others_run()
     assert await verbs.operations.cancel(ALICE, adapter.adapter_id, 1)
     with pytest.raises(Cancelled):
@@ -137,9 +137,9 @@ async def test_cancel_at_the_scheduler_frees_the_number() -> None:
     ports.trainer.gate.set()
     await running
     await let_others_run()
-    assert not behind.done()
+    assert not next_operation.done()
     await execute(verbs, adapter, 1, ZeroGrad())
-    await behind
+    await next_operation
     assert [verb for adapter_id, verb in ports.trainer.ran if adapter_id == adapter.adapter_id] == [
         ZeroGrad(),
         LrStep(),
@@ -200,7 +200,7 @@ async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
 
 
 async def test_watch_sends_recorded_and_later_outcomes() -> None:
-    """A watch returns each outcome after a number once, including failures but not refusals."""
+    """A watch returns each later outcome once, including failures but not refusals."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -224,7 +224,7 @@ async def test_watch_sends_recorded_and_later_outcomes() -> None:
 
 
 async def test_a_slow_watcher_gets_an_error() -> None:
-    """A watcher that falls behind the record gets OperationNotFound, and uses no memory."""
+    """A watcher that falls behind the record gets OperationNotFound."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -238,7 +238,7 @@ async def test_a_slow_watcher_gets_an_error() -> None:
 
 
 async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
-    """A deleted adapter or a draining service ends its watches."""
+    """Deleting the adapter or closing the service closes the watches."""
     ports = FakePorts()
     verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
@@ -256,7 +256,7 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
 
 
 async def test_each_operation_has_a_separate_gap_timeout() -> None:
-    """Each operation has its own timeout for a gap, and none is refused once the missing one arrived."""
+    """Each operation has its own timeout for a gap, and none is refused after the missing one arrives."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.05)
     (adapter,) = await _adapters(verbs, 1)
@@ -294,7 +294,7 @@ def _result(number: int, size_bytes: int = 0) -> OperationResult:
 
 
 def test_restored_sequence_continues_with_the_next_number() -> None:
-    """A restored sequence answers repeats, refuses changed ones and continues with the next number."""
+    """A restored sequence recognizes repeats, refuses changed ones and continues with the next number."""
     entries = [
         RecordEntry(sequence_number=7, fingerprint='f7', outcome=_result(7)),
         RecordEntry(sequence_number=8, fingerprint='f8', outcome=LossNotFinite('a')),

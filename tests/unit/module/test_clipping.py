@@ -1,4 +1,4 @@
-"""Tests of clipping against torch's implementation, at its limits, and with extreme values."""
+"""Compares clipping with torch's implementation, also at its limits and with extreme values."""
 
 import math
 
@@ -16,7 +16,7 @@ def gradients(scale=1.0, seed=0):
 
 @pytest.mark.parametrize('norm_type', [1.0, 1.5, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize('max_norm', [0.0, 0.1, 2.0, 100.0, math.inf])
-def test_clipping_by_norm_is_torchs(norm_type, max_norm):
+def test_clipping_by_norm_equals_that_of_torch(norm_type, max_norm):
     """Norm and scaled gradient equal torch's for finite norm types and the infinity norm."""
     clipped, parameters = gradients(), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients()]
     for parameter, gradient in zip(parameters, gradients(), strict=True):
@@ -28,7 +28,7 @@ def test_clipping_by_norm_is_torchs(norm_type, max_norm):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=0)
 
 
-def test_a_gradient_within_the_limit_keeps_every_bit():
+def test_a_gradient_within_the_limit_is_unchanged():
     """A gradient within the limit is bitwise unchanged."""
     clipped = gradients()
     clip_by_norm(clipped, max_norm=gradient_norm(clipped) * 1.001)
@@ -49,7 +49,7 @@ def test_the_limit_holds_for_the_divided_gradient(divisor):
     assert max(float(item.abs().max()) for item in clipped) == pytest.approx(0.01 * divisor)
 
 
-def test_clipping_by_value_leaves_small_elements_alone():
+def test_clipping_by_value_does_not_change_small_elements():
     """Only elements outside the limit are clamped, with their sign."""
     clipped = [torch.tensor([-3.0, -0.5, 0.0, 0.25, 9.0])]
     assert clip_by_value(clipped, max_value=0.5) == 9.0

@@ -1,4 +1,4 @@
-"""Tests of step health against values computed by hand."""
+"""Compares step health with values computed by hand."""
 
 import math
 

@@ -40,7 +40,7 @@ def lora_parameters(seed=0):
 
 
 def train(parameters, optimizer, steps, *, seed):
-    """Take steps with random gradients from a seed."""
+    """Run steps with random gradients from a seed."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for parameter in parameters.values():
@@ -67,9 +67,9 @@ def test_every_optimizer_is_restored_bitwise_from_json(name):
     tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
     numbers = json.loads(json.dumps(saved.numbers, allow_nan=False))
     others = {path: parameter.detach().clone().requires_grad_() for path, parameter in parameters.items()}
-    again = build_optimizer(name, others, options)
-    load_optimizer_state(again, OptimizerState(tensors, numbers))
-    for run in ((parameters, optimizer), (others, again)):
+    restored = build_optimizer(name, others, options)
+    load_optimizer_state(restored, OptimizerState(tensors, numbers))
+    for run in ((parameters, optimizer), (others, restored)):
         train(*run, 3, seed=2)
     assert all(torch.equal(parameters[path], others[path]) for path in parameters)
 
@@ -82,10 +82,10 @@ def test_restored_state_is_a_copy(name):
     train(parameters, optimizer, 1, seed=1)
     saved = optimizer_state(optimizer)
     tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
-    again = build_optimizer(name, parameters, {})
-    load_optimizer_state(again, OptimizerState(tensors, saved.numbers))
+    restored = build_optimizer(name, parameters, {})
+    load_optimizer_state(restored, OptimizerState(tensors, saved.numbers))
     copies = {key: tensor.clone() for key, tensor in tensors.items()}
-    train(parameters, again, 2, seed=2)
+    train(parameters, restored, 2, seed=2)
     assert all(torch.equal(tensors[key], copies[key]) for key in copies)
 
 
@@ -95,10 +95,10 @@ def test_state_of_other_shapes_is_refused_before_anything_changes():
     optimizer = build_optimizer('AdamW', parameters, {})
     train(parameters, optimizer, 1, seed=1)
     saved = optimizer_state(optimizer)
-    wrong = {**saved.tensors, '0.exp_avg': torch.zeros(3, 6)}
+    invalid = {**saved.tensors, '0.exp_avg': torch.zeros(3, 6)}
     fresh = build_optimizer('AdamW', parameters, {})
     with pytest.raises(ValueError, match='exp_avg'):
-        load_optimizer_state(fresh, OptimizerState(wrong, saved.numbers))
+        load_optimizer_state(fresh, OptimizerState(invalid, saved.numbers))
     with pytest.raises(ValueError, match='groups'):
         load_optimizer_state(build_optimizer('AdamW', list(parameters.values())[:2], {}), saved)
     assert not fresh.state
@@ -122,15 +122,15 @@ def test_groups_give_their_parameters_their_own_options():
         for group in optimizer.param_groups
         for parameter in group['params']
     }
-    rest, v, b = (0.1, 0.3, (0.9, 0.999)), (0.5, 0.0, (0.9, 0.999)), (0.25, 0.3, (0.5, 0.6))
+    common, v, b = (0.1, 0.3, (0.9, 0.999)), (0.5, 0.0, (0.9, 0.999)), (0.25, 0.3, (0.5, 0.6))
     assert found == {
-        '0.q_proj.lora_A': rest,
+        '0.q_proj.lora_A': common,
         '0.q_proj.lora_B': b,
         '0.v_proj.lora_A': v,
         '0.v_proj.lora_B': v,
-        '10.q_proj.lora_A': rest,
+        '10.q_proj.lora_A': common,
         '10.q_proj.lora_B': b,
-        'value_head': rest,
+        'value_head': common,
     }
     assert optimizer.param_groups[0]['lr'] == 0.1
 
@@ -197,7 +197,7 @@ def test_groups_need_paths():
         build_optimizer('AdamW', list(lora_parameters().values()), {'groups': [{'pattern': 'lora_B'}]})
 
 
-def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
+def test_muon_equals_torch_for_matrices_and_adamw_for_the_rest():
     """Matrices are updated bitwise as by torch's Muon, and other parameters as by torch's AdamW."""
     parameters, oracle = lora_parameters(), lora_parameters()
     optimizer = build_optimizer('Muon', parameters, {'lr': 0.02, 'weight_decay': 0.1, 'adamw_betas': [0.8, 0.9]})
@@ -238,9 +238,9 @@ def test_eight_bit_moments_are_bytes_and_are_restored():
     saved = optimizer_state(optimizer)
     assert saved.tensors['0.state1'].dtype == torch.uint8
     others = {'w': weight.detach().clone().requires_grad_()}
-    again = build_optimizer('AdamW8bit', others, {'lr': 0.1})
-    load_optimizer_state(again, OptimizerState({k: v.clone() for k, v in saved.tensors.items()}, saved.numbers))
-    for run in ((parameters, optimizer), (others, again)):
+    restored = build_optimizer('AdamW8bit', others, {'lr': 0.1})
+    load_optimizer_state(restored, OptimizerState({k: v.clone() for k, v in saved.tensors.items()}, saved.numbers))
+    for run in ((parameters, optimizer), (others, restored)):
         train(*run, 2, seed=3)
     assert torch.equal(weight, others['w'])
 

@@ -104,7 +104,7 @@ def test_bad_options_are_refused(name, options):
         build_scheduler(name, optimizer, options)
 
 
-def trained(name):
+def build_run(name):
     """Return two parameters in groups with different rates, their optimizer and its schedule."""
     parameters = {name: torch.full((2, 3), 1.0, requires_grad=True) for name in ('a.lora_A', 'a.lora_B')}
     groups = [{'pattern': 'lora_B', 'lr': 0.05}]
@@ -112,7 +112,7 @@ def trained(name):
     return parameters, optimizer, build_scheduler(name, optimizer, OPTIONS[name])
 
 
-def take_steps(parameters, optimizer, scheduler, step_count):
+def run_steps(parameters, optimizer, scheduler, step_count):
     """Step the optimizer and the schedule; return the rates of each step."""
     rates = []
     for index in range(step_count):
@@ -128,47 +128,47 @@ def take_steps(parameters, optimizer, scheduler, step_count):
 @pytest.mark.parametrize('before', [1, 3, 6])
 def test_every_schedule_is_restored_bitwise_from_json(name, before):
     """A schedule restored from JSON at any step gives bitwise the same rates and weights."""
-    parameters, optimizer, scheduler = trained(name)
-    take_steps(parameters, optimizer, scheduler, before)
+    parameters, optimizer, scheduler = build_run(name)
+    run_steps(parameters, optimizer, scheduler, before)
     saved = optimizer_state(optimizer)
     numbers = json.loads(json.dumps([scheduler_state(scheduler), saved.numbers], allow_nan=False))
     tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
-    others, new_optimizer, new_scheduler = trained(name)
+    others, new_optimizer, new_scheduler = build_run(name)
     with torch.no_grad():
         for path, parameter in parameters.items():
             others[path].copy_(parameter)
     new_optimizer.step()  # without gradients; torch warns if a schedule is stepped before its optimizer
     load_scheduler_state(new_scheduler, numbers[0])
     load_optimizer_state(new_optimizer, OptimizerState(tensors, numbers[1]))
-    assert take_steps(others, new_optimizer, new_scheduler, 5) == take_steps(parameters, optimizer, scheduler, 5)
+    assert run_steps(others, new_optimizer, new_scheduler, 5) == run_steps(parameters, optimizer, scheduler, 5)
     assert all(torch.equal(others[path], parameter) for path, parameter in parameters.items())
     assert scheduler_state(new_scheduler) == scheduler_state(scheduler)
 
 
 def test_the_state_of_another_schedule_is_refused():
     """The state of another schedule is refused and changes nothing."""
-    *_, step = trained('StepLR')
-    *_, cosine = trained('CosineAnnealingLR')
+    *_, step = build_run('StepLR')
+    *_, cosine = build_run('CosineAnnealingLR')
     before = scheduler_state(step)
-    for wrong in (scheduler_state(cosine), {**before, 'gamma': 'fast'}, {}):
+    for invalid_state in (scheduler_state(cosine), {**before, 'gamma': 'fast'}, {}):
         with pytest.raises(ValueError, match='StepLR'):
-            load_scheduler_state(step, wrong)
+            load_scheduler_state(step, invalid_state)
     assert scheduler_state(step) == before
 
 
 @pytest.mark.parametrize('name', scheduler_names())
 def test_steps_left_counts_down_to_the_step_torch_refuses(name):
     """`steps_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
-    parameters, optimizer, scheduler = trained(name)
+    parameters, optimizer, scheduler = build_run(name)
     for _ in range(40):
-        left = steps_left(scheduler)
-        if left == 0:
+        remaining = steps_left(scheduler)
+        if remaining == 0:
             with pytest.raises(ValueError, match='steps'):
-                take_steps(parameters, optimizer, scheduler, 1)
+                run_steps(parameters, optimizer, scheduler, 1)
             return
-        take_steps(parameters, optimizer, scheduler, 1)
-        assert steps_left(scheduler) == (None if left is None else left - 1)
-    assert left is None
+        run_steps(parameters, optimizer, scheduler, 1)
+        assert steps_left(scheduler) == (None if remaining is None else remaining - 1)
+    assert remaining is None
 
 
 def test_constant_warmup_rises_and_stays():
@@ -178,7 +178,7 @@ def test_constant_warmup_rises_and_stays():
 
 def test_each_group_follows_its_own_rate():
     """A schedule scales every group's rate separately."""
-    _, optimizer, scheduler = trained('LinearWarmupScheduler')
+    _, optimizer, scheduler = build_run('LinearWarmupScheduler')
     optimizer.step()
     scheduler.step()
     assert [group['lr'] for group in optimizer.param_groups] == pytest.approx([0.0015, 0.025])

@@ -1,4 +1,4 @@
-"""Tests of packs with audio against transformers with peft, and against other packings of the same rows."""
+"""Compares packs with audio with transformers and peft, and with other packings of the same rows."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_audio(tmp_path_factory.mktemp('audio') / 'tiny')
 
 
-def draw_clip():
+def random_clip():
     """Return the mel bands of one clip, [F, M]."""
     return torch.randn(FRAMES, BANDS, generator=torch.Generator().manual_seed(1))
 
 
-def draw_ids(before, clip, after):
+def random_ids(before, clip, after):
     """Return the tokens of text, a clip, and text."""
     text = torch.randint(6, 320, (before + after,), generator=torch.Generator().manual_seed(2))
     return torch.cat([text[:before], torch.full((clip,), 5), text[before:]])
@@ -40,7 +40,7 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
     weights.requires_grad_(is_trainable=True)
     grid = (AUDIBLE, FRAMES, 1)
     count = model.media.token_count(grid)
-    ids, clip = draw_ids(5, count, 9), draw_clip()
+    ids, clip = random_ids(5, count, 9), random_clip()
     plain = Qwen2AudioForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r'.*language_model.*\.(q|k|v|o|gate|up|down)_proj')
     oracle = peft.get_peft_model(plain, config).eval()
@@ -62,26 +62,28 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
     )
     logits = model.logits(hidden)
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
-    for given in (logits, expected):
-        given.log_softmax(-1)[:, 9].mean().backward()
-    wanted = {name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad}
-    assert weights.named_parameters().keys() == wanted.keys()
+    for values in (logits, expected):
+        values.log_softmax(-1)[:, 9].mean().backward()
+    expected_gradients = {
+        name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad
+    }
+    assert weights.named_parameters().keys() == expected_gradients.keys()
     for name, parameter in weights.named_parameters().items():
-        torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(parameter.grad, expected_gradients[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_clip_beside_text_does_not_change_results(folder):
     """Text and a clip in one pass get bitwise the results that each gets alone."""
     model = PackedCausalLM.load(folder)
-    grid, text = (AUDIBLE, FRAMES, 1), draw_ids(8, 0, 14)
-    ids = draw_ids(5, model.media.token_count(grid), 9)
+    grid, text = (AUDIBLE, FRAMES, 1), random_ids(8, 0, 14)
+    ids = random_ids(5, model.media.token_count(grid), 9)
 
     def run(parts):
         spans, media, row = [], [], 0
         for part in parts:
             spans.append(SequenceSpan(row, row + len(part)))
             if part is ids:
-                media.append(MediaSpan(row + 5, row + len(part) - 9, 'audio', draw_clip(), grid))
+                media.append(MediaSpan(row + 5, row + len(part) - 9, 'audio', random_clip(), grid))
             row += len(part)
         positions = torch.cat([torch.arange(len(part)) for part in parts])
         return model.hidden(torch.cat(parts), positions, sequences=spans, media=media).split([len(x) for x in parts])

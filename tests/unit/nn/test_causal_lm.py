@@ -1,4 +1,4 @@
-"""Tests of the packed forward path against transformers with peft, and against other packings of the same rows."""
+"""Compares the packed forward path with transformers and peft, and with other packings of the same rows."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
 
-def draw_ids(length: int, seed: int = 0) -> torch.Tensor:
+def random_ids(length: int, seed: int = 0) -> torch.Tensor:
     """Return random token ids."""
     return torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(seed))
 
 
-def draw_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> LoraWeights:
+def random_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> LoraWeights:
     """Return trainable weights with a nonzero B, so that the adapter has an effect."""
     weights = LoraWeights.create(model.layers, config, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -51,7 +51,7 @@ def test_logits_equal_transformers(folder):
     """Each sequence of a pack gets the logits that transformers computes for it alone."""
     model = PackedCausalLM.load(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
-    sequences = [draw_ids(length, length) for length in (40, 3, 17)]
+    sequences = [random_ids(length, length) for length in (40, 3, 17)]
     with torch.no_grad():
         packed = model.logits(run_packed(model, sequences)).split([len(ids) for ids in sequences])
         for ids, logits in zip(sequences, packed, strict=True):
@@ -62,8 +62,8 @@ def test_gradients_equal_peft(folder):
     """Log-probabilities and LoRA gradients equal those of transformers with peft."""
     config = LoraConfig(r=4, lora_alpha=12, use_rslora=True, rank_pattern={'q_proj': 2}, alpha_pattern={'down_proj': 3})
     model = PackedCausalLM.load(folder)
-    weights = draw_weights(model, config)
-    ids, labels = draw_ids(30), draw_ids(30, 9)
+    weights = random_weights(model, config)
+    ids, labels = random_ids(30), random_ids(30, 9)
     logprobs = model.label_logprobs(run_packed(model, [ids], [weights]), labels)
     (-logprobs.mean()).backward()
     oracle_config = peft.LoraConfig(
@@ -85,21 +85,21 @@ def test_gradients_equal_peft(folder):
         torch.testing.assert_close(tensor.grad, gradients[name], atol=1e-5, rtol=1e-4)
 
 
-def test_packing_changes_no_bit(tiny_llama_dir):
+def test_packing_does_not_change_results(tiny_llama_dir):
     """A sequence gets bitwise the same result alone and packed with sequences of other adapters."""
     model = PackedCausalLM.load(tiny_llama_dir)
-    weights = draw_weights(model, LoraConfig(r=4))
-    others = [draw_weights(model, LoraConfig(r=8, target_modules=('q_proj', 'down_proj')), 5), None]
-    ids = draw_ids(20)
+    weights = random_weights(model, LoraConfig(r=4))
+    others = [random_weights(model, LoraConfig(r=8, target_modules=('q_proj', 'down_proj')), 5), None]
+    ids = random_ids(20)
     alone = run_packed(model, [ids], [weights])
-    packed = run_packed(model, [draw_ids(33, 1), ids, draw_ids(5, 2)], [others[0], weights, others[1]])[33:53]
+    packed = run_packed(model, [random_ids(33, 1), ids, random_ids(5, 2)], [others[0], weights, others[1]])[33:53]
     assert torch.equal(alone, packed)
 
 
 def test_cache_continues_a_sequence(folder):
     """Prefill in two parts followed by single tokens gives the result of one pass over the sequence."""
     model = PackedCausalLM.load(folder)
-    ids = draw_ids(100)
+    ids = random_ids(100)
     with torch.inference_mode():
         whole = run_packed(model, [ids])
         cache = KVCache()
@@ -114,7 +114,7 @@ def test_cache_continues_a_sequence(folder):
 def test_copied_cache_is_independent(tiny_llama_dir):
     """Appending to a cache does not affect its copy."""
     model = PackedCausalLM.load(tiny_llama_dir)
-    ids = draw_ids(10)
+    ids = random_ids(10)
     with torch.inference_mode():
         cache = KVCache()
         model.hidden(ids[:8], torch.arange(8), sequences=[SequenceSpan(0, 8, cache)])
@@ -129,12 +129,15 @@ def test_dropout_depends_only_on_its_own_generator(tiny_llama_dir):
     """Dropout is reproducible from the adapter's seed and independent of the rest of the pack."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_dropout=0.5)
-    ids = draw_ids(20)
-    alone = run_packed(model, [ids], [draw_weights(model, config)], is_training=True)
+    ids = random_ids(20)
+    alone = run_packed(model, [ids], [random_weights(model, config)], is_training=True)
     beside = run_packed(
-        model, [draw_ids(7, 3), ids], [draw_weights(model, config, 4), draw_weights(model, config)], is_training=True
+        model,
+        [random_ids(7, 3), ids],
+        [random_weights(model, config, 4), random_weights(model, config)],
+        is_training=True,
     )
-    evaluated = run_packed(model, [ids], [draw_weights(model, config)])
+    evaluated = run_packed(model, [ids], [random_weights(model, config)])
     assert torch.equal(alone, beside[7:])
     assert not torch.equal(alone, evaluated)
 
@@ -143,7 +146,7 @@ def test_logprob_blocks_and_temperature_equal_log_softmax(tiny_llama_dir):
     """Blocks, temperature and their hand-written gradient equal torch's log_softmax."""
     model = PackedCausalLM.load(tiny_llama_dir)
     hidden = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
-    labels = draw_ids(300, 4)
+    labels = random_ids(300, 4)
     factors = torch.linspace(-1, 1, 300)
     results = []
     for function in (
@@ -165,7 +168,7 @@ def test_inconsistent_spans_are_refused(tiny_llama_dir, spans, adapters):
     """Sequences that do not cover all rows, and adapters past the last row, are refused."""
     model = PackedCausalLM.load(tiny_llama_dir)
     with pytest.raises(PackError):
-        model.hidden(draw_ids(4), torch.arange(4), sequences=spans, adapters=adapters)
+        model.hidden(random_ids(4), torch.arange(4), sequences=spans, adapters=adapters)
 
 
 def test_properties_come_from_the_configuration(tiny_llama_dir):

@@ -9,15 +9,15 @@ from twinkle.nn import PackedCausalLM
 
 
 @pytest.mark.parametrize('name', ['tiny_llama_dir', 'tiny_qwen3_dir'])
-def test_checkpointing_changes_no_bit(name, request):
+def test_checkpointing_does_not_change_results(name, request):
     """Checkpointing changes no log-probability and no gradient, because recomputation uses the same dropout masks."""
     folder = request.getfixturevalue(name)
     plain, checkpointed = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
     for seed in range(3):
         tenants = isolation.draw_tenants(seed, longest=60)
         pairs = zip(isolation.results(plain, tenants), isolation.results(checkpointed, tenants), strict=True)
-        for own, again in pairs:
-            assert all(torch.equal(own[key], again[key]) for key in own)
+        for own, recomputed in pairs:
+            assert all(torch.equal(own[key], recomputed[key]) for key in own)
 
 
 def test_checkpointing_stores_less(tiny_llama_dir):

@@ -63,9 +63,9 @@ def test_state_loads_and_mismatched_state_is_refused(tmp_path: Path) -> None:
     state = {name: tensor + 1.0 for name, tensor in weights.peft_state().items()}
     weights.load_peft_state(state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in weights.peft_state().items())
-    wrong = {**state, 'model.norm.weight': torch.zeros(3)}
+    invalid = {**state, 'model.norm.weight': torch.zeros(3)}
     with pytest.raises(ValueError, match='shape'):
-        weights.load_peft_state(wrong)
+        weights.load_peft_state(invalid)
     with pytest.raises(ValueError, match='match the model'):
         weights.load_peft_state({})
     assert all(torch.equal(tensor, state[name]) for name, tensor in weights.peft_state().items())

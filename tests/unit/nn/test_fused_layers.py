@@ -1,4 +1,4 @@
-"""Tests of fused norms and gates against the model's modules that they replace."""
+"""Compares fused norms and gates with the modules that they replace."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tests of the grouped products used on accelerators against the loop over spans."""
+"""Compares the grouped products for accelerators with the loop over spans."""
 
 import pytest
 import torch
@@ -12,17 +12,17 @@ from twinkle.nn.span_kernels import SpanLoop, kernel_for
 ROWS, INPUTS, OUTPUTS = 70, 24, 40
 
 
-def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def draw_spans() -> list[LayerSpan]:
+def random_spans() -> list[LayerSpan]:
     """Return spans of several ranks, with rows before, between and after them, and one with dropout."""
     spans = []
     for index, (begin, end, rank) in enumerate([(2, 20, 3), (20, 41, 8), (48, 66, 11)]):
-        a = draw(rank, INPUTS, seed=index).requires_grad_()
-        b = draw(OUTPUTS, rank, seed=index + 10).requires_grad_()
+        a = random_tensor(rank, INPUTS, seed=index).requires_grad_()
+        b = random_tensor(OUTPUTS, rank, seed=index + 10).requires_grad_()
         layer_dropout = LayerDropout(RowDropout(0.3, seed=5), layer=2) if index == 1 else None
         spans.append(LayerSpan(begin, end, LoraFactors(a, b, scaling=0.5 + index), layer_dropout))
     return spans
@@ -30,12 +30,12 @@ def draw_spans() -> list[LayerSpan]:
 
 def run(kernel, dtype: torch.dtype, device: str = 'cpu') -> list[torch.Tensor]:
     """Return a kernel's output, input gradient and factor gradients."""
-    spans = draw_spans()
+    spans = random_spans()
     for index, span in enumerate(spans):
         a, b = (tensor.detach().to(device).requires_grad_() for tensor in span.update.parameters())
         spans[index] = LayerSpan(span.begin_row, span.end_row, LoraFactors(a, b, span.update.scaling), span.dropout)
-    x, dy = (draw(ROWS, width, seed=9, dtype=dtype).to(device) for width in (INPUTS, OUTPUTS))
-    y, dx = (draw(ROWS, width, seed=8, dtype=dtype).to(device) for width in (OUTPUTS, INPUTS))
+    x, dy = (random_tensor(ROWS, width, seed=9, dtype=dtype).to(device) for width in (INPUTS, OUTPUTS))
+    y, dx = (random_tensor(ROWS, width, seed=8, dtype=dtype).to(device) for width in (OUTPUTS, INPUTS))
     with torch.no_grad():
         saved = kernel.add_output(spans, x, y)
         gradients = kernel.add_gradient(spans, x, dy, dx, saved)
@@ -66,9 +66,9 @@ def test_grouped_products_equal_the_loop_on_an_accelerator():
 
 def test_loop_runs_where_grouped_products_are_unsupported():
     """The loop runs on CPU, for float32 rows, and for widths that are no multiple of 8."""
-    spans = draw_spans()
-    assert isinstance(kernel_for(spans, draw(ROWS, INPUTS, seed=1)), SpanLoop)
-    assert not is_groupable(spans, draw(ROWS, INPUTS, seed=1))
-    assert is_groupable(spans, draw(ROWS, INPUTS, seed=1, dtype=torch.bfloat16))
-    odd = LoraFactors(draw(3, 23, seed=1), draw(OUTPUTS, 3, seed=2), scaling=1.0)
-    assert not is_groupable([LayerSpan(0, 20, odd, None)], draw(ROWS, 23, seed=1, dtype=torch.bfloat16))
+    spans = random_spans()
+    assert isinstance(kernel_for(spans, random_tensor(ROWS, INPUTS, seed=1)), SpanLoop)
+    assert not is_groupable(spans, random_tensor(ROWS, INPUTS, seed=1))
+    assert is_groupable(spans, random_tensor(ROWS, INPUTS, seed=1, dtype=torch.bfloat16))
+    odd = LoraFactors(random_tensor(3, 23, seed=1), random_tensor(OUTPUTS, 3, seed=2), scaling=1.0)
+    assert not is_groupable([LayerSpan(0, 20, odd, None)], random_tensor(ROWS, 23, seed=1, dtype=torch.bfloat16))

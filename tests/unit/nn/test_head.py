@@ -1,4 +1,4 @@
-"""Tests of the blockwise head against torch's log_softmax over all logits."""
+"""Compares the blockwise head with torch's log_softmax over all logits."""
 
 import pytest
 import torch
@@ -10,18 +10,18 @@ from twinkle.nn.head_weights import HeadWeights
 ROWS, HIDDEN, VOCAB = 150, 24, 97
 
 
-def draw(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def head_of(*, is_capped: bool = False, has_bias: bool = False) -> HeadWeights:
     """Return a small head."""
-    bias = draw(VOCAB, seed=2) if has_bias else None
-    return HeadWeights(draw(VOCAB, HIDDEN, seed=1), bias, softcap=3.0 if is_capped else None)
+    bias = random_tensor(VOCAB, seed=2) if has_bias else None
+    return HeadWeights(random_tensor(VOCAB, HIDDEN, seed=1), bias, softcap=3.0 if is_capped else None)
 
 
-def draw_ids(*shape: int, seed: int = 3) -> Tensor:
+def random_ids(*shape: int, seed: int = 3) -> Tensor:
     """Return token ids."""
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -43,7 +43,7 @@ def expected_outputs(hidden: Tensor, labels: Tensor, head: HeadWeights, temperat
 def weighted(outputs: HeadOutputs, *, is_label_only: bool) -> Tensor:
     """Return a loss that weights every element of the requested outputs differently."""
     parts = [outputs.logps_R] if is_label_only else [outputs.logps_R, outputs.entropies_R, outputs.candidate_logps_RK]
-    return sum((part * draw(*part.shape, seed=7)).sum() for part in parts)
+    return sum((part * random_tensor(*part.shape, seed=7)).sum() for part in parts)
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.7, torch.linspace(0.5, 2.0, ROWS)], ids=['one', 'scalar', 'by-row'])
@@ -52,14 +52,14 @@ def weighted(outputs: HeadOutputs, *, is_label_only: bool) -> Tensor:
 def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_capped, has_bias):
     """Values and gradients equal torch's for any temperature, softcap and bias."""
     head = head_of(is_capped=is_capped, has_bias=has_bias)
-    labels, candidates = draw_ids(ROWS), draw_ids(ROWS, 5, seed=4)
+    labels, candidates = random_ids(ROWS), random_ids(ROWS, 5, seed=4)
     requested = {} if is_label_only else {'is_entropy_needed': True, 'candidate_ids_RK': candidates}
     found = []
     for run in (
         lambda hidden: run_head(hidden, labels, head, temperature=temperature, **requested),
         lambda hidden: expected_outputs(hidden, labels, head, temperature, candidates),
     ):
-        hidden = draw(ROWS, HIDDEN, seed=5).requires_grad_()
+        hidden = random_tensor(ROWS, HIDDEN, seed=5).requires_grad_()
         outputs = run(hidden)
         (gradient,) = torch.autograd.grad(weighted(outputs, is_label_only=is_label_only), hidden)
         found.append((gradient, outputs.logps_R))
@@ -69,10 +69,10 @@ def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_c
 @pytest.mark.parametrize('requested', ['entropies_R', 'candidate_logps_RK'])
 def test_gradient_of_one_output_alone_equals_log_softmax(requested):
     """An output that no loss uses needs no gradient and does not change the gradients of the others."""
-    head, labels, candidates = head_of(), draw_ids(ROWS), draw_ids(ROWS, 4, seed=4)
+    head, labels, candidates = head_of(), random_ids(ROWS), random_ids(ROWS, 4, seed=4)
     gradients = []
     for is_own in (True, False):
-        hidden = draw(ROWS, HIDDEN, seed=5).requires_grad_()
+        hidden = random_tensor(ROWS, HIDDEN, seed=5).requires_grad_()
         outputs = (
             run_head(hidden, labels, head, is_entropy_needed=True, candidate_ids_RK=candidates)
             if is_own
@@ -88,31 +88,31 @@ def test_a_trained_head_gets_its_gradient():
     for is_own in (True, False):
         head = head_of(has_bias=True)
         leaves = [
-            draw(ROWS, HIDDEN, seed=5).requires_grad_(),
+            random_tensor(ROWS, HIDDEN, seed=5).requires_grad_(),
             head.weight_VD.requires_grad_(),
             head.bias_V.requires_grad_(),
         ]
-        labels = draw_ids(ROWS)
+        labels = random_ids(ROWS)
         outputs = (
             run_head(leaves[0], labels, head)
             if is_own
-            else expected_outputs(leaves[0], labels, head, 1.0, draw_ids(ROWS, 1))
+            else expected_outputs(leaves[0], labels, head, 1.0, random_ids(ROWS, 1))
         )
-        gradients.append(torch.autograd.grad((outputs.logps_R * draw(ROWS, seed=7)).sum(), leaves))
+        gradients.append(torch.autograd.grad((outputs.logps_R * random_tensor(ROWS, seed=7)).sum(), leaves))
     torch.testing.assert_close(gradients[0], gradients[1], atol=2e-5, rtol=1e-4)
 
 
 def test_entropies_and_candidates_are_computed_on_request():
     """Entropies and candidates are computed only on request."""
-    outputs = run_head(draw(3, HIDDEN, seed=5), draw_ids(3), head_of())
+    outputs = run_head(random_tensor(3, HIDDEN, seed=5), random_ids(3), head_of())
     assert (outputs.entropies_R, outputs.candidate_logps_RK) == (None, None)
 
 
 def test_rows_are_bitwise_independent():
     """A row has bitwise the same values and gradient alone, at the end of a block, and in another block."""
-    head, labels, candidates = head_of(is_capped=True), draw_ids(ROWS), draw_ids(ROWS, 3, seed=4)
+    head, labels, candidates = head_of(is_capped=True), random_ids(ROWS), random_ids(ROWS, 3, seed=4)
     temperature = torch.linspace(0.5, 2.0, ROWS)
-    hidden = draw(ROWS, HIDDEN, seed=5)
+    hidden = random_tensor(ROWS, HIDDEN, seed=5)
 
     def run(rows: Tensor) -> list[Tensor]:
         leaf = hidden[rows].requires_grad_()
@@ -129,8 +129,8 @@ def test_rows_are_bitwise_independent():
 
 def test_empty_batch_gives_empty_outputs():
     """A batch without labels gives empty outputs that support a backward pass."""
-    hidden = draw(0, HIDDEN, seed=5).requires_grad_()
-    outputs = run_head(hidden, draw_ids(0), head_of(), is_entropy_needed=True, candidate_ids_RK=draw_ids(0, 2))
+    hidden = random_tensor(0, HIDDEN, seed=5).requires_grad_()
+    outputs = run_head(hidden, random_ids(0), head_of(), is_entropy_needed=True, candidate_ids_RK=random_ids(0, 2))
     assert (outputs.logps_R.shape, outputs.entropies_R.shape, outputs.candidate_logps_RK.shape) == ((0,), (0,), (0, 2))
     outputs.logps_R.sum().backward()
     assert hidden.grad.shape == (0, HIDDEN)

@@ -1,4 +1,4 @@
-"""Tests of an update's hand-written forward and backward against autograd, and of a layer's autograd graph."""
+"""Compares the hand-written forward and backward of an update with autograd, and checks a layer's autograd graph."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROWS, INPUTS, OUTPUTS, RANK, SCALING = 33, 20, 28, 5, 0.7
 DROPOUT = LayerDropout(RowDropout(0.25, seed=3), layer=1)
 
 
-def draw(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -22,9 +22,9 @@ def draw(*shape: int, seed: int) -> Tensor:
 def by_hand(dtype: torch.dtype, layer_draw: LayerDropout | None) -> list[Tensor]:
     """Return output, input gradient and factor gradients of `LoraFactors`, starting from zeros."""
     factors = LoraFactors(
-        *(draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
+        *(random_tensor(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
     )
-    x, dy = draw(ROWS, INPUTS, seed=2).to(dtype), draw(ROWS, OUTPUTS, seed=3).to(dtype)
+    x, dy = random_tensor(ROWS, INPUTS, seed=2).to(dtype), random_tensor(ROWS, OUTPUTS, seed=3).to(dtype)
     y, dx = torch.zeros(ROWS, OUTPUTS, dtype=dtype), torch.zeros(ROWS, INPUTS, dtype=dtype)
     with torch.no_grad():
         saved = factors.add_output(x, y, layer_draw)
@@ -34,11 +34,11 @@ def by_hand(dtype: torch.dtype, layer_draw: LayerDropout | None) -> list[Tensor]
 
 def by_autograd(layer_draw: LayerDropout | None) -> list[Tensor]:
     """Return the same values computed by torch's autograd in float32."""
-    a, b = (draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
-    x = draw(ROWS, INPUTS, seed=2).requires_grad_()
+    a, b = (random_tensor(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
+    x = random_tensor(ROWS, INPUTS, seed=2).requires_grad_()
     dropped = x if layer_draw is None else x * layer_draw.mask(x.detach())
     y = SCALING * (dropped @ a.t() @ b.t())
-    return [y.detach(), *torch.autograd.grad(y, [x, a, b], draw(ROWS, OUTPUTS, seed=3))]
+    return [y.detach(), *torch.autograd.grad(y, [x, a, b], random_tensor(ROWS, OUTPUTS, seed=3))]
 
 
 @pytest.mark.parametrize('layer_draw', [None, DROPOUT], ids=['plain', 'dropout'])
@@ -70,7 +70,7 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
         LoraWeights.create({'m': (INPUTS, OUTPUTS)}, LoraConfig(r=2), seed=seed, is_trainable=True) for seed in range(4)
     ]
     spans = [AdapterSpan(20 * index, 20 * index + 20, adapter) for index, adapter in enumerate(adapters)]
-    x = draw(80, INPUTS, seed=0).requires_grad_()
+    x = random_tensor(80, INPUTS, seed=0).requires_grad_()
     with active.activate(Pass.begin(spans, row_count=80, is_training=True)):
         y = layer(x)
     edges = [node for node, _ in y.grad_fn.next_functions if node is not None]
@@ -79,10 +79,14 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
 
 def test_frozen_factors_get_no_gradient():
     """A factor that requires no gradient gets None."""
-    factors = LoraFactors(draw(RANK, INPUTS, seed=1), draw(OUTPUTS, RANK, seed=2).requires_grad_(), SCALING)
+    factors = LoraFactors(
+        random_tensor(RANK, INPUTS, seed=1), random_tensor(OUTPUTS, RANK, seed=2).requires_grad_(), SCALING
+    )
     with torch.no_grad():
-        saved = factors.add_output(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None)
-        gradients = factors.add_gradient(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None, saved, None)
+        saved = factors.add_output(random_tensor(ROWS, INPUTS, seed=3), random_tensor(ROWS, OUTPUTS, seed=4), None)
+        gradients = factors.add_gradient(
+            random_tensor(ROWS, INPUTS, seed=3), random_tensor(ROWS, OUTPUTS, seed=4), None, saved, None
+        )
     assert gradients[0] is None
     assert gradients[1].shape == (OUTPUTS, RANK)
 
@@ -90,8 +94,8 @@ def test_frozen_factors_get_no_gradient():
 @pytest.mark.parametrize('rank', [1, 2, 3, 8])
 def test_rows_are_bitwise_independent_of_the_span_length(rank):
     """A row's output is bitwise independent of the length of the span that contains it."""
-    factors = LoraFactors(draw(rank, 64, seed=1), draw(OUTPUTS, rank, seed=2), SCALING)
-    x, y = draw(100, 64, seed=3), draw(100, OUTPUTS, seed=4)
+    factors = LoraFactors(random_tensor(rank, 64, seed=1), random_tensor(OUTPUTS, rank, seed=2), SCALING)
+    x, y = random_tensor(100, 64, seed=3), random_tensor(100, OUTPUTS, seed=4)
     whole = y.clone()
     factors.add_output(x, whole, None)
     for begin, end in ((0, 17), (5, 36), (50, 99)):

@@ -58,12 +58,12 @@ def test_mismatched_state_changes_nothing():
     """Missing, unexpected and misshapen tensors are refused before any tensor is copied."""
     weights = LoraWeights.create(LAYERS, LoraConfig(r=3), seed=0)
     before = {name: tensor.clone() for name, tensor in weights.peft_state().items()}
-    wrong = {name: tensor + 1 for name, tensor in before.items()}
-    last = list(wrong)[-1]
+    changed = {name: tensor + 1 for name, tensor in before.items()}
+    last = list(changed)[-1]
     for broken in (
-        {**wrong, 'x': wrong[last]},
-        {k: v for k, v in wrong.items() if k != last},
-        {**wrong, last: wrong[last].T},
+        {**changed, 'x': changed[last]},
+        {k: v for k, v in changed.items() if k != last},
+        {**changed, last: changed[last].T},
     ):
         with pytest.raises(ValueError, match=r'do not match the adapter|must have shape'):
             weights.load_peft_state(broken)
@@ -71,7 +71,7 @@ def test_mismatched_state_changes_nothing():
 
 
 def test_saved_folder_gives_the_same_logits_in_plain_peft(tiny_llama_dir, tmp_path):
-    """A saved folder gives the same logits in peft, and a folder saved by peft gives them here, within 1e-4."""
+    """A saved folder gives the same logits in peft, and a folder saved by peft gives them in this library."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_alpha=8, rank_pattern={'q_proj': 2}, alpha_pattern={'v_proj': 5})
     weights = LoraWeights.create(model.layers, config, seed=0)

@@ -46,7 +46,7 @@ def new_engine(folder: Path, configs: dict[str, LoraConfig], **options) -> Train
     return engine
 
 
-def draw_feature(length: int = 30, seed: int = 0):
+def make_feature(length: int = 30, seed: int = 0):
     """Return a feature of random tokens whose first third has no labels."""
     ids = np.random.default_rng(seed).integers(3, 300, length + 1)
     labels = ids[1:].copy()
@@ -63,7 +63,7 @@ def gradients_of(engine: TrainerEngine, name: str) -> list[bytes]:
 def test_gradients_equal_peft(folder):
     """Log-probabilities and gradients, including the head's, equal those of transformers with peft."""
     engine = new_engine(folder, {'a': HEAD})
-    feature, weights = draw_feature(200), engine.adapter('a').weights
+    feature, weights = make_feature(200), engine.adapter('a').weights
     config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=['lm_head', 'q_proj'])
     oracle = build_peft_model(folder, config, weights.peft_state())
     expected = label_logprobs(oracle, feature['input_ids'].tolist(), feature['labels'].tolist())
@@ -84,11 +84,11 @@ def test_packed_results_are_bitwise_equal_to_single_ones(folder, dropout):
     ids = np.random.default_rng(3).integers(3, 300, (40, 3))
     targets = {'target_ids': ids, 'target_weights': np.ones((40, 3), np.float32)}
     items = [
-        BatchItem(adapter_id='a', features=[draw_feature(30, 1), draw_feature(50, 2)], is_training=True),
-        BatchItem(adapter_id='b', features=[draw_feature(20, 3)], is_training=True),
+        BatchItem(adapter_id='a', features=[make_feature(30, 1), make_feature(50, 2)], is_training=True),
+        BatchItem(adapter_id='b', features=[make_feature(20, 3)], is_training=True),
         BatchItem(
             adapter_id='c',
-            features=[{**draw_feature(40, 4), **targets}],
+            features=[{**make_feature(40, 4), **targets}],
             is_training=True,
             loss=build_loss('cross_entropy'),
         ),
@@ -108,19 +108,19 @@ def test_training_leaves_the_base_and_its_embeddings(folder):
     engine.set_optimizer('a', 'AdamW', lr=1e-2)
     losses = []
     for _ in range(5):
-        losses.append(engine.forward_backward('a', [draw_feature()]).loss)
+        losses.append(engine.forward_backward('a', [make_feature()]).loss)
         engine.clip_grad_and_step('a')
     assert losses[-1] < losses[0]
     assert all(torch.equal(item, before[name]) for name, item in engine.model.base_parameters.items())
 
 
-def test_a_disabled_adapter_leaves_the_head_alone(folder):
+def test_a_disabled_adapter_does_not_change_the_head(folder):
     """The log-probabilities of a disabled adapter are those of the base model."""
     engine = new_engine(folder, {'a': HEAD, 'b': replace(HEAD, seed=8)})
     options = ForwardOptions(is_adapter_disabled=True)
-    own, other = (engine.forward_only(name, [draw_feature()], options=options) for name in 'ab')
+    own, other = (engine.forward_only(name, [make_feature()], options=options) for name in 'ab')
     np.testing.assert_array_equal(own.logps[0], other.logps[0])
-    assert not np.array_equal(own.logps[0], engine.forward_only('a', [draw_feature()]).logps[0])
+    assert not np.array_equal(own.logps[0], engine.forward_only('a', [make_feature()]).logps[0])
 
 
 def test_sampler_and_trainer_agree_on_log_probabilities(folder):
@@ -133,8 +133,8 @@ def test_sampler_and_trainer_agree_on_log_probabilities(folder):
     tokens = results['own'].tokens[0]
     whole = np.array(PROMPT + tokens)
     scored = trainer.forward_only('a', [{'input_ids': whole[:-1], 'labels': whole[1:]}]).logps[0]
-    initial = [top[0][1] for top in results['own'].logprobs[0]]
-    np.testing.assert_allclose(scored[len(PROMPT) - 1 :], initial, atol=1e-5)
+    sampled = [top[0][1] for top in results['own'].logprobs[0]]
+    np.testing.assert_allclose(scored[len(PROMPT) - 1 :], sampled, atol=1e-5)
     np.testing.assert_allclose(scored[: len(PROMPT) - 1], results['own'].prompt.logprobs[1:], atol=1e-5)
     assert results['base'].logprobs != results['own'].logprobs
 
@@ -145,9 +145,9 @@ def test_peft_folder_contains_the_head(folder, tmp_path):
     weights = engine.adapter('a').weights
     save_adapter(weights, tmp_path / 'out', base_model=str(folder))
     assert sorted(peft.LoraConfig.from_pretrained(tmp_path / 'out').target_modules) == ['lm_head', 'q_proj']
-    again = load_adapter(tmp_path / 'out', engine.model.targets)
+    loaded = load_adapter(tmp_path / 'out', engine.model.targets)
     for name, tensor in weights.peft_state().items():
-        assert torch.equal(tensor, again.peft_state()[name])
+        assert torch.equal(tensor, loaded.peft_state()[name])
 
 
 def test_a_tied_head_cannot_be_merged(tiny_llama_dir, tiny_qwen3_dir):

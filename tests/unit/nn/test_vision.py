@@ -1,4 +1,4 @@
-"""Tests of packs with images against transformers with peft, and against other packings of the same rows."""
+"""Compares packs with images with transformers and peft, and with other packings of the same rows."""
 
 from pathlib import Path
 
@@ -32,19 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny')
 
 
-def draw_patches(grid=GRID, seed=0):
+def random_patches(grid=GRID, seed=0):
     """Return random patches of one image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(int(np.prod(grid)), 3 * 2 * 8 * 8, generator=generator)
 
 
-def draw_ids(before, tokens, after, *, token_id=IMAGE, seed=0):
+def random_ids(before, tokens, after, *, token_id=IMAGE, seed=0):
     """Return the tokens of text, an image, and text."""
     text = torch.randint(7, 320, (before + after,), generator=torch.Generator().manual_seed(seed))
     return torch.cat([text[:before], torch.full((tokens,), token_id), text[before:]])
 
 
-def draw_weights(model, seed=0):
+def random_weights(model, seed=0):
     """Return trainable weights with a nonzero B."""
     weights = LoraWeights.create(model.layers, LoraConfig(r=4, lora_alpha=8), seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -73,9 +73,9 @@ def oracle_of(folder, weights):
 def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id, grid):
     """Logits and LoRA gradients of a sequence with an image or a video equal those of transformers with peft."""
     model = PackedCausalLM.load(folder)
-    weights = draw_weights(model)
+    weights = random_weights(model)
     count = model.media.token_count(grid)
-    ids, patches = draw_ids(7, count, 12, token_id=token_id), draw_patches(grid)
+    ids, patches = random_ids(7, count, 12, token_id=token_id), random_patches(grid)
     oracle = oracle_of(folder, weights)
     positions = plain_positions(oracle.base_model.model, ids, **{f'{kind}_grid_thw': torch.tensor([grid])})
     name = 'pixel_values' if kind == 'image' else 'pixel_values_videos'
@@ -93,13 +93,15 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id
     )
     logits = model.logits(hidden)
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
-    for given in (logits, expected):
-        given.log_softmax(-1)[:, 9].mean().backward()
-    wanted = {name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad}
+    for values in (logits, expected):
+        values.log_softmax(-1)[:, 9].mean().backward()
+    expected_gradients = {
+        name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad
+    }
     own = weights.named_parameters()
-    assert own.keys() == wanted.keys()
+    assert own.keys() == expected_gradients.keys()
     for name, parameter in own.items():
-        torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(parameter.grad, expected_gradients[name], atol=1e-5, rtol=1e-4)
 
 
 def run_mix(model, tenants, *, image_seed=3):
@@ -108,10 +110,10 @@ def run_mix(model, tenants, *, image_seed=3):
     row, found = 0, []
     count = model.media.token_count(GRID)
     for tenant in tenants:
-        begin, weights = row, draw_weights(model, seed=tenant)
-        own = draw_ids(5 + tenant, count if tenant == 1 else 0, 9 + 7 * tenant, seed=tenant)
+        begin, weights = row, random_weights(model, seed=tenant)
+        own = random_ids(5 + tenant, count if tenant == 1 else 0, 9 + 7 * tenant, seed=tenant)
         if tenant == 1:
-            media.append(MediaSpan(row + 6, row + 6 + count, 'image', draw_patches(seed=image_seed), GRID))
+            media.append(MediaSpan(row + 6, row + 6 + count, 'image', random_patches(seed=image_seed), GRID))
         ids.append(own)
         positions.append(torch.arange(len(own)).expand(3, -1) // (1 + tenant % 2))
         row += len(own)
@@ -129,7 +131,7 @@ def run_mix(model, tenants, *, image_seed=3):
     }
 
 
-def test_packing_with_images_changes_no_bit(folder):
+def test_packing_with_images_does_not_change_results(folder):
     """Tenants with text and with images share a pass, and each gets bitwise the results it gets alone."""
     model = PackedCausalLM.load(folder)
     together = run_mix(model, (0, 1, 2))
@@ -146,10 +148,10 @@ def test_text_in_a_mix_is_bitwise_equal_to_text_alone(folder):
     assert [line for seed in range(3) for line in isolation.violations(model, seed, longest=120)] == []
 
 
-def test_checkpointed_layers_change_no_bit(folder):
+def test_checkpointed_layers_do_not_change_gradients(folder):
     """Checkpointing a vision model changes no gradient, also for sequences with images."""
-    plain, again = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
-    for one, other in zip(run_mix(plain, (1,))[1], run_mix(again, (1,))[1], strict=True):
+    plain, checkpointed = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
+    for one, other in zip(run_mix(plain, (1,))[1], run_mix(checkpointed, (1,))[1], strict=True):
         assert torch.equal(one, other)
 
 
@@ -164,8 +166,8 @@ def test_tower_is_not_trainable(folder):
 
 def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
     """An image span longer than its tokens is refused, and so is an image on a text model."""
-    span = MediaSpan(2, 9, 'image', draw_patches(), GRID)
-    ids = draw_ids(2, 5, 2)
+    span = MediaSpan(2, 9, 'image', random_patches(), GRID)
+    ids = random_ids(2, 5, 2)
     arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}
     for each in (folder, tiny_llama_dir):
         with pytest.raises(PackError):

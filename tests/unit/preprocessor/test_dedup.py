@@ -74,7 +74,7 @@ def test_memory_is_bounded() -> None:
     assert reasons(dedup, rows('one', 'two', 'three', 'two', 'one')) == [(3, 'duplicate')]
 
 
-def test_a_new_pass_forgets_earlier_rows() -> None:
+def test_a_new_pass_ignores_earlier_rows() -> None:
     """A filter object can be used for one dataset after another."""
     dedup = DedupFilter()
     assert len(dedup.split(rows('a', 'b'))[0]) == 2

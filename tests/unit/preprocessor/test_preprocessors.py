@@ -113,6 +113,6 @@ def test_identity_questions_are_varied_and_complete() -> None:
     rows = [json.loads(line) for line in IDENTITY_FILE.read_text(encoding='utf-8').splitlines()]
     assert len(rows) >= 100
     assert len({row['query'] for row in rows}) == len(rows)
-    named = [row for row in rows if '{{NAME}}' in row['response'] or '{{AUTHOR}}' in row['response']]
-    assert len(named) == len(rows)
+    with_placeholder = [row for row in rows if '{{NAME}}' in row['response'] or '{{AUTHOR}}' in row['response']]
+    assert len(with_placeholder) == len(rows)
     assert all(set(row) == {'query', 'response', 'tag'} for row in rows)

@@ -80,14 +80,14 @@ def test_columns_of_pairs_can_be_chosen() -> None:
 
 
 def test_clevr_puts_the_image_first() -> None:
-    """One placeholder stands for the image, and the tagged answer is the ground truth."""
+    """The question has one placeholder for the image, and the tagged answer is the ground truth."""
     row = {'image': b'png', 'problem': 'How many cubes?', 'solution': '<answer> 3 </answer>'}
     (prompt,) = rows_of(CLEVRProcessor(), row)
     assert prompt['messages'][-1]['content'] == '<image>How many cubes?'
     assert (prompt['images'], user_data_get(prompt, 'ground_truth')) == ([b'png'], '3')
-    for wrong in ({'image': None}, {'problem': '<image><image>'}, {'solution': 3}):
+    for invalid in ({'image': None}, {'problem': '<image><image>'}, {'solution': 3}):
         with pytest.raises(InvalidRow):
-            rows_of(CLEVRProcessor(), {**row, **wrong})
+            rows_of(CLEVRProcessor(), {**row, **invalid})
 
 
 def test_olympiad_images_follow_the_question() -> None:
@@ -100,12 +100,12 @@ def test_olympiad_images_follow_the_question() -> None:
 
 
 @pytest.mark.parametrize(
-    'wrong', [{'final_answer': None}, {'final_answer': [1]}, {'image_2': None}, {'question': None}]
+    'invalid', [{'final_answer': None}, {'final_answer': [1]}, {'image_2': None}, {'question': None}]
 )
-def test_olympiad_rows_without_an_answer_or_image_are_refused(wrong: dict[str, Any]) -> None:
+def test_olympiad_rows_without_an_answer_or_image_are_refused(invalid: dict[str, Any]) -> None:
     """A row without a final answer or without an image of its question is refused."""
     with pytest.raises(InvalidRow):
-        rows_of(OlympiadBenchProcessor(), {**OLYMPIAD, **wrong})
+        rows_of(OlympiadBenchProcessor(), {**OLYMPIAD, **invalid})
 
 
 def test_olympiad_supports_two_languages() -> None:

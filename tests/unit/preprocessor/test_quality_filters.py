@@ -23,8 +23,10 @@ CALL = {'id': 'c1', 'type': 'function', 'function': {'name': 'add', 'arguments':
 def chat(*turns: Any) -> dict[str, Any]:
     """Return a row with a chat; texts alternate between user and assistant, and messages are used unchanged."""
     roles = ('user', 'assistant')
-    given = [{'role': roles[i % 2], 'content': turn} if isinstance(turn, str) else turn for i, turn in enumerate(turns)]
-    return {'messages': given}
+    chat_messages = [
+        {'role': roles[i % 2], 'content': turn} if isinstance(turn, str) else turn for i, turn in enumerate(turns)
+    ]
+    return {'messages': chat_messages}
 
 
 def reason(quality: QualityFilter, row: dict[str, Any]) -> str | None:

@@ -47,7 +47,7 @@ ROWS: Strategy = st.lists(
     ),
     max_size=8,
 )
-SANE = [
+VALID_CHATS = [
     {'messages': [{'role': 'user', 'content': text}, {'role': 'assistant', 'content': f'{text}?'}]}
     for text in ('one', 'two', 'three')
 ]
@@ -97,7 +97,7 @@ def _has_a_question(row: Row) -> bool:
 @settings(max_examples=25, deadline=None)
 @given(ROWS)
 def test_every_row_is_kept_or_removed_with_a_reason(rows: list[dict[str, Any]]) -> None:
-    """Nothing raises for any rows, and each row is kept or removed with a reason, in order."""
+    """No rows raise an error, and each row is kept or removed with a reason, in order."""
     kept, dropped = QualityPreprocessor().split(rows)
     assert len(kept) + len(dropped) == len(rows)
     assert [row.row_index for row in dropped] == sorted(row.row_index for row in dropped)
@@ -148,8 +148,8 @@ def test_stages_may_be_custom() -> None:
         _is_not_two,
     ]
     rows = [
-        *SANE,
-        {'messages': [*SANE[0]['messages'], *SANE[1]['messages']]},
+        *VALID_CHATS,
+        {'messages': [*VALID_CHATS[0]['messages'], *VALID_CHATS[1]['messages']]},
         {'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a long answer'}]},
         {'text': 'no chat'},
     ]
@@ -174,12 +174,12 @@ def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
     """A filter object is reset for each dataset, and filters can be given by class or name."""
     every_second = EverySecond()
     for _ in range(2):
-        dataset = Dataset(DatasetMeta(data=[*SANE, SANE[0], {'messages': []}]))
+        dataset = Dataset(DatasetMeta(data=[*VALID_CHATS, VALID_CHATS[0], {'messages': []}]))
         dataset.map('QualityPreprocessor', init_args={'pipeline': ['MessageSanityFilter', 'DedupFilter']})
-        assert list(dataset) == SANE
+        assert list(dataset) == VALID_CHATS
         dataset.filter(ShortAnswers)
         dataset.filter(every_second)
-        assert list(dataset) == [SANE[0], SANE[2]]
+        assert list(dataset) == [VALID_CHATS[0], VALID_CHATS[2]]
 
 
 def test_dropped_rows_are_logged(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_dropped_rows_are_logged(tmp_path: Path) -> None:
     assert not path.exists()
     self_reference: dict[str, Any] = {'messages': []}
     self_reference['self'] = self_reference
-    quality.split([SANE[0], {'messages': [], 'images': [b'abc', object()]}])
+    quality.split([VALID_CHATS[0], {'messages': [], 'images': [b'abc', object()]}])
     malformed: dict[Any, Any] = {'messages': '\ud800', 1: 2}
     quality.split([self_reference, malformed])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -202,17 +202,17 @@ def test_dropped_rows_are_logged(tmp_path: Path) -> None:
     assert lines[1]['row']['messages'] == []
     assert lines[2]['row']['1'] == 2
     quality.begin_pass()
-    quality.split(SANE)
+    quality.split(VALID_CHATS)
     assert path.read_text() == ''
 
 
 def test_a_pass_is_reported() -> None:
     """The report has one line per stage and reason, and is empty if no row was removed."""
     quality = QualityPreprocessor(['HardFilter', 'DedupFilter'])
-    quality.split([*SANE, *SANE, {'messages': []}])
+    quality.split([*VALID_CHATS, *VALID_CHATS, {'messages': []}])
     assert len(quality.end_pass()) == 2
     quality.begin_pass()
-    quality.split(SANE)
+    quality.split(VALID_CHATS)
     assert quality.end_pass() == []
 
 

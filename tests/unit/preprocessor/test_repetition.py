@@ -33,9 +33,9 @@ def test_a_run_is_found_if_and_only_if_there_is_one(text: str) -> None:
     st.integers(MIN_REPEATS, 2 * MIN_REPEATS),
     st.text(alphabet='xyz ', max_size=80),
 )
-def test_a_run_is_found_at_every_position(before: str, unit: str, repeats: int, behind: str) -> None:
+def test_a_run_is_found_at_every_position(before: str, unit: str, repeats: int, after: str) -> None:
     """A run is found at the beginning, in the middle and at the end, and its range is periodic."""
-    text = before + unit * max(repeats, -(-MIN_CHARACTERS // len(unit))) + behind
+    text = before + unit * max(repeats, -(-MIN_CHARACTERS // len(unit))) + after
     run = find_run(text, min_characters=MIN_CHARACTERS, min_repeats=MIN_REPEATS)
     assert run is not None
     assert run.repeats >= MIN_REPEATS

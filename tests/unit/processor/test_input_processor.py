@@ -17,7 +17,7 @@ def pack(*features, **options):
 
 
 def test_features_become_adjacent_rows():
-    """Two features become rows without padding, and each label's row and feature are known."""
+    """Two features become rows without padding, and the batch has the row and feature of each label."""
     batch = pack(FEATURE, {'input_ids': [7, 8], 'labels': [-100, 9], 'loss_weights': [1.0, 0.5]})
     assert batch.input_ids_T.tolist() == [1, 2, 3, 4, 7, 8]
     assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 0, 1]
@@ -91,7 +91,7 @@ REFUSED = {
     'weights too large for float32': ({**FEATURE, 'loss_weights': [1, 1e300, 1, 1]}, 'loss_weights[1]'),
     'mask of twos': ({**FEATURE, 'attention_mask': [1, 2, 1, 1]}, 'attention_mask'),
     'all masked': ({**FEATURE, 'attention_mask': [0, 0, 0, 0]}, 'attention_mask'),
-    'positions that fall': ({**FEATURE, 'position_ids': [0, 2, 1, 3]}, 'position_ids'),
+    'decreasing positions': ({**FEATURE, 'position_ids': [0, 2, 1, 3]}, 'position_ids'),
     'negative position': ({**FEATURE, 'position_ids': [-1, 0, 1, 2]}, 'position_ids'),
     'too long': ({'input_ids': [1] * 17, 'labels': [1] * 17}, 'input_ids'),
     'unknown field': ({**FEATURE, 'unknown': [1]}, ''),

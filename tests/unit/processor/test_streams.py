@@ -35,7 +35,7 @@ def test_wide_streams_follow_their_labels():
     assert logps.tolist() == [[-1.0, -2.0], [-5.0, -6.0], [-7.0, -8.0]] * 2
 
 
-def test_a_batch_is_packed_for_what_its_loss_declares():
+def test_only_declared_streams_are_packed():
     """Only streams that the loss declares are packed and validated."""
     feature = {
         **FEATURE,
@@ -61,7 +61,7 @@ def test_custom_streams_are_packed():
 REFUSED_STREAMS = {
     'not finite': ({'advantages': [1, 2, float('nan'), 4]}, 'advantages[2]'),
     'not finite though masked': ({'old_logps': [1, float('-inf'), 3, 4]}, 'old_logps[1]'),
-    'no float32 holds it': ({'returns': [1, 2, 3, -1e39]}, 'returns[3]'),
+    'too large for float32': ({'returns': [1, 2, 3, -1e39]}, 'returns[3]'),
     'words': ({'ref_logps': ['a', 'b', 'c', 'd']}, 'ref_logps'),
     'too short': ({'advantages': [1, 2, 3]}, 'advantages'),
     'a matrix': ({'advantages': [[1], [2], [3], [4]]}, 'advantages'),
@@ -154,7 +154,7 @@ def test_single_label_of_a_pooled_feature():
     assert refusal.value.field == 'labels'
 
 
-def test_wide_values_come_back_by_feature():
+def test_wide_values_are_returned_by_feature():
     """Wide values are returned per feature, with zeros at ignored labels."""
     batch = pack(FEATURE, {'input_ids': [1], 'labels': [2]})
     first, second = batch.by_feature(np.arange(8.0).reshape(4, 2))
@@ -174,13 +174,13 @@ def test_ignored_streams_are_reported(name):
 
 
 def test_advantages_under_cross_entropy_are_reported():
-    """A stream that the loss ignores is not reported if a metric reads it."""
+    """A stream that the loss ignores is reported, unless a metric reads it."""
     features = [{**FEATURE, 'advantages': [1, 2, 3, 4]}]
     assert ignored_streams(features, build_loss('CrossEntropyLoss')) == ('advantages',)
     assert ignored_streams(features, build_loss('CrossEntropyLoss'), more_streams=('advantages',)) == ()
 
 
-def test_packing_copies_the_rows_that_count_and_no_others():
+def test_packing_copies_only_counted_rows():
     """Packing copies only the rows of counted labels of 4 MB logits."""
     limits = InputLimits(vocab_size=500, max_tokens=4096)
     labels = np.full(2000, -100)

@@ -106,7 +106,7 @@ def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 @needs_walls
 def test_a_judge_with_all_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """No warning is logged if all walls are active, as on this machine."""
+    """No warning is logged if all walls are active."""
     warn_of_missing_walls.cache_clear()
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from twinkle.reward import CountDownAccuracy, F1Reward, LengthReward
 
-Worth = tuple[str, Fraction | None, list[int]]
+Expression = tuple[str, Fraction | None, list[int]]
 """An expression, its value (None if it divides by zero), and its numbers."""
 OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     '+': lambda a, b: a + b,
@@ -22,11 +22,11 @@ OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
 }
 
 
-def joined(parts: tuple[Worth, str, Worth]) -> Worth:
+def joined(parts: tuple[Expression, str, Expression]) -> Expression:
     """Return two bracketed expressions joined by an operator, with their value and numbers."""
     (left, a, used), sign, (right, b, also) = parts
-    is_lost = a is None or b is None or (sign == '/' and b == 0)
-    value = None if is_lost else OPERATORS[sign](a, b)
+    is_undefined = a is None or b is None or (sign == '/' and b == 0)
+    value = None if is_undefined else OPERATORS[sign](a, b)
     return f'({left} {sign} {right})', value, used + also
 
 
@@ -40,8 +40,8 @@ WORDS = st.lists(
 
 
 @given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
-def test_countdown_is_arithmetic_over_fractions(expression: Worth, off: int, others: list[int]) -> None:
-    """An answer scores 1 exactly if its value is the target and its numbers are the given ones in any order."""
+def test_countdown_is_arithmetic_over_fractions(expression: Expression, off: int, others: list[int]) -> None:
+    """An answer scores 1 if and only if its value is the target and it uses the given numbers, in any order."""
     text, value, used = expression
     target = off if value is None or value.denominator != 1 else int(value) + off
     given_numbers = sorted([*used, *others])
@@ -52,24 +52,24 @@ def test_countdown_is_arithmetic_over_fractions(expression: Worth, off: int, oth
 
 
 def squad_words(text: str) -> list[str]:
-    """Return the words of a text, normalized like in SQuAD's evaluation script."""
+    """Return the words of a text, normalized as in SQuAD's evaluation script."""
     text = ''.join(character for character in text.lower() if character not in set(string.punctuation))
     return re.sub(r'\b(a|an|the)\b', ' ', text).split()
 
 
 def squad_f1(answer: str, truth: str) -> float:
     """Return the F1 score, computed by removing each word of the answer from the words of the truth."""
-    given, left = squad_words(answer), squad_words(truth)
-    if not given or not left:
-        return float(given == left)
-    wanted, shared = len(left), 0
-    for word in given:
-        if word in left:
-            left.remove(word)
+    answer_words, truth_words = squad_words(answer), squad_words(truth)
+    if not answer_words or not truth_words:
+        return float(answer_words == truth_words)
+    truth_count, shared = len(truth_words), 0
+    for word in answer_words:
+        if word in truth_words:
+            truth_words.remove(word)
             shared += 1
     if not shared:
         return 0.0
-    precision, recall = shared / len(given), shared / wanted
+    precision, recall = shared / len(answer_words), shared / truth_count
     return 2 * precision * recall / (precision + recall)
 
 

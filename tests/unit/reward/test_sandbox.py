@@ -1,4 +1,4 @@
-"""Unit tests of the sandbox with programs that try to escape, use too many resources or never end."""
+"""Unit tests of the sandbox with programs that try to escape, use too many resources or never exit."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ for number in range(1, 32):
 while True:
     pass
 """
-LOOK_AROUND = """
+INSPECT_ENVIRONMENT = """
 import os
 print(sorted(os.environ), os.getcwd())
 for number in range(3, 64):
@@ -178,7 +178,7 @@ def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv('TWINKLE_API_KEY', 'secret')
     with (tmp_path / 'file').open('w') as file:
         os.set_inheritable(file.fileno(), True)
-        result = run_program(LOOK_AROUND, limits=GENEROUS_LIMITS)
+        result = run_program(INSPECT_ENVIRONMENT, limits=GENEROUS_LIMITS)
     assert 'TWINKLE_API_KEY' not in result.stdout
     assert 'open' not in result.stdout
     folder = result.stdout.splitlines()[0].rpartition(' ')[2]

@@ -254,7 +254,7 @@ def test_olympiad_scores_preprocessed_rows() -> None:
     assert OlympiadBenchAccuracyReward()([answered(converted, r'\boxed{1/3, 2}')]) == [1.0]
 
 
-def test_olympiad_answers_are_given_clearly() -> None:
+def test_olympiad_format_prefers_one_box_at_the_end() -> None:
     """An answer scores highest if it is boxed once at the end."""
     completions = [
         r'so \boxed{2}',

@@ -18,19 +18,19 @@ TESTS = {0x15: operator.eq, 0x45: operator.and_}
 OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
 
 
-def answer_to(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
+def filter_result(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
     """Run the filter for a system call with its second and third argument, and return the result."""
-    steps, facts = STEPS, {0: call, 4: machine, 24: second, 32: third}
+    steps, data = STEPS, {0: call, 4: machine, 24: second, 32: third}
     position, loaded = 0, 0
     while True:
-        code, if_so, if_not, number = steps[position]
+        code, if_true, if_false, number = steps[position]
         if code == 0x06:
             return number
         position += 1
         if code == 0x20:
-            loaded = facts[number]
+            loaded = data[number]
         else:
-            position += if_so if TESTS[code](loaded, number) else if_not
+            position += if_true if TESTS[code](loaded, number) else if_false
 
 
 def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
@@ -39,20 +39,20 @@ def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
     calls = set(range(600)) - {OPEN, OPENAT}
     for call, argument in itertools.product(calls, arguments):
         is_allowed = call in WALLS['_ALLOWED_CALLS'] or argument in WALLS['_ALLOWED_COMMANDS'].get(call, ())
-        assert answer_to(call, argument) == (ALLOW if is_allowed else REFUSE), call
-    assert {answer_to(call | 0x40000000) for call in range(600)} == {REFUSE}
+        assert filter_result(call, argument) == (ALLOW if is_allowed else REFUSE), call
+    assert {filter_result(call | 0x40000000) for call in range(600)} == {REFUSE}
 
 
 def test_files_are_opened_for_reading_only() -> None:
     """Opening a file for writing, creating or truncating it is refused, and so are calls that hide their flags."""
     reading = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_APPEND
-    assert {answer_to(OPEN, reading), answer_to(OPENAT, os.O_RDWR, reading)} == {ALLOW}
+    assert {filter_result(OPEN, reading), filter_result(OPENAT, os.O_RDWR, reading)} == {ALLOW}
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_RDWR, os.O_CREAT, os.O_TRUNC):
-        assert {answer_to(OPEN, flag), answer_to(OPEN, reading | flag)} == {REFUSE}
-        assert {answer_to(OPENAT, 0, flag), answer_to(OPENAT, 0, reading | flag)} == {REFUSE}
-    assert {answer_to(CREAT), answer_to(OPENAT2)} == {REFUSE}
+        assert {filter_result(OPEN, flag), filter_result(OPEN, reading | flag)} == {REFUSE}
+        assert {filter_result(OPENAT, 0, flag), filter_result(OPENAT, 0, reading | flag)} == {REFUSE}
+    assert {filter_result(CREAT), filter_result(OPENAT2)} == {REFUSE}
 
 
 def test_calls_of_another_architecture_terminate_the_process() -> None:
     """A system call with another architecture's numbers terminates the process."""
-    assert {answer_to(1, machine=machine) for machine in (I386, AARCH64)} == {KILL}
+    assert {filter_result(1, machine=machine) for machine in (I386, AARCH64)} == {KILL}

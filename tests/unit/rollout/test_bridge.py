@@ -39,9 +39,9 @@ def test_an_answer_is_formatted_by_the_template(build, name):
     template = build(ALL[name])
     end = template.tokenizer.token_id('<|im_end|>')
     cut = template.decode(bridge_tokens(template, ANSWER, last_token=end + 100))
-    ended = template.decode(bridge_tokens(template, ANSWER, last_token=end))
+    complete = template.decode(bridge_tokens(template, ANSWER, last_token=end))
     assert cut == BRIDGES[name]
-    assert '<|im_end|>' + ended == BRIDGES[name]
+    assert '<|im_end|>' + complete == BRIDGES[name]
 
 
 def test_a_template_without_earlier_turns_is_refused(build):

@@ -30,14 +30,14 @@ class TwoAnswers:
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
         """Return the trajectory unchanged."""
         del seed
-        self.left = 2
+        self.remaining = 2
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
         """Request another turn."""
         del message, is_last
-        self.left -= 1
-        return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.left < 0)
+        self.remaining -= 1
+        return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.remaining < 0)
 
     def close(self) -> None:
         """Release nothing."""

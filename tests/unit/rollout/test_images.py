@@ -27,14 +27,14 @@ class OneAnswer:
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
         """Return the trajectory unchanged."""
         del seed
-        self.left = 1
+        self.remaining = 1
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Request another turn."""
+        """Request another turn once, then end the chat."""
         del message, is_last
-        self.left -= 1
-        return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.left < 0)
+        self.remaining -= 1
+        return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.remaining < 0)
 
     def close(self) -> None:
         """Release nothing."""
@@ -43,7 +43,7 @@ class OneAnswer:
 def test_turns_after_an_image_match_the_trainer(folder):
     """The feature keeps pixels and positions, and the trainer computes the same log-probabilities."""
     sampler = TorchSampler(str(folder))
-    # Most tokens end a turn, because a model with random weights would rarely do so.
+    # Most tokens are stop tokens, because a model with random weights would rarely generate the end-of-turn token.
     params = SamplingParams(max_tokens=60, temperature=1.0, logprobs=0, stop=list(range(7, 200)))
     (rollout,) = MultiTurnRollout(sampler, env=OneAnswer, sampling_params=params)([CHAT], seed=3)
     feature = rollout.feature

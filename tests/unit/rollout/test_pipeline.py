@@ -28,20 +28,20 @@ class Loop:
         """Sample with the current weights."""
         self.is_sampling = True
         self.sample_threads.add(threading.get_ident())
-        drawn = index, prompts, self.weights
+        samples = index, prompts, self.weights
         self.is_sampling = False
-        return drawn
+        return samples
 
 
-@pytest.mark.parametrize('ahead', [0, 1, 3])
-def test_batches_are_sampled_with_the_documented_weights(ahead):
+@pytest.mark.parametrize('max_staleness', [0, 1, 3])
+def test_batches_are_sampled_with_the_documented_weights(max_staleness):
     """Batch n is sampled with the weights after exactly n - max_staleness trained batches."""
     for _ in range(5):
         loop = Loop()
-        with AsyncPipeline(loop.sample, 'abcdef', sync=loop.sync, max_staleness=ahead) as pipeline:
+        with AsyncPipeline(loop.sample, 'abcdef', sync=loop.sync, max_staleness=max_staleness) as pipeline:
             for batch in pipeline:
-                assert batch.samples == (batch.index, 'abcdef'[batch.index], max(0, batch.index - ahead))
-                assert batch.staleness == min(batch.index, ahead) <= ahead
+                assert batch.samples == (batch.index, 'abcdef'[batch.index], max(0, batch.index - max_staleness))
+                assert batch.staleness == min(batch.index, max_staleness) <= max_staleness
                 loop.trained += 1
         assert loop.trained == loop.weights == 6
         assert loop.sync_threads == {threading.get_ident()}
@@ -97,13 +97,13 @@ def test_an_error_of_the_sampler_follows_the_batches_before_it():
     seen = []
     with AsyncPipeline(sample, range(9), sync=lambda: None, max_staleness=1) as pipeline:
         with pytest.raises(KeyError):
-            seen += [batch.index for batch in _noted(pipeline, seen)]
+            seen += [batch.index for batch in _recording(pipeline, seen)]
         with pytest.raises(KeyError):
             next(pipeline)
     assert seen == [0, 1]
 
 
-def _noted(pipeline: AsyncPipeline, seen: list[int]) -> Iterator:
+def _recording(pipeline: AsyncPipeline, seen: list[int]) -> Iterator:
     for batch in pipeline:
         seen.append(batch.index)
         yield batch
@@ -129,10 +129,10 @@ def test_errors_of_prompts_and_sync_are_raised_too():
 
 def test_closing_stops_the_thread():
     """A pipeline can be closed at any point and more than once, and then raises PipelineClosed."""
-    for taken in range(4):
+    for read_count in range(4):
         before = set(threading.enumerate())
         pipeline = AsyncPipeline(lambda index, prompt: prompt, range(3), sync=lambda: None)
-        for _ in range(taken):
+        for _ in range(read_count):
             next(pipeline)
         pipeline.close()
         pipeline.close()

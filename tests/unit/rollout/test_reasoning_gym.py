@@ -86,9 +86,9 @@ def test_a_missing_library_is_reported():
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is None, reason='reasoning-gym is not installed')
 def test_tasks_of_the_library_score_their_own_answers():
     """A seed determines the tasks, and the listed answer of a task gets the full score."""
-    tasks, again = (load_tasks('leg_counting', size=3, seed=7) for _ in range(2))
+    tasks, repeated = (load_tasks('leg_counting', size=3, seed=7) for _ in range(2))
     for index, chat in enumerate(task_chats(tasks)):
-        assert tasks[index] == again[index]
+        assert tasks[index] == repeated[index]
         env = TaskEnv(tasks)
         env.reset(chat, seed=None)
         answer = f'<answer>{tasks[index]["answer"]}</answer>'

@@ -56,9 +56,9 @@ def test_exactly_the_old_samples_are_dropped(versions, max_staleness):
 
 def test_a_sample_without_versions_is_refused():
     """A sample with tokens but without version spans raises UnknownVersion with its index."""
-    nameless = SampledSequence(stop_reason=StopReason.STOP, tokens=[5])
+    unversioned = SampledSequence(stop_reason=StopReason.STOP, tokens=[5])
     with pytest.raises(UnknownVersion) as caught:
-        drop_stale([sampled(1), nameless], version=1, max_staleness=9)
+        drop_stale([sampled(1), unversioned], version=1, max_staleness=9)
     assert caught.value.index == 1
 
 

@@ -137,18 +137,18 @@ def test_a_function_that_raises_is_answered_with_an_error(error):
 
 
 def test_calls_time_out_and_their_number_is_limited():
-    """A call that times out keeps its thread; after eight of them, calls fail as BUSY until one ends."""
-    end = threading.Event()
+    """A call that times out keeps its thread; after eight of them, calls fail as BUSY until one finishes."""
+    release = threading.Event()
 
     def hang() -> str:
         """Wait."""
-        end.wait()
+        release.wait()
         return 'late'
 
     tools = ToolManager([hang], timeout=timedelta())
     failures = [tools.call(call('hang', {})).failure for _ in range(9)]
     assert failures == [ToolFailure.TIMEOUT] * 8 + [ToolFailure.BUSY]
-    end.set()
+    release.set()
     for thread in threading.enumerate():
         if thread.name == 'tool-hang':
             thread.join()

@@ -1,4 +1,4 @@
-"""The engine's thread: a failed step ends only its requests, and a reader that stops reading occupies no memory."""
+"""The engine's thread: a failed step fails only its requests, and a reader that stops reading occupies no memory."""
 
 import asyncio
 from functools import partial
@@ -20,16 +20,16 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
 class FragileModel:
     """A model that fails on one token, as a kernel might."""
 
-    def __init__(self, model: PackedCausalLM, *, poison: int) -> None:
+    def __init__(self, model: PackedCausalLM, *, failing_token: int) -> None:
         self._model = model
-        self._poison = poison
+        self._failing_token = failing_token
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
     def hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, **spans: object) -> torch.Tensor:
         """Run the model; fails if the poison token is in the batch."""
-        if (input_ids == self._poison).any():
+        if (input_ids == self._failing_token).any():
             raise RuntimeError('broken')
         return self._model.hidden(input_ids, positions, **spans)
 
@@ -47,9 +47,9 @@ async def begin(thread: EngineThread, name: str, prompt: list[int], params: Samp
     return mailbox
 
 
-async def test_failed_step_ends_its_requests_only(model):
-    """A failed step ends its requests and frees their memory; the engine then serves the next request."""
-    thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
+async def test_failed_step_fails_its_requests_only(model):
+    """A failed step fails its requests and frees their memory; the engine then serves the next request."""
+    thread = EngineThread(make_engine(FragileModel(model, failing_token=300)), stall_seconds=60)
     try:
         broken = await begin(thread, 'broken', [5, 300], LONG, limit=100)
         with pytest.raises(EngineFailed):
@@ -63,7 +63,7 @@ async def test_failed_step_ends_its_requests_only(model):
         thread.close()
 
 
-async def test_request_without_a_reader_is_ended(model):
+async def test_request_without_a_reader_is_aborted(model):
     """A request without a reader buffers a bounded number of events and is aborted after the stall time."""
     thread = EngineThread(make_engine(model), stall_seconds=0.05)
     try:
@@ -78,9 +78,9 @@ async def test_request_without_a_reader_is_ended(model):
         thread.close()
 
 
-async def test_engine_ends_after_consecutive_failed_steps(model):
-    """The thread ends after several consecutive failed steps, and later calls are refused."""
-    thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
+async def test_thread_stops_after_consecutive_failed_steps(model):
+    """The thread stops after several consecutive failed steps, and later calls are refused."""
+    thread = EngineThread(make_engine(FragileModel(model, failing_token=300)), stall_seconds=60)
     failing = asyncio.ensure_future(thread.wait_until_failed())
     while not failing.done():
         try:

@@ -32,23 +32,23 @@ class SlowEngine(FakeSamplerEngine):
         super().__init__()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.begun: list[int] = []
+        self.attempts: list[int] = []
         self.refusals = 0
-        self.under_way = 0
-        self.began = asyncio.Event()
+        self.running_count = 0
+        self.replacement_started = asyncio.Event()
 
     async def replace_base(self, weights: AdapterWeights) -> None:
         """Replace once the gate is open."""
-        self.begun.append(weights.version)
-        self.began.set()
+        self.attempts.append(weights.version)
+        self.replacement_started.set()
         if self.refusals:
             self.refusals -= 1
             raise EngineInUse
-        assert not self.under_way, 'two replacements at once'
-        self.under_way += 1
+        assert not self.running_count, 'two replacements at once'
+        self.running_count += 1
         await self.gate.wait()
         await super().replace_base(weights)
-        self.under_way -= 1
+        self.running_count -= 1
 
 
 def full_weights(version: int) -> AdapterWeights:
@@ -80,40 +80,40 @@ def engine() -> SlowEngine:
 @pytest.fixture
 async def source() -> FakeWeightSource:
     """A source with one version."""
-    made = FakeWeightSource()
-    made.publish('alice', full_weights(1))
-    return made
+    created = FakeWeightSource()
+    created.publish('alice', full_weights(1))
+    return created
 
 
 @pytest.fixture
 async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[FollowedRun, None]:
     """A run that is being followed."""
-    made = FollowedRun(engine, source, RUN, patience=PATIENCE)
-    made.start()
+    created = FollowedRun(engine, source, RUN, patience=PATIENCE)
+    created.start()
     async with asyncio.timeout(_LIMIT_SECONDS):
-        yield made
+        yield created
     engine.gate.set()
-    await made.close()
+    await created.close()
 
 
 async def test_slow_replacement_runs_once_and_delays_requests(run, engine, source):
     """No request is served and no second replacement starts during a slow replacement."""
     assert await version_of(run) == 1
     engine.gate.clear()
-    engine.began.clear()
+    engine.replacement_started.clear()
     source.publish('alice', full_weights(2))
-    await engine.began.wait()
+    await engine.replacement_started.wait()
     for _ in range(10):
         with pytest.raises(VersionNotReady):
             await version_of(run, wait=PATIENCE)
-    assert engine.begun == [1, 2]
+    assert engine.attempts == [1, 2]
     engine.gate.set()
     assert await version_of(run) == 2
-    assert engine.begun == [1, 2]
+    assert engine.attempts == [1, 2]
 
 
 async def test_long_request_delays_others_for_the_patience_only(engine, source):
-    """Requests are admitted on the old version once the patience has passed, even while others end."""
+    """Requests are admitted on the old version once the patience has passed, even while other requests end."""
     run = FollowedRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):
@@ -136,7 +136,7 @@ async def test_refused_replacement_is_retried(run, engine, source):
     engine.refusals = 3
     source.publish('alice', full_weights(2))
     assert await version_of(run, at_least=2) == 2
-    assert engine.begun == [1, 2, 2, 2, 2]
+    assert engine.attempts == [1, 2, 2, 2, 2]
 
 
 async def test_request_waits_for_the_version_after_an_unusable_one(run, source):

@@ -20,7 +20,7 @@ from twinkle.template import Template
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)
 TEXT = {'messages': [{'role': 'user', 'content': 'hello there'}]}
-SHOWN = {
+MEDIA_CHAT = {
     'messages': [{'role': 'user', 'content': 'a <image> b <video> c <image>?'}],
     'images': [picture(64, 48), picture(32, 96, seed=1)],
     'videos': [{'video': [picture(48, 32, seed=2), picture(48, 32, seed=3), picture(48, 32, seed=4)], 'fps': 1.0}],
@@ -48,18 +48,18 @@ def generated(folder, feature):
 def test_greedy_tokens_equal_transformers(folder):
     """Prompts with images and a video give the greedy tokens of transformers, also in a batch with a text prompt."""
     sampler = TorchSampler(str(folder))
-    prompt = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
-    alone = sampler.sample(SHOWN, GREEDY)[0].sequences[0]
+    prompt = Template(str(folder)).encode(MEDIA_CHAT, add_generation_prompt=True)
+    alone = sampler.sample(MEDIA_CHAT, GREEDY)[0].sequences[0]
     assert alone.tokens == generated(folder, prompt)[: len(alone.tokens)]
-    beside = sampler.sample([TEXT, SHOWN], GREEDY)[1].sequences[0]
-    assert (beside.tokens, beside.logprobs) == (alone.tokens, alone.logprobs)
+    batched = sampler.sample([TEXT, MEDIA_CHAT], GREEDY)[1].sequences[0]
+    assert (batched.tokens, batched.logprobs) == (alone.tokens, alone.logprobs)
 
 
 def test_prompt_chunks_do_not_affect_the_result(folder):
     """An image that is split across prompt chunks gives the same result."""
     model = PackedCausalLM.load(folder)
-    feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
-    drawn = []
+    feature = Template(str(folder)).encode(MEDIA_CHAT, add_generation_prompt=True)
+    all_tokens = []
     for size in (512, 7):
         engine = SamplerEngine(model, config=EngineConfig(prefill_chunk_tokens=size))
         media = prompt_media(feature, model.media)
@@ -67,16 +67,18 @@ def test_prompt_chunks_do_not_affect_the_result(folder):
         tokens = []
         while not engine.is_idle:
             tokens += [token for event in engine.step() for token in getattr(event, 'tokens', [])]
-        drawn.append(tokens)
-    assert drawn[0] == drawn[1]
+        all_tokens.append(tokens)
+    assert all_tokens[0] == all_tokens[1]
 
 
 def test_the_trainer_computes_the_same_log_probabilities(folder):
-    """The trainer gives the sampled tokens of a turn with images the sampler's log-probabilities."""
+    """The trainer computes the same log-probabilities as the sampler for a turn with images."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
     sampler = TorchSampler(str(folder))
-    sequence = sampler.sample(SHOWN, SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0))[0].sequences[0]
+    sequence = sampler.sample(MEDIA_CHAT, SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0))[
+        0
+    ].sequences[0]
     feature = sequence.new_input_feature
     (logps,) = model.forward_only([feature])['logps']
     np.testing.assert_allclose(logps, feature['old_logps'], atol=1e-5)
@@ -84,7 +86,7 @@ def test_the_trainer_computes_the_same_log_probabilities(folder):
 
 def test_inconsistent_media_are_refused(folder, tiny_llama_dir):
     """Images for a text model or engine, and positions of another prompt, are refused."""
-    feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
+    feature = Template(str(folder)).encode(MEDIA_CHAT, add_generation_prompt=True)
     text = Template(str(folder)).encode(TEXT, add_generation_prompt=True)
     refuse_media(text)
     with pytest.raises(InvalidPrompt):
@@ -99,13 +101,13 @@ def test_inconsistent_media_are_refused(folder, tiny_llama_dir):
 
 
 def test_malformed_media_prompts_are_refused(folder):
-    """Ids, labels and positions of a wrong shape or type are refused, and empty columns are accepted."""
+    """Ids, labels and positions with an invalid shape, type or value are refused; `labels` of None is accepted."""
     template, sampler = Template(str(folder)), TorchSampler(str(folder))
-    feature = template.encode(SHOWN, add_generation_prompt=True)
+    feature = template.encode(MEDIA_CHAT, add_generation_prompt=True)
     changes = [
-        *({'labels': wrong} for wrong in ([1, 2], 'none', [[1], [1, 2]])),
-        *({'position_ids': wrong} for wrong in ([[0], [0, 1], [0]], -np.asarray(feature['position_ids']))),
-        *({'input_ids': wrong} for wrong in (None, 'abc', [[1, 2]], [0.5, 1.0])),
+        *({'labels': invalid} for invalid in ([1, 2], 'none', [[1], [1, 2]])),
+        *({'position_ids': invalid} for invalid in ([[0], [0, 1], [0]], -np.asarray(feature['position_ids']))),
+        *({'input_ids': invalid} for invalid in (None, 'abc', [[1, 2]], [0.5, 1.0])),
     ]
     for change in changes:
         with pytest.raises(InvalidPrompt):

@@ -25,18 +25,18 @@ class Prompt:
     def __init__(self, admission: Admission, request: RunningRequest) -> None:
         self.request = request
         self.is_running = False
-        self.ended = asyncio.Event()
+        self.released = asyncio.Event()
         self.task = asyncio.create_task(self._run(admission))
 
     async def _run(self, admission: Admission) -> None:
         async with admission.slot(self.request):
             self.is_running = True
-            await self.ended.wait()
+            await self.released.wait()
         self.is_running = False
 
     async def end(self) -> None:
         """Release the slot and wait until the task is done."""
-        self.ended.set()
+        self.released.set()
         await self.task
 
 
@@ -83,7 +83,7 @@ async def test_cancelled_prompts_release_their_slots():
     running, granted, waiting, last = (Prompt(admission, request('a')) for _ in range(4))
     await run_ready_tasks()
     waiting.task.cancel()
-    running.ended.set()
+    running.released.set()
     await asyncio.sleep(0)
     granted.task.cancel()
     await asyncio.wait([waiting.task, granted.task, running.task])
@@ -94,7 +94,7 @@ async def test_cancelled_prompts_release_their_slots():
 
 
 async def test_aborted_request_is_admitted_at_once():
-    """The waiting prompts of an aborted request are admitted even if no slot is free, so that they can end."""
+    """The waiting prompts of an aborted request are admitted even if no slot is free, so that they can finish."""
     admission = one_slot()
     running, aborted = Prompt(admission, request('a')), Prompt(admission, request('a', 'aborted'))
     await run_ready_tasks()

@@ -18,7 +18,7 @@ LONG = list(range(3, 43))
 
 @pytest.fixture(scope='module')
 def model(tiny_llama_dir: Path) -> PackedCausalLM:
-    """One tiny model for all engines here."""
+    """Tiny model that all engines share."""
     return PackedCausalLM.load(tiny_llama_dir)
 
 
@@ -35,12 +35,12 @@ def adapter(model: PackedCausalLM) -> EngineAdapter:
 
 
 @pytest.fixture(scope='module')
-def cutting(model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter) -> 'Cutting':
+def run_factory(model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter) -> 'RunFactory':
     """A factory of engines and interrupted runs with the adapter."""
-    return Cutting(model, tokenizer, adapter)
+    return RunFactory(model, tokenizer, adapter)
 
 
-class Cutting:
+class RunFactory:
     """Creates engines and interrupted runs."""
 
     def __init__(self, model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter):
@@ -50,12 +50,12 @@ class Cutting:
         """Return a new engine."""
         return make_engine(self._model, self._tokenizer)
 
-    def __call__(self, prompt: list[int], params: SamplingParams) -> 'Cut':
+    def __call__(self, prompt: list[int], params: SamplingParams) -> 'InterruptedRun':
         """Run a request to the end."""
-        return Cut(self.engine(), prompt, params, self._adapter)
+        return InterruptedRun(self.engine(), prompt, params, self._adapter)
 
 
-class Cut:
+class InterruptedRun:
     """A complete run, and the part of it that a reader has when it is interrupted."""
 
     def __init__(self, engine: SamplerEngine, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None):
@@ -68,30 +68,30 @@ class Cut:
                 self.whole.take(event)
                 self.events.append(event)
 
-    def go_on(self, engine: SamplerEngine, delivered: int) -> tuple[Gathered, Gathered]:
+    def continue_on(self, engine: SamplerEngine, delivered: int) -> tuple[Gathered, Gathered]:
         """Return the results of the first `delivered` events, and the results of another engine after them."""
-        had, rest = (Gathered(self.params.num_samples) for _ in range(2))
+        before, after = (Gathered(self.params.num_samples) for _ in range(2))
         for event in self.events[:delivered]:
-            had.take(event)
+            before.take(event)
         so_far = [
             SequenceSoFar(token_ids=tuple(tokens), is_finished=reason is not None)
-            for tokens, reason in zip(had.tokens, had.reasons, strict=True)
+            for tokens, reason in zip(before.tokens, before.reasons, strict=True)
         ]
         engine.add_request('it', self.prompt, self.params, adapter=self.adapter, continued=so_far)
-        drain(engine, {'it': rest})
-        return had, rest
+        drain(engine, {'it': after})
+        return before, after
 
     def check(self, engine: SamplerEngine, delivered: int) -> None:
         """Compare both parts with the complete run."""
-        had, rest = self.go_on(engine, delivered)
-        assert rest.prompt is None
+        before, after = self.continue_on(engine, delivered)
+        assert after.prompt is None
         for index in range(self.params.num_samples):
-            assert had.tokens[index] + rest.tokens[index] == self.whole.tokens[index]
-            assert had.logprobs[index] + rest.logprobs[index] == self.whole.logprobs[index]
-            assert had.texts[index] + rest.texts[index] == self.whole.texts[index]
-            assert (had.reasons[index] is None) != (rest.reasons[index] is None)
-            assert (had.reasons[index] or rest.reasons[index]) == self.whole.reasons[index]
-            assert (had.spans[index] or rest.spans[index]) == self.whole.spans[index]
+            assert before.tokens[index] + after.tokens[index] == self.whole.tokens[index]
+            assert before.logprobs[index] + after.logprobs[index] == self.whole.logprobs[index]
+            assert before.texts[index] + after.texts[index] == self.whole.texts[index]
+            assert (before.reasons[index] is None) != (after.reasons[index] is None)
+            assert (before.reasons[index] or after.reasons[index]) == self.whole.reasons[index]
+            assert (before.spans[index] or after.spans[index]) == self.whole.spans[index]
 
 
 OPTIONS = (
@@ -113,48 +113,48 @@ OPTIONS = (
         num_samples=st.integers(1, 3),
         ignore_eos=st.booleans(),
     ),
-    share=st.floats(0, 1),
+    fraction=st.floats(0, 1),
 )
-def test_continued_run_equals_the_uninterrupted_one(cutting, prompt, given_params, share):
-    """A run continued by another engine gives the tokens, log-probabilities, text, ends and spans of one engine."""
-    run = cutting(prompt, given_params)
-    run.check(cutting.engine(), round(share * len(run.events)))
+def test_continued_run_equals_the_uninterrupted_one(run_factory, prompt, given_params, fraction):
+    """A continued run gives the tokens, log-probabilities, text, stop reasons and spans of one engine."""
+    run = run_factory(prompt, given_params)
+    run.check(run_factory.engine(), round(fraction * len(run.events)))
 
 
 def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, adapter):
     """A run interrupted at any event continues identically beside other requests in a small engine."""
     params = SamplingParams(max_tokens=9, seed=3, num_samples=2, ignore_eos=True)
     other = SamplingParams(max_tokens=12, ignore_eos=True, seed=9)
-    run = Cut(make_engine(model, tokenizer), LONG, params, adapter)
+    run = InterruptedRun(make_engine(model, tokenizer), LONG, params, adapter)
     for delivered in range(0, len(run.events) + 1, 7):
         engine = make_engine(model, tokenizer, max_sequences=3, max_batch_tokens=19)
-        company = Gathered(1)
+        other_result = Gathered(1)
         engine.add_request('other', PROMPTS[3], other)
         for event in [event for _ in range(3) for event in engine.step()]:
-            company.take(event)
-        had, rest = Gathered(2), Gathered(2)
+            other_result.take(event)
+        before, after = Gathered(2), Gathered(2)
         for event in run.events[:delivered]:
-            had.take(event)
-        so_far = [SequenceSoFar(token_ids=tuple(tokens)) for tokens in had.tokens]
-        if any(reason is not None for reason in had.reasons):
+            before.take(event)
+        so_far = [SequenceSoFar(token_ids=tuple(tokens)) for tokens in before.tokens]
+        if any(reason is not None for reason in before.reasons):
             continue
         engine.add_request('it', LONG, params, adapter=adapter, continued=so_far)
-        drain(engine, {'it': rest, 'other': company})
-        assert [one + two for one, two in zip(had.tokens, rest.tokens, strict=True)] == run.whole.tokens
-        assert [one + two for one, two in zip(had.logprobs, rest.logprobs, strict=True)] == run.whole.logprobs
+        drain(engine, {'it': after, 'other': other_result})
+        assert [one + two for one, two in zip(before.tokens, after.tokens, strict=True)] == run.whole.tokens
+        assert [one + two for one, two in zip(before.logprobs, after.logprobs, strict=True)] == run.whole.logprobs
         alone = run_all(make_engine(model, tokenizer), {'o': (PROMPTS[3], other, None)})
-        assert company.logprobs == alone['o'].logprobs
+        assert other_result.logprobs == alone['o'].logprobs
 
 
 def test_a_missing_end_is_reported(model, tokenizer):
     """If all tokens of a sequence were delivered, but not its final event, only the final event is yielded."""
     params = SamplingParams(max_tokens=5, seed=3, ignore_eos=True)
-    run = Cut(make_engine(model, tokenizer), PROMPTS[0], params, None)
-    engine, rest = make_engine(model, tokenizer), Gathered()
+    run = InterruptedRun(make_engine(model, tokenizer), PROMPTS[0], params, None)
+    engine, after = make_engine(model, tokenizer), Gathered()
     engine.add_request('it', PROMPTS[0], params, continued=[SequenceSoFar(token_ids=tuple(run.whole.tokens[0]))])
-    drain(engine, {'it': rest})
-    assert (rest.tokens, rest.texts, rest.reasons) == ([[]], [''], [StopReason.LENGTH])
-    assert rest.spans == run.whole.spans
+    drain(engine, {'it': after})
+    assert (after.tokens, after.texts, after.reasons) == ([[]], [''], [StopReason.LENGTH])
+    assert after.spans == run.whole.spans
 
 
 def test_finished_sequences_get_no_events(model, tokenizer):
@@ -169,16 +169,16 @@ def test_finished_sequences_get_no_events(model, tokenizer):
 def test_aborting_a_continued_request_reports_withheld_text_once(model, tokenizer):
     """The end of an aborted request has the spans of all tokens and the withheld text, in every state."""
     params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True)
-    run = Cut(make_engine(model, tokenizer), LONG, params, None)
+    run = InterruptedRun(make_engine(model, tokenizer), LONG, params, None)
     tokens = run.whole.tokens[0][:9]
     for steps in (0, 1, 5):
-        engine, rest = make_engine(model, tokenizer), Gathered()
+        engine, after = make_engine(model, tokenizer), Gathered()
         engine.add_request('it', LONG, params, continued=[SequenceSoFar(token_ids=tuple(tokens))])
         events = [event for _ in range(steps) for event in engine.step()]
         for event in [*events, *engine.abort('it')]:
-            rest.take(event)
-        assert rest.reasons == [StopReason.ABORT]
-        assert [span.end_token for span in rest.spans[0]] == [len(tokens) + len(rest.tokens[0])]
+            after.take(event)
+        assert after.reasons == [StopReason.ABORT]
+        assert [span.end_token for span in after.spans[0]] == [len(tokens) + len(after.tokens[0])]
 
 
 @pytest.mark.parametrize(

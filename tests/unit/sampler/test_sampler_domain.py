@@ -22,13 +22,13 @@ def key(name: str, version: int = 1, tenant: str = 'alice') -> VersionKey:
     return VersionKey(AdapterKey(tenant, name), version)
 
 
-def held(version: VersionKey) -> ResidentVersion:
+def resident(version: VersionKey) -> ResidentVersion:
     """Return a version that is loaded."""
     return ResidentVersion(key=version, size_bytes=1, digest='')
 
 
 @given(st.lists(st.sampled_from('abc'), max_size=30))
-def test_each_tenant_gets_every_third_turn_while_it_waits(arrivals):
+def test_tenants_take_turns_and_items_keep_their_order(arrivals):
     """Items of a tenant keep their order, and no other tenant is served twice between two of them."""
     queue = FairQueue[tuple[str, int]]()
     for position, tenant in enumerate(arrivals):
@@ -61,18 +61,18 @@ def test_least_recently_used_version_is_evicted_first():
     residency = Residency(2)
     for name in ('a', 'b'):
         assert residency.evict_for() == []
-        residency.add(held(key(name)))
+        residency.add(resident(key(name)))
     residency.use(residency.get(key('a')))
     residency.release(residency.get(key('a')))
     assert residency.evict_for() == [key('b')]
-    residency.add(held(key('c')))
+    residency.add(resident(key('c')))
     assert residency.evict_for() == [key('a')]
 
 
 def test_versions_in_use_are_not_evicted():
     """A version in use is not evicted; with all versions in use nothing is evicted."""
     residency = Residency(1)
-    version = held(key('a'))
+    version = resident(key('a'))
     residency.add(version)
     residency.use(version)
     assert residency.evict_for() is None
@@ -84,9 +84,9 @@ def test_versions_in_use_are_not_evicted():
 def test_publishing_does_not_count_as_use():
     """A new version of an adapter does not count as a use of the adapter."""
     residency = Residency(3)
-    residency.add(held(key('idle', 1)))
-    residency.add(held(key('busy', 1)))
-    residency.add(held(key('idle', 2)))
+    residency.add(resident(key('idle', 1)))
+    residency.add(resident(key('busy', 1)))
+    residency.add(resident(key('idle', 2)))
     assert residency.evict_for()[0].adapter.name == 'idle'
     assert residency.newest(AdapterKey('alice', 'busy')) is not None
 
@@ -94,9 +94,9 @@ def test_publishing_does_not_count_as_use():
 def test_tenants_see_their_own_versions():
     """Adapters of two tenants with the same id are different adapters."""
     residency = Residency(4)
-    residency.add(held(key('a', 2)))
-    residency.add(held(key('a', 1)))
-    residency.add(held(key('a', 5, tenant='bob')))
+    residency.add(resident(key('a', 2)))
+    residency.add(resident(key('a', 1)))
+    residency.add(resident(key('a', 5, tenant='bob')))
     assert [item.key.version for item in residency.of_tenant('alice')] == [1, 2]
     assert residency.evict_idle(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
     assert [item.key.version for item in residency.of_tenant('bob')] == [5]

@@ -20,7 +20,7 @@ from twinkle.sampler.engine import EngineAdapter, SamplerEngine
 
 @pytest.fixture(scope='module')
 def model(tiny_llama_dir: Path) -> PackedCausalLM:
-    """One tiny model for all engines here."""
+    """Tiny model that all engines share."""
     return PackedCausalLM.load(tiny_llama_dir)
 
 
@@ -38,7 +38,7 @@ def adapters(model: PackedCausalLM) -> list[EngineAdapter | None]:
 
 @pytest.fixture
 def engine(model: PackedCausalLM, tokenizer: Tokenizer) -> SamplerEngine:
-    """An engine with room for a few sequences and small prompt chunks."""
+    """An engine with slots for a few sequences and small prompt chunks."""
     return make_engine(model, tokenizer)
 
 
@@ -112,9 +112,9 @@ def test_other_requests_do_not_affect_a_sample(model, adapters):
 
 def test_seed_repeats_and_samples_differ(engine):
     """The same seed gives the same samples, while the samples of one request and of other seeds differ."""
-    first, again = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
+    first, repeated = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
     other = run_one(engine, PROMPTS[0], max_tokens=12, seed=6, num_samples=3)
-    assert first.tokens == again.tokens
+    assert first.tokens == repeated.tokens
     assert len({tuple(tokens) for tokens in first.tokens + other.tokens}) == 6
 
 
@@ -165,10 +165,10 @@ def test_spans_name_the_version_of_every_token(engine, adapters):
 
 def test_stop_token_ends_after_min_tokens(engine):
     """The stop token is not sampled before min_tokens and ends the sequence afterwards."""
-    free = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True).tokens[0]
-    stop = free[4]
+    unstopped = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True).tokens[0]
+    stop = unstopped[4]
     early = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True, stop=[stop])
-    assert early.tokens[0] == free[: free.index(stop) + 1]
+    assert early.tokens[0] == unstopped[: unstopped.index(stop) + 1]
     assert early.reasons == [StopReason.STOP]
     late = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True, stop=[stop], min_tokens=8)
     assert stop not in late.tokens[0][:8]
@@ -176,8 +176,8 @@ def test_stop_token_ends_after_min_tokens(engine):
 
 def test_stop_string_ends_and_is_cut(engine, tokenizer):
     """The text ends before the stop string, and the tokens end with the one that completed it."""
-    free = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
-    text = free.texts[0]
+    unstopped = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
+    text = unstopped.texts[0]
     index = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
     stop = text[index : index + 2]
     result = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True, stop=stop)

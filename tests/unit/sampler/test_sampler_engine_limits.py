@@ -20,13 +20,13 @@ from twinkle.sampler.errors import (
 
 @pytest.fixture(scope='module')
 def model(tiny_llama_dir: Path) -> PackedCausalLM:
-    """One tiny model for all engines here."""
+    """Tiny model that all engines share."""
     return PackedCausalLM.load(tiny_llama_dir)
 
 
 @pytest.fixture
 def engine(model: PackedCausalLM, tiny_llama_dir: Path) -> SamplerEngine:
-    """An engine with room for a few sequences."""
+    """An engine with slots for a few sequences."""
     return make_engine(model, Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json')))
 
 
@@ -69,14 +69,16 @@ def test_abort_frees_memory_immediately(engine):
     for name in ('running', 'second', 'waiting'):
         engine.add_request(name, PROMPTS[3], params)
     events = [event for _ in range(5) for event in engine.step()]
-    drawn = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent) and event.sequence_index == 0)
+    sampled_count = sum(
+        len(event.tokens) for event in events if isinstance(event, TokenEvent) and event.sequence_index == 0
+    )
     for name in ('waiting', 'second', 'running'):
-        ended = engine.abort(name)
-        assert sorted(event.sequence_index for event in ended) == [0, 1, 2, 3]
-        assert {event.stop_reason for event in ended} == {StopReason.ABORT}
+        aborted = engine.abort(name)
+        assert sorted(event.sequence_index for event in aborted) == [0, 1, 2, 3]
+        assert {event.stop_reason for event in aborted} == {StopReason.ABORT}
     assert engine.is_idle
     assert engine.load.kv_tokens_reserved == 0
-    assert drawn > 0
+    assert sampled_count > 0
     assert engine.step() == []
     with pytest.raises(UnknownRequest):
         engine.abort('running')
@@ -118,12 +120,12 @@ def test_admission_waits_for_memory(model):
     results = {str(i): Gathered(2) for i in range(4)}
     for name in results:
         engine.add_request(name, PROMPTS[3], params)
-    most = 0
+    max_allocated = 0
     while not engine.is_idle:
         for event in engine.step():
             results[event.request_id].take(event)
-        most = max(most, engine.kv_bytes_allocated)
+        max_allocated = max(max_allocated, engine.kv_bytes_allocated)
         assert engine.load.running_sequences <= 2
-    assert 0 < most <= budget
+    assert 0 < max_allocated <= budget
     assert all(len(tokens) == 20 for result in results.values() for tokens in result.tokens)
     assert engine.admission.context_tokens == 100

@@ -51,26 +51,26 @@ def converted_by_the_service(response: SampleResponse, prompt: Any) -> SampleRes
     return sample_response(completed_to_proto(completed), prompt=prompt)
 
 
-def check_same(mine: SampledSequence, its: SampledSequence) -> None:
+def check_same(local: SampledSequence, remote: SampledSequence) -> None:
     """Compare all fields that a training loop reads."""
-    assert (mine.tokens, mine.decoded, mine.stop_reason) == (its.tokens, its.decoded, its.stop_reason)
-    assert mine.version_spans == its.version_spans
-    for one, other in zip(mine.logprobs, its.logprobs, strict=True):
+    assert (local.tokens, local.decoded, local.stop_reason) == (remote.tokens, remote.decoded, remote.stop_reason)
+    assert local.version_spans == remote.version_spans
+    for one, other in zip(local.logprobs, remote.logprobs, strict=True):
         assert [token for token, _ in one] == [token for token, _ in other]
         assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6)
     for name in STREAMS:
-        np.testing.assert_array_equal(mine.new_input_feature[name], its.new_input_feature[name], err_msg=name)
-        assert np.asarray(mine.new_input_feature[name]).dtype == np.asarray(its.new_input_feature[name]).dtype
+        np.testing.assert_array_equal(local.new_input_feature[name], remote.new_input_feature[name], err_msg=name)
+        assert np.asarray(local.new_input_feature[name]).dtype == np.asarray(remote.new_input_feature[name]).dtype
     for name in ('messages', 'user_data'):
-        assert mine.new_input_feature.get(name) == its.new_input_feature.get(name)
+        assert local.new_input_feature.get(name) == remote.new_input_feature.get(name)
 
 
 @pytest.mark.parametrize('prompt', [CHAT, [5, 6, 7]], ids=['chat', 'tokens'])
 def test_features_are_the_same_from_both(sampler, prompt):
     """Tokens, labels, masks and log-probabilities are equal, at the same positions."""
     (response,) = sampler.sample([prompt], PARAMS, num_samples=2)
-    for mine, its in zip(response.sequences, converted_by_the_service(response, prompt).sequences, strict=True):
-        check_same(mine, its)
+    for local, remote in zip(response.sequences, converted_by_the_service(response, prompt).sequences, strict=True):
+        check_same(local, remote)
 
 
 def test_second_turn_keeps_the_first_turn_s_feature(sampler):
@@ -83,8 +83,8 @@ def test_second_turn_keeps_the_first_turn_s_feature(sampler):
     assert list(feature['input_ids']) == [5, 6, 7, *first.tokens, *second.tokens]
     labeled = np.flatnonzero(np.asarray(feature['labels']) != -100)
     assert list(np.asarray(feature['labels'])[labeled]) == [*first.tokens, *second.tokens]
-    drawn = [row[0][1] for row in (*first.logprobs, *second.logprobs)]
-    np.testing.assert_allclose(np.asarray(feature['old_logps'])[labeled], drawn, rtol=1e-6)
+    sampled = [row[0][1] for row in (*first.logprobs, *second.logprobs)]
+    np.testing.assert_allclose(np.asarray(feature['old_logps'])[labeled], sampled, rtol=1e-6)
 
 
 def test_logprobs_can_be_passed_to_the_trainer(sampler):
@@ -92,5 +92,5 @@ def test_logprobs_can_be_passed_to_the_trainer(sampler):
     (response,) = sampler.sample([CHAT], PARAMS)
     (sequence,) = converted_by_the_service(response, CHAT).sequences
     own = features_to_proto([sequence.new_input_feature])
-    given = features_to_proto([sequence.new_input_feature], per_label={'old_logps': [sequence.logprobs]})
-    assert own.features[0].old_logps.data == given.features[0].old_logps.data
+    passed = features_to_proto([sequence.new_input_feature], per_label={'old_logps': [sequence.logprobs]})
+    assert own.features[0].old_logps.data == passed.features[0].old_logps.data

@@ -154,7 +154,7 @@ async def test_drained_sampler_finishes_before_it_leaves(gateway):
 
 
 async def test_gateways_are_notified_before_the_stop(gateway):
-    """Every reachable gateway receives a draining report before the block ends; unreachable ones are not waited for."""
+    """Every reachable gateway gets a draining report before the block ends; unreachable ones cause no wait."""
     unreachable = FakeGateway()
     unreachable.is_unreachable = True
     sampler = Sampler(gateway, unreachable)
@@ -172,20 +172,20 @@ async def test_reports_of_an_ended_lease_are_closed(gateway):
 
         def __init__(self) -> None:
             super().__init__()
-            self.given: list[AsyncGenerator[ReplicaReport, None]] = []
+            self.report_streams: list[AsyncGenerator[ReplicaReport, None]] = []
 
         async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[LeaseRenewal, None]:
-            self.given.append(reports)
+            self.report_streams.append(reports)
             self.reports.append(await anext(reports))
             self.reported.set()
             yield LeaseRenewal(lease_interval=LEASE, is_drain_requested=False, weight_source_address='')
 
-    leaving = DrainingGateway()
-    sampler = Sampler(leaving)
+    draining_gateway = DrainingGateway()
+    sampler = Sampler(draining_gateway)
     sampler.membership.start()
     async with asyncio.timeout(10):
-        while len(leaving.given) < 2:
-            await leaving.next_report()
+        while len(draining_gateway.report_streams) < 2:
+            await draining_gateway.next_report()
         with pytest.raises(StopAsyncIteration):
-            await anext(leaving.given[0])
+            await anext(draining_gateway.report_streams[0])
     await sampler.membership.close()

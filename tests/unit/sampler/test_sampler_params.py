@@ -22,9 +22,9 @@ FORMS = (
 )
 
 
-def bound(least: float, most: float) -> st.SearchStrategy[float]:
+def bounded(minimum: float, maximum: float) -> st.SearchStrategy[float]:
     """Return a strategy for finite numbers within bounds."""
-    return st.floats(least, most, allow_nan=False)
+    return st.floats(minimum, maximum, allow_nan=False)
 
 
 @given(
@@ -32,13 +32,13 @@ def bound(least: float, most: float) -> st.SearchStrategy[float]:
         SamplingParams,
         max_tokens=st.none() | st.integers(0, 100),
         seed=st.none() | st.integers(-(2**62), 2**62),
-        temperature=bound(0, 3),
+        temperature=bounded(0, 3),
         top_k=st.just(-1) | st.integers(1, 50),
-        top_p=bound(0.01, 1),
-        min_p=bound(0, 1),
-        repetition_penalty=bound(0.5, 2),
-        presence_penalty=bound(-2, 2),
-        frequency_penalty=bound(-2, 2),
+        top_p=bounded(0.01, 1),
+        min_p=bounded(0, 1),
+        repetition_penalty=bounded(0.5, 2),
+        presence_penalty=bounded(-2, 2),
+        frequency_penalty=bounded(-2, 2),
         num_samples=st.integers(1, 8),
         ignore_eos=st.booleans(),
         structured_output=st.none() | st.sampled_from(FORMS),
@@ -93,9 +93,9 @@ def test_forms_may_be_given_as_mappings():
     """A structured output given as a dict is converted, and mistakes in it are refused."""
     params = SamplingParams.from_dict({'structured_output': {'choices': ['a', 'b']}})
     assert params.structured_output == StructuredOutput(choices=('a', 'b'))
-    for wrong in ({'regexp': 'a'}, {}, {'regex': 'a', 'grammar': 'b'}):
+    for invalid in ({'regexp': 'a'}, {}, {'regex': 'a', 'grammar': 'b'}):
         with pytest.raises(ValueError, match='structured_output'):
-            SamplingParams.from_dict({'structured_output': wrong})
+            SamplingParams.from_dict({'structured_output': invalid})
 
 
 def request(*entries: sampler_service_pb2.SequenceSoFar) -> sampler_service_pb2.SampleRequest:

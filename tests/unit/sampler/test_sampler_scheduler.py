@@ -55,7 +55,7 @@ def grow(scheduler: Scheduler, sequence: Sequence) -> None:
         scheduler.finish(sequence)
 
 
-def held_kv_tokens(scheduler: Scheduler) -> int:
+def stored_kv_tokens(scheduler: Scheduler) -> int:
     """Return the number of tokens whose keys and values are stored."""
     running = sum(len(s.tokens) + s.group.prompt_length for s in scheduler.running)
     return running + sum(group.computed_tokens for group in scheduler.prefilling)
@@ -79,7 +79,7 @@ def test_limits_hold_and_all_requests_finish(arrivals, leaving):
             count += 1
         run_step(scheduler)
         assert len(scheduler.running) + len(scheduler.prefilling) <= LIMITS.max_sequences
-        assert held_kv_tokens(scheduler) <= scheduler.kv_tokens_reserved <= LIMITS.kv_budget_tokens
+        assert stored_kv_tokens(scheduler) <= scheduler.kv_tokens_reserved <= LIMITS.kv_budget_tokens
         for group in [g for g in groups if int(g.request.request_id) in leaving and g in scheduler.prefilling]:
             scheduler.remove_group(group)
     assert not scheduler.waiting
@@ -89,7 +89,7 @@ def test_limits_hold_and_all_requests_finish(arrivals, leaving):
 
 
 def test_groups_are_admitted_in_order_of_arrival():
-    """A small group does not overtake a large one that waits for room."""
+    """A small group does not overtake a large one that waits for memory."""
     scheduler = Scheduler(LIMITS)
     scheduler.add(make_group('first', 10, 3, 10))
     scheduler.add(make_group('large', 20, 2, 10))
@@ -107,12 +107,12 @@ def test_chunk_boundaries_do_not_depend_on_other_requests():
             rows += [count for name, count in run_step(scheduler) if name == 'it'][:1]
         return rows
 
-    alone, crowd = Scheduler(LIMITS), Scheduler(LIMITS)
+    alone, shared = Scheduler(LIMITS), Scheduler(LIMITS)
     for name in ('a', 'b'):
-        crowd.add(make_group(name, 5, 1, 7))
+        shared.add(make_group(name, 5, 1, 7))
     alone.add(make_group('it', 19, 1, 1))
-    crowd.add(make_group('it', 19, 1, 1))
-    assert chunks(alone) == chunks(crowd) == [8, 8, 3]
+    shared.add(make_group('it', 19, 1, 1))
+    assert chunks(alone) == chunks(shared) == [8, 8, 3]
 
 
 def test_parked_sequences_keep_their_memory_and_are_not_computed():
@@ -130,6 +130,6 @@ def test_parked_sequences_keep_their_memory_and_are_not_computed():
 
 
 def test_limits_that_starve_prompts_are_refused():
-    """Limits without room for a prompt chunk besides all running sequences raise ValueError."""
+    """Limits without rows for a prompt chunk besides all running sequences raise ValueError."""
     with pytest.raises(ValueError, match='max_step_rows'):
         SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, kv_budget_tokens=64)

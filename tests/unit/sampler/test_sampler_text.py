@@ -14,7 +14,7 @@ EOS = 256
 def byte_tokenizer() -> Tokenizer:
     """Return a tokenizer with one token per byte and a special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({symbol: place for place, symbol in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(['<end>'])
@@ -101,7 +101,7 @@ def test_partial_stop_string_is_released():
     assert (''.join(pieces), reason) == ('abce', None)
 
 
-def test_earliest_of_several_stop_strings_wins():
+def test_earliest_of_several_stop_strings_is_used():
     """The text is cut at the first of several stop strings."""
     pieces, reason, _ = feed(detector(stop=['bcd', 'cd']), 'abcd')
     assert (''.join(pieces), reason) == ('a', StopReason.STOP)

@@ -36,9 +36,9 @@ def engine() -> FakeSamplerEngine:
 @pytest.fixture
 async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIterator[VersionStore]:
     """A store with space for two versions."""
-    made = VersionStore(engine, source, Retention(max_versions=2))
-    yield made
-    await made.close()
+    created = VersionStore(engine, source, Retention(max_versions=2))
+    yield created
+    await created.close()
     assert source.followers == 0
 
 
@@ -142,7 +142,7 @@ async def test_unload_keeps_versions_in_use(store, source, engine):
         await store.unload(ALICE, 'ad-1')
 
 
-async def test_cancelled_wait_leaves_nothing_behind(store, source):
+async def test_cancelled_wait_does_not_count_as_a_use(store, source):
     """A cancelled wait does not count as a use of any version."""
     source.publish('alice', lora_weights(1))
     waiting = asyncio.create_task(version_of(store, at_least=5))

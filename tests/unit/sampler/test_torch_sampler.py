@@ -97,7 +97,7 @@ def test_no_new_tokens_scores_the_prompt(sampler):
     assert all(value < 0 for value in response.prompt_logprobs[1:])
 
 
-def test_refused_batch_leaves_nothing_behind(sampler):
+def test_refused_batch_leaves_the_sampler_usable(sampler):
     """One invalid input refuses the complete batch, and the sampler remains usable."""
     with pytest.raises(ContextExceeded):
         sampler.sample([[5], [1] * 600], SamplingParams(max_tokens=3))

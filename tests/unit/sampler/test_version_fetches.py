@@ -1,4 +1,4 @@
-"""The version store with cancelled callers: fetches and changes that have begun are finished or reported later."""
+"""The version store with cancelled callers: fetches and changes that have started are completed or reported later."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -75,9 +75,9 @@ def engine() -> GatedEngine:
 @pytest.fixture
 async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[VersionStore]:
     """A store with space for two versions."""
-    made = VersionStore(engine, source, Retention(max_versions=2))
-    yield made
-    await made.close()
+    created = VersionStore(engine, source, Retention(max_versions=2))
+    yield created
+    await created.close()
     assert source.followers == 0
 
 
@@ -109,7 +109,7 @@ async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, sou
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
         assert await version_of(store, at_least=version) == version
-    assert [held.key.version for held in store.resident('alice')] == [2, 3]
+    assert [resident_version.key.version for resident_version in store.resident('alice')] == [2, 3]
     assert await retry_version(store, exact=1) == 1
     assert source.fetches == 1
 

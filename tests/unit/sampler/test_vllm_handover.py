@@ -104,8 +104,8 @@ def test_base_weights_are_checked_before_replacement(tiny_llama_dir):
     name = 'model.norm.weight'
     without = {key: tensor for key, tensor in whole.items() if key != name}
     other = TensorData('float32', (2,), bytes(8))
-    for wrong in (without, {**whole, 'other': other}, {**whole, name: other}):
-        assert problem_with(folder, wrong)
+    for invalid in (without, {**whole, 'other': other}, {**whole, name: other}):
+        assert problem_with(folder, invalid)
     assert 'int64' in problem_with(folder, {**whole, name: TensorData('int64', (64,), bytes(512))})
 
 

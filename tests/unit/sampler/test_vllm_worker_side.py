@@ -115,13 +115,13 @@ def test_penalties_count_tokens_of_another_engine():
 
 
 def test_continued_sequence_requests_the_remaining_tokens():
-    """The limits are reduced by the delivered tokens, and vLLM's penalties are replaced by ours."""
+    """The limits are reduced by the delivered tokens, and vLLM's penalties are replaced by those of this library."""
     params = SamplingParams(max_tokens=8, min_tokens=4, frequency_penalty=0.5, seed=3)
     rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
-    rest = vllm_params(params, rules, sequence_index=1, sampled_ids=(5, 6, 7))
-    assert (rest.max_tokens, rest.min_tokens, rest.stop_token_ids) == (5, 1, [2])
-    assert rest.frequency_penalty == 0.0
-    assert rest.extra_args
+    continued_params = vllm_params(params, rules, sequence_index=1, sampled_ids=(5, 6, 7))
+    assert (continued_params.max_tokens, continued_params.min_tokens, continued_params.stop_token_ids) == (5, 1, [2])
+    assert continued_params.frequency_penalty == 0.0
+    assert continued_params.extra_args
     whole = vllm_params(params, rules, sequence_index=1, sampled_ids=())
     assert whole.frequency_penalty == 0.5
     assert not whole.extra_args
@@ -134,7 +134,7 @@ def test_neighbouring_seeds_share_no_sequence():
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 
 
-def test_process_ends_with_its_owner():
+def test_process_exits_with_its_owner():
     """A process with the watchdog exits when its owner is killed by SIGKILL."""
     owner = subprocess.Popen([sys.executable, '-c', OWNER, CHILD], stdout=subprocess.PIPE, text=True)
     try:

@@ -74,11 +74,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(('given', 'field'), REFUSED)
-def test_unreadable_media_are_refused_by_field(template, given, field):
+@pytest.mark.parametrize(('inputs', 'field'), REFUSED)
+def test_unreadable_media_are_refused_by_field(template, inputs, field):
     """Broken, foreign, remote and overlong clips are refused with the path of their field, and so are images."""
     with pytest.raises(InvalidTrajectory) as refused:
-        template.encode(given)
+        template.encode(inputs)
     assert refused.value.field == field
 
 
@@ -95,7 +95,7 @@ def test_an_adapter_learns_to_distinguish_sounds(template, folder):
         model.clip_grad_and_step(1.0)
     swapped = template.batch_encode([{**one, 'audios': [clips[1 - index]]} for index, one in enumerate(chats)])
     right, wrong = (
-        sum(float(np.sum(logps)) for logps in model.forward_only(given)['logps']) for given in (features, swapped)
+        sum(float(np.sum(logps)) for logps in model.forward_only(inputs)['logps']) for inputs in (features, swapped)
     )
     assert right > wrong + 2
 

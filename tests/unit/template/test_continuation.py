@@ -32,16 +32,16 @@ def test_per_token_values_are_extended(template: Template) -> None:
     """Values of earlier turns are kept; new tokens get 0.0, and 1.0 as their loss weight."""
     prompt: Any = template.encode({'messages': CHAT}, add_generation_prompt=True)
     count = prompt['length']
-    given = {
+    streams = {
         'old_logps': [-1.0] * count,
         'loss_weights': [0.5] * count,
         'teacher_topk_ids': np.ones((count, 3), np.int64),
     }
-    joined: Any = template.concat_input_feature({**prompt, **given}, [5, 6])
+    joined: Any = template.concat_input_feature({**prompt, **streams}, [5, 6])
     assert list(joined['old_logps']) == [-1.0] * count + [0.0, 0.0]
     assert list(joined['loss_weights']) == [0.5] * (count - 1) + [1.0, 1.0, 1.0]
     assert joined['teacher_topk_ids'].shape == (count + 2, 3)
-    assert given['loss_weights'] == [0.5] * count
+    assert streams['loss_weights'] == [0.5] * count
 
 
 @pytest.mark.parametrize('empty', [{}, {'input_ids': []}])

@@ -99,5 +99,5 @@ def test_the_chat_is_not_mutated(template: Template) -> None:
 def test_check_reports_calls_that_the_chat_template_drops(tmp_path: Path) -> None:
     """`check` reports tool calls that the chat template does not render, because they get no labels."""
     chat = chat_with_call({'name': 'f', 'arguments': {}})
-    for name, is_fine in (('chatml', False), ('thinking', True), ('tagged', True)):
-        assert (tiny_template(tmp_path, name).check(chat) is None) == is_fine
+    for name, is_accepted in (('chatml', False), ('thinking', True), ('tagged', True)):
+        assert (tiny_template(tmp_path, name).check(chat) is None) == is_accepted

@@ -103,8 +103,8 @@ def test_media_keep_the_order_of_the_chat(template):
     mixed = template.encode(chat(content, images=[first, third]))
     plain = template.encode(chat('a <image><image><image>', images=[first, second, third]))
     np.testing.assert_array_equal(mixed['pixel_values'], plain['pixel_values'])
-    again = template.format_trajectory(template.format_trajectory(chat(content, images=[first, third])))
-    assert again['images'] == [first, second, third]
+    reformatted = template.format_trajectory(template.format_trajectory(chat(content, images=[first, third])))
+    assert reformatted['images'] == [first, second, third]
 
 
 def test_positions_equal_transformers(template, folder):
@@ -211,28 +211,28 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(('given', 'field'), REFUSED)
-def test_unreadable_media_are_refused_by_field(template, given, field):
+@pytest.mark.parametrize(('invalid_chat', 'field'), REFUSED)
+def test_unreadable_media_are_refused_by_field(template, invalid_chat, field):
     """Missing, surplus, broken, remote and unknown media are refused with the path of the field."""
     with pytest.raises(InvalidTrajectory) as refused:
-        template.encode(given)
+        template.encode(invalid_chat)
     assert refused.value.field == field
 
 
 @pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'WEBP', 'GIF', 'BMP'])
 def test_broken_files_are_refused_or_read(kind):
     """Truncated and corrupted files give either an image or an error that names the field."""
-    draw, exif = random.Random(0), Image.Exif()
+    rng, exif = random.Random(0), Image.Exif()
     exif[274], exif[270] = 6, 'turned'
     moving = {'save_all': True, 'append_images': [picture(33, 17, seed=1)]} if kind in ('GIF', 'WEBP', 'PNG') else {}
     whole = [encoded(picture(33, 17), kind, **({'exif': exif} if kind in ('JPEG', 'WEBP', 'PNG') else {}))]
     whole += [encoded(picture(33, 17), kind, **moving)]
     outcomes = set()
     for _ in range(400):
-        content = bytearray(draw.choice(whole))
-        for _ in range(draw.randrange(1, 6)):
-            content[draw.randrange(len(content))] = draw.choice((0, 255, draw.randrange(256)))
-        content = content[: draw.choice((len(content), draw.randrange(len(content))))]
+        content = bytearray(rng.choice(whole))
+        for _ in range(rng.randrange(1, 6)):
+            content[rng.randrange(len(content))] = rng.choice((0, 255, rng.randrange(256)))
+        content = content[: rng.choice((len(content), rng.randrange(len(content))))]
         try:
             outcomes.add(MediaLoader().image(bytes(content), 'images[0]').mode)
         except InvalidTrajectory as refused:

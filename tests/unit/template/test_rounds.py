@@ -99,9 +99,9 @@ def test_truncation_keeps_tokens_and_labels_aligned(
     truncating = Template(templates['chatml'].model_id, max_length=limit, truncation_strategy=strategy)
     pieces = truncating.batch_encode([{'messages': chat_of(texts)}])
     ids = list(whole['input_ids'])
-    kept = [list(piece['input_ids']) for piece in pieces]
-    assert all(0 < len(piece) <= limit for piece in kept)
-    flat = [token for piece in kept for token in piece]
+    piece_ids = [list(piece['input_ids']) for piece in pieces]
+    assert all(0 < len(piece) <= limit for piece in piece_ids)
+    flat = [token for piece in piece_ids for token in piece]
     assert flat == {'left': ids[-limit:], 'right': ids[:limit], 'split': ids}[strategy]
     begin = len(ids) - len(flat) if strategy == 'left' else 0
     for piece in pieces:

@@ -151,15 +151,15 @@ def test_thinking_can_be_switched_off(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ('strategy', 'lengths', 'kept'), [('left', [9], 'ye<|im_end|>'), ('right', [9], ''), ('delete', [], '')]
+    ('strategy', 'lengths', 'ending'), [('left', [9], 'ye<|im_end|>'), ('right', [9], ''), ('delete', [], '')]
 )
-def test_long_examples_are_truncated_or_left_out(build: Build, strategy: str, lengths: list[int], kept: str) -> None:
+def test_long_examples_are_truncated_or_left_out(build: Build, strategy: str, lengths: list[int], ending: str) -> None:
     """'left' and 'right' keep `max_length` tokens, and 'delete' leaves the example out."""
     template = build(max_length=9, truncation_strategy=strategy)
     features = template.batch_encode([{'messages': CHAT}])
     assert [feature['length'] for feature in features] == lengths
     text = ''.join(template.decode([int(i) for i in feature['labels'] if i != -100]) for feature in features)
-    assert text.endswith(kept)
+    assert text.endswith(ending)
 
 
 def test_split_keeps_every_token(build: Build) -> None:

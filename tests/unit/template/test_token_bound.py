@@ -50,9 +50,9 @@ INCOMPLETE = byte_level(without='ÃxĀ')
 def test_the_bound_never_exceeds_the_token_count(text: str, tokenizer: tokenizers.Tokenizer) -> None:
     """The bound holds for special tokens and for characters that the normalizer composes."""
     text = text.encode('utf-8', 'ignore').decode()
-    least = TokenBound(tokenizer).min_count(text)
-    assert least <= len(tokenizer.encode(text, add_special_tokens=False).ids)
-    assert not text or least > 0 or tokenizer is INCOMPLETE
+    bound = TokenBound(tokenizer).min_count(text)
+    assert bound <= len(tokenizer.encode(text, add_special_tokens=False).ids)
+    assert not text or bound > 0 or tokenizer is INCOMPLETE
 
 
 @pytest.mark.parametrize(

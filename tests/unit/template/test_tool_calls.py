@@ -48,7 +48,7 @@ def build(tmp_path: Path) -> Build:
     return lambda name='chatml', **options: tiny_template(tmp_path, name, **options)
 
 
-def found(parser: Any, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str, dict[str, Any]]]:
+def find_calls(parser: Any, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and arguments of the calls in `text`."""
     return [(call.name, call.arguments) for call in parser.find(text, tools)]
 
@@ -70,7 +70,7 @@ def hermes(body: str) -> str:
 )
 def test_a_tagged_call_is_found(body: str, expected: tuple[str, dict[str, Any]]) -> None:
     """The arguments may contain braces, quotes and the tags themselves."""
-    assert found(HERMES, f'so {hermes(body)} and') == [expected]
+    assert find_calls(HERMES, f'so {hermes(body)} and') == [expected]
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_a_tagged_call_is_found(body: str, expected: tuple[str, dict[str, Any]])
 )
 def test_incomplete_and_malformed_tagged_calls_are_ignored(text: str) -> None:
     """Incomplete and malformed calls between tags are not returned."""
-    assert found(HERMES, text) == []
+    assert find_calls(HERMES, text) == []
 
 
 def test_a_complete_call_after_an_incomplete_one_is_found() -> None:
     """An incomplete call does not hide the complete call after it."""
     good = hermes('{"name": "f", "arguments": {}}')
     for prefix in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>', '</tool_call>{"'):
-        assert found(HERMES, prefix + good) == [('f', {})]
+        assert find_calls(HERMES, prefix + good) == [('f', {})]
     tagged = hermes('<function=f>\n</function>')
     for prefix in ('<tool_call>', '<tool_call>{"name": "', '<tool_call><function=g><parameter=x>'):
-        assert found(HERMES, prefix + tagged) == [('f', {})]
+        assert find_calls(HERMES, prefix + tagged) == [('f', {})]
 
 
 def test_tagged_values_have_their_declared_types() -> None:
@@ -118,15 +118,15 @@ def test_tagged_values_have_their_declared_types() -> None:
     values = {'a': '12', 'b': 'None', 'is_exact': 'True', 'note': '12', 'rest': '[1, "x"]', 'other': '{"z": 1}'}
     lines = ''.join(f'<parameter={name}>\n{value}\n</parameter>\n' for name, value in values.items())
     text = hermes(f'<function=add>\n{lines}</function>')
-    assert found(HERMES, text) == [('add', values)]
+    assert find_calls(HERMES, text) == [('add', values)]
     typed = {'a': 12, 'b': None, 'is_exact': True, 'note': '12', 'rest': [1, 'x'], 'other': '{"z": 1}'}
-    assert found(HERMES, text, [ADD]) == [('add', typed)]
+    assert find_calls(HERMES, text, [ADD]) == [('add', typed)]
 
 
 def test_a_value_of_the_wrong_type_stays_a_string() -> None:
     """A value that is not of its declared type stays a string, and a value may have several lines."""
     text = hermes('<function=add><parameter=a>a few</parameter><parameter=note>\nx\n\ny\n</parameter></function>')
-    assert found(HERMES, text, [ADD]) == [('add', {'a': 'a few', 'note': 'x\n\ny'})]
+    assert find_calls(HERMES, text, [ADD]) == [('add', {'a': 'a few', 'note': 'x\n\ny'})]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_value_of_the_wrong_type_stays_a_string() -> None:
 )
 def test_json_calls_are_found(text: str) -> None:
     """JSON calls are found with or without a code fence, a marker or preceding prose."""
-    assert found(JSON, text) == [('f', {'x': 1})]
+    assert find_calls(JSON, text) == [('f', {'x': 1})]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_json_calls_are_found(text: str) -> None:
 )
 def test_other_json_is_not_a_call(text: str) -> None:
     """JSON answers and incomplete lists of calls are not calls."""
-    assert found(JSON, text) == []
+    assert find_calls(JSON, text) == []
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_other_json_is_not_a_call(text: str) -> None:
 )
 def test_react_calls_are_found(text: str, expected: list[Any]) -> None:
     """An input that begins with `{` must be a JSON object; any other input is text up to the next keyword."""
-    assert found(REACT, text) == expected
+    assert find_calls(REACT, text) == expected
 
 
 VALUES = st.recursive(
@@ -201,10 +201,10 @@ def test_generated_calls_are_found_again(calls: list[tuple[str, dict[str, Any]]]
     """Every written call is found with its arguments, and the rest of the text is unchanged."""
     bodies = [json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False) for name, arguments in calls]
     text = prose + prose.join(hermes(body) for body in bodies) + prose
-    assert found(HERMES, text) == calls
+    assert find_calls(HERMES, text) == calls
     remaining = text_without(text, HERMES.find(text, ()))
     assert remaining == ((prose * (len(calls) + 1)).strip() if calls else text)
-    assert found(JSON, '\n'.join(bodies)) == calls
+    assert find_calls(JSON, '\n'.join(bodies)) == calls
 
 
 TAGS = ['<tool_call>', '</tool_call>', '<function=f>', '</function>', '<parameter=x>', '</parameter>', '```']
@@ -245,7 +245,7 @@ def test_large_hostile_text_is_parsed(unit: str) -> None:
     """Text that causes quadratic time in naive parsers is parsed in time and gives at most one call."""
     for parser in (HERMES, JSON, REACT):
         for end in ('', '</tool_call>', '</function></tool_call>'):
-            assert len(found(parser, unit * (100_000 // len(unit)) + end)) <= 1
+            assert len(find_calls(parser, unit * (100_000 // len(unit)) + end)) <= 1
 
 
 def test_a_template_finds_and_removes_calls(build: Build) -> None:

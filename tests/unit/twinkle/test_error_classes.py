@@ -50,7 +50,7 @@ def test_keyword_fields_survive_pickling() -> None:
 
 
 def test_errors_with_equal_fields_are_different() -> None:
-    """Exceptions are compared by identity, as Python's own are."""
+    """Exceptions are compared by identity, as Python's own exceptions are."""
     assert _Missing('a', 'b') != _Missing('a', 'b')
     assert len({_Missing('a', 'b'), _Missing('a', 'b')}) == 2
 
@@ -60,7 +60,7 @@ def test_message_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError):
 
         @error_class('no {thing}')
-        class Unfit(ValueError):
+        class Invalid(ValueError):
             name: str
 
 
@@ -69,7 +69,7 @@ def test_class_without_a_message_is_refused() -> None:
     with pytest.raises(TypeError):
 
         @error_class()
-        class Unfit(ValueError):
+        class Invalid(ValueError):
             name: str
 
 

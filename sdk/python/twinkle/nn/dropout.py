@@ -1,4 +1,4 @@
-"""Reproducible dropout: checkpoint recomputation and the backward pass produce the same masks as the forward pass."""
+"""Reproducible dropout: recomputed layers and the backward pass get the same masks as the forward pass."""
 
 from dataclasses import dataclass
 

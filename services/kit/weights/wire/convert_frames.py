@@ -1,7 +1,7 @@
 """Conversion of frames between messages and the values of `services.kit.weights`.
 
-`codec` encodes and decodes chunks. Checks that apply to every header are here; the checkpoint service adds the checks
-of published headers.
+`codec` encodes and decodes chunks. The check of a header's encoding is here; the checkpoint service adds the checks of
+published headers.
 """
 
 from services.kit.errors import InvalidField
@@ -21,7 +21,7 @@ _ENCODINGS_BY_NUMBER = {number: encoding for encoding, number in _ENCODINGS.item
 
 
 def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
-    """Return a frame as a response for a subscriber."""
+    """Return the response that carries a header or commit to a subscriber. Chunks are returned unchanged."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.SubscribeResponse()
@@ -30,7 +30,7 @@ def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
 
 
 def frame_to_fetched(frame: Frame) -> StateChunk | wire.FetchResponse:
-    """Return a frame as a response of a fetch."""
+    """Return the response that carries a header or commit to a fetch. Chunks are returned unchanged."""
     if isinstance(frame, StateChunk):
         return frame
     message = wire.FetchResponse()
@@ -115,7 +115,7 @@ def encoding_from_proto(encoding: weights_pb2.FrameEncoding.ValueType, field: st
 
 
 def encodings_to_proto(encodings: frozenset[Encoding]) -> list[weights_pb2.FrameEncoding.ValueType]:
-    """Return the sorted numbers of encodings in the contract."""
+    """Return the contract's enum numbers of these encodings, sorted."""
     return sorted(_ENCODINGS[encoding] for encoding in encodings)
 
 
