@@ -18,7 +18,15 @@ from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_store import MemoryStore
 from services.checkpoint.backends.memory_tier import MemoryTier
 from services.checkpoint.backends.segment_cache import SegmentCache
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, VersionKey
+from services.checkpoint.domain import (
+    AdapterKey,
+    AdapterVersion,
+    Checkpoint,
+    CheckpointKey,
+    DamagedState,
+    NewestMark,
+    VersionKey,
+)
 from services.checkpoint.ports import ByteSource, StateStore
 from services.kit.errors import (
     CheckpointNotFound,
@@ -319,14 +327,14 @@ async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -
 
 
 async def test_unreadable_record_does_not_affect_other_states(tmp_path: Path) -> None:
-    """An unreadable record is left in place, and the other states are loaded."""
+    """An unreadable record is left in place and reported, and the other states are loaded."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
     intact = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
     record = _only(tmp_path, 'versions/1/record.json')
     record.write_text('{')
-    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [intact]
+    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [DamagedState(VERSION), intact]
     assert record.exists()
     threads.close()
 
