@@ -17,12 +17,13 @@ from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
 from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import PackError, UnsupportedModel
-from twinkle.nn.fused_layers import fuse_layers, pack_recurrent_layers, replace_module
+from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_layer import KernelLayer
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
+from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
@@ -48,12 +49,12 @@ class PackedCausalLM:
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
-        pack_recurrent_layers(text)
+        pack_layers(text)
         self.layers = _wrap_linears(model, self._active, within=text)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
         self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
         """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
-        self._widths = {width for widths in self.layers.values() for width in widths}
+        self._widths = _widths_of(text, head=model.get_output_embeddings())
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
         self._backbone = model.eval().base_model if self._media is None else text
@@ -81,13 +82,19 @@ class PackedCausalLM:
             prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
 
         Raises:
-            UnsupportedModel: the architecture cannot run packed sequences.
+            UnsupportedModel: the architecture has layers that cannot run packed sequences, or a pass of a few sequences
+                computes something else than transformers; see `twinkle.nn.probe`.
             OSError: the folder does not contain a model.
         """
         model = load_pretrained(path, dtype=getattr(torch, dtype))
         if prepare is not None:
             prepare(model)
-        return cls(model.to(device), is_checkpointed=is_checkpointed)
+        with refusing(model):
+            reference = reference_of(model.to(device))
+            packed = cls(model, is_checkpointed=is_checkpointed)
+            check_configuration(packed)
+            check_packed(packed, reference)
+        return packed
 
     @property
     def backbone(self) -> nn.Module:
@@ -259,6 +266,18 @@ def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
             )
     path = next(path for path, module in model.named_modules() if module is head)
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
+
+
+def _widths_of(text: nn.Module, *, head: nn.Module) -> set[int]:
+    """Return the column counts of the matrix products of a pass, including those of routers."""
+    products = (module for module in text.modules() if module is not head and not isinstance(module, nn.Embedding))
+    return {
+        width
+        for module in products
+        for parameter in module.parameters(recurse=False)
+        if parameter.dim() == 2
+        for width in parameter.shape
+    }
 
 
 def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int]]:

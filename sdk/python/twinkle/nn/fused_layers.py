@@ -1,8 +1,9 @@
-"""Replacement of layers by our own: norms and gated layers with one autograd node, and recurrent layers for packs."""
+"""Replacement of layers by our own: norms and gated layers with one autograd node, and layers for packs."""
 
 from torch import nn
 
 from twinkle.nn.delta_net import PackedDeltaNet, is_delta_net
+from twinkle.nn.experts import PackedExperts, is_experts
 from twinkle.nn.gated_mlp import fused_mlp
 from twinkle.nn.rms_norm import fused_norm
 
@@ -15,11 +16,13 @@ def fuse_layers(model: nn.Module) -> None:
             replace_module(model, path, fused)
 
 
-def pack_recurrent_layers(model: nn.Module) -> None:
-    """Replace every Gated DeltaNet layer by one that keeps the sequences of a pack apart. Weights are shared."""
+def pack_layers(model: nn.Module) -> None:
+    """Replace Gated DeltaNet layers and experts by layers whose results do not depend on the rest of a pack."""
     for path, module in list(model.named_modules()):
         if is_delta_net(module):
             replace_module(model, path, PackedDeltaNet(module))
+        elif is_experts(module):
+            replace_module(model, path, PackedExperts(module))
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -114,13 +114,18 @@ _GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
 )
 
 
+def gate_of(activation: Callable[[Tensor], Tensor]) -> type[_Gate] | None:
+    """Return the fused gate of an activation, or None if there is none."""
+    probe = torch.linspace(-8.0, 8.0, 64)
+    return next((gate for known, gate in _GATES if torch.allclose(known(probe), activation(probe))), None)
+
+
 def fused_mlp(module: nn.Module) -> GatedMLP | None:
     """Return the fused form of a gated layer, or None unless it computes the same function on sample rows."""
     names = {name for name, _ in module.named_children()}
     if names != {'gate_proj', 'up_proj', 'down_proj', 'act_fn'}:
         return None
-    probe = torch.linspace(-8.0, 8.0, 64)
-    gate = next((gate for known, gate in _GATES if torch.allclose(known(probe), module.act_fn(probe))), None)
+    gate = gate_of(module.act_fn)
     if gate is None:
         return None
     fused = GatedMLP(module, gate)

@@ -167,11 +167,13 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreT
         OSError: the folder does not contain a model.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if media_spec(config.to_dict()) is not None:
-        attention = {name: kind for name, kind in _ATTENTION.items() if not name or hasattr(config, name)}
-        return AutoModelForMultimodalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attention, local_files_only=True
-        )
-    return AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
-    )
+    loader = AutoModelForCausalLM if media_spec(config.to_dict()) is None else AutoModelForMultimodalLM
+    attention = packed_attention_of(config)
+    return loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
+
+
+def packed_attention_of(config: Any) -> str | dict[str, str]:
+    """Return the attention functions of a packed model, as transformers' `attn_implementation`."""
+    if media_spec(config.to_dict()) is None:
+        return IMPLEMENTATION
+    return {name: kind for name, kind in _ATTENTION.items() if not name or hasattr(config, name)}

@@ -1,0 +1,140 @@
+"""Every text architecture of transformers keeps the tenants of a pass apart, or is refused by name at load time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.architectures import NotTiny, build_tiny, text_architectures
+from twinkle.data_format import LoraConfig
+from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, UnsupportedModel
+
+# fmt: off
+SUPPORTED = frozenset({
+    'afmoe', 'apertus', 'arcee', 'aria_text', 'axk1', 'biogpt', 'bitnet', 'ctrl', 'cwm', 'deepseek_v2',
+    'deepseek_v3', 'dots1', 'ernie4_5', 'ernie4_5_moe', 'exaone4', 'exaone_moe', 'flex_olmo', 'gemma',
+    'gemma3_text', 'glm', 'glm4', 'glm4_moe', 'glm4_moe_lite', 'gpt_bigcode', 'gpt_neox',
+    'granite', 'granitemoe', 'granitemoeshared', 'helium', 'hunyuan_v1_dense', 'hunyuan_v1_moe', 'hy_v3',
+    'hyperclovax', 'jais2', 'laguna', 'lfm2', 'llama', 'mellum', 'minimax_m2',
+    'minimax_m3_vl_text', 'ministral', 'ministral3', 'mistral', 'mixtral', 'nanochat', 'olmo', 'olmo2', 'olmo3',
+    'olmoe', 'opt', 'persimmon', 'phi', 'phi3', 'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_5_moe_text', 'qwen3_5_text',
+    'qwen3_moe', 'qwen3_next', 'seed_oss', 'smollm3', 'solar_open', 'starcoder2', 'whisper', 'youtu',
+})
+NOT_BUILT = frozenset({
+    'codegen', 'cohere_compass_text', 'falcon', 'gemma3n_text', 'gemma4_text', 'gpt_neo', 'gptj', 'lfm2_moe',
+    'mamba2', 'prophetnet', 'qwen4_exp_text', 'reformer', 'xlnet', 'xlstm', 'xmod', 'zamba', 'zamba2', 'zaya',
+})
+# fmt: on
+"""`model_type` of the architectures that run, and of those that cannot be built from `fixtures.architectures.SIZES`."""
+IN_SHORT_CHECK = frozenset({'bloom', 'deepseek_v3', 'gemma3_text', 'gpt_oss', 'mamba', 'qwen3_5_text', 'qwen3_moe'})
+OWN_LENGTHS = (37, 3)
+"""Lengths of the sequences of the observed tenant."""
+VOCABULARY = 100
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize(
+    'model_type',
+    [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in text_architectures()],
+)
+def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str, tmp_path: Path) -> None:
+    """Other tenants' tokens do not change a bit of a tenant's results, which equal those of transformers."""
+    try:
+        plain = build_tiny(model_type, tmp_path)
+    except NotTiny:
+        if model_type not in NOT_BUILT:
+            raise
+        return
+    assert model_type not in NOT_BUILT
+    try:
+        model = PackedCausalLM.load(tmp_path)
+    except UnsupportedModel as error:
+        refusal = str(error)
+    else:
+        refusal = ''
+    assert (refusal == '') == (model_type in SUPPORTED), refusal
+    if refusal:
+        assert type(plain).__name__ in refusal
+        return
+    own = tokens(OWN_LENGTHS, seed=0)
+    alone = Tenant.run(model, own, before=[], after=[])
+    for seed in (1, 2, 3):
+        others = tokens((20 * seed, 1, 9), seed=seed)
+        mixed = Tenant.run(model, own, before=others[:1], after=others[1:])
+        assert torch.equal(mixed.logits_TV, alone.logits_TV)
+        assert all(torch.equal(*pair) for pair in zip(mixed.gradients, alone.gradients, strict=True))
+    assert any(gradient.any() for gradient in alone.gradients)
+    with torch.no_grad():
+        expected = torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
+    base = Tenant.run(model, own, before=others, after=[], is_adapted=False)
+    torch.testing.assert_close(base.logits_TV, expected, atol=1e-5, rtol=1e-5)
+
+
+class Tenant:
+    """Results of one tenant's sequences in a pass with those of other tenants.
+
+    Args:
+        logits_TV: float32.
+        gradients: gradients of the adapter's parameters.
+    """
+
+    def __init__(self, logits_TV: torch.Tensor, gradients: list[torch.Tensor]) -> None:
+        self.logits_TV = logits_TV
+        self.gradients = gradients
+
+    @classmethod
+    def run(
+        cls,
+        model: PackedCausalLM,
+        own: list[torch.Tensor],
+        *,
+        before: list[torch.Tensor],
+        after: list[torch.Tensor],
+        is_adapted: bool = True,
+    ) -> 'Tenant':
+        """Run `own` in a pack between other sequences, each tenant with its adapter."""
+        adapter, other = (adapter_of(model, seed=seed) for seed in (1, 2))
+        begin, rows = sum(map(len, before)), sum(map(len, own))
+        total = begin + rows + sum(map(len, after))
+        bounds = [
+            (0, begin, other),
+            (begin, begin + rows, adapter if is_adapted else None),
+            (begin + rows, total, other),
+        ]
+        spans = [AdapterSpan(*bound) for bound in bounds if bound[0] < bound[1]]
+        hidden = hidden_of(model, [*before, *own, *after], spans)[begin : begin + rows]
+        logits = model.logits(hidden)
+        loss = model.label_logprobs(hidden, torch.cat(own).flip(0)).sum()
+        gradients = gradients_of(loss, adapter) if is_adapted else []
+        return cls(logits.detach(), gradients)
+
+
+def gradients_of(loss: torch.Tensor, adapter: LoraWeights) -> list[torch.Tensor]:
+    """Return the gradients of all parameters; layers that the model does not use have zeros."""
+    return list(torch.autograd.grad(loss, list(adapter.parameters()), materialize_grads=True))
+
+
+def adapter_of(model: PackedCausalLM, *, seed: int) -> LoraWeights:
+    """Return a trainable adapter of all linear layers with an effect on the results."""
+    weights = LoraWeights.create(model.layers, LoraConfig(r=2), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=generator))
+    return weights.requires_grad_(is_trainable=True)
+
+
+def hidden_of(model: PackedCausalLM, sequences: list[torch.Tensor], adapters: list[AdapterSpan]) -> Any:
+    """Return float [T, D] for a pack of sequences."""
+    spans: list[SequenceSpan] = []
+    for ids in sequences:
+        begin = spans[-1].end_row if spans else 0
+        spans.append(SequenceSpan(begin, begin + len(ids)))
+    positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
+    return model.hidden(torch.cat(sequences), positions, sequences=spans, adapters=adapters)
+
+
+def tokens(lengths: tuple[int, ...], *, seed: int) -> list[torch.Tensor]:
+    """Return random token ids of each length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (length,), generator=generator) for length in lengths]
