@@ -17,6 +17,8 @@ ALL_MLP = 'all-mlp'
 """Every linear layer that belongs neither to attention nor to the output head."""
 OUTPUT_HEAD = 'output-head'
 """The output head. Embeddings that are tied to it do not change."""
+_METHOD = 'LORA'
+"""The supported `peft_type`."""
 TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, OUTPUT_HEAD)
 """Names in `target_modules` that select groups of layers. They can be combined with names of layers."""
 
@@ -96,11 +98,13 @@ class LoraConfig:
             config: A `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
 
         Raises:
-            TypeError: A mapping has an unknown key.
-            ValueError: A value is out of range, or a `peft.LoraConfig` has an unsupported setting.
+            TypeError: A mapping has an unknown key, or `config` has no rank `r`.
+            ValueError: A value is out of range, a `peft.LoraConfig` has an unsupported setting, or `config` belongs to
+                another PEFT method; the message names it.
         """
         if isinstance(config, LoraConfig):
             return config
+        _check_method(config)
         if isinstance(config, Mapping):
             values = dict(cast(Mapping[str, Any], config))
         else:
@@ -138,6 +142,21 @@ def _endings(name: str) -> Iterator[str]:
     while name:
         name = name.partition('.')[2]
         yield name
+
+
+def _check_method(config: Any) -> None:
+    """Check that a configuration is one of LoRA: other methods of PEFT have fields with the same names."""
+    if isinstance(config, Mapping):
+        method = cast(Mapping[str, Any], config).get('peft_type', _METHOD)
+    else:
+        method = getattr(config, 'peft_type', _METHOD)
+    # PEFT's enumeration of methods is a `str`, whose text differs from its value.
+    method = getattr(method, 'value', method)
+    supported = 'use a LoraConfig of peft or of twinkle'
+    if method != _METHOD:
+        raise ValueError(f'{type(config).__name__} has peft_type {method!r}, which is not supported; {supported}')
+    if not isinstance(config, Mapping) and not hasattr(config, 'r'):
+        raise TypeError(f'{type(config).__name__} is not a configuration of an adapter: it has no rank r; {supported}')
 
 
 def _check_supported(config: Any) -> None:

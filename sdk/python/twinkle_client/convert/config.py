@@ -37,15 +37,15 @@ def lora_config(config: Any) -> pb.LoraConfig:
     """Return the message of a `LoraConfig` of peft or of `twinkle`, or of a mapping of its fields.
 
     Raises:
-        TypeError: A key of the mapping is not a field.
-        ValueError: A value is out of range or not supported.
+        TypeError: A key of the mapping is not a field, or the object has no rank.
+        ValueError: A value is out of range or not supported, or the configuration belongs to another PEFT method.
     """
+    lora = LoraConfig.of(config)
     if not isinstance(config, LoraConfig | Mapping):
         for name, neutral in _PEFT_DEFAULTS.items():
             value = getattr(config, name, neutral[0])
             if value and value not in neutral:
                 raise ValueError(f'LoraConfig.{name} = {value!r} is not supported; leave it unset')
-    lora = LoraConfig.of(config)
     targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
     return pb.LoraConfig(
         lora_rank=lora.r,
