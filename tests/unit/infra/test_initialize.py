@@ -1,11 +1,16 @@
 """Unit tests of `initialize` and of the meshes that it accepts."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import twinkle
 from twinkle.infra import NotSupportedYet, runtime
+from twinkle.model import TransformersModel
 
 
 def test_mesh_from_sizes_multiplies_its_axes() -> None:
@@ -48,3 +53,37 @@ def test_initialize_sets_seed_and_runtime() -> None:
     assert random.random() == first
     assert runtime().device_mesh is mesh
     assert 'dp=1' in twinkle.get_device_placement()
+
+
+@pytest.mark.parametrize('world_size', ['2', '16', ' 2 '])
+def test_processes_of_a_launcher_are_refused(world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mesh too, a process with WORLD_SIZE above 1 is refused and leaves the settings unchanged."""
+    before = runtime()
+    monkeypatch.setenv('WORLD_SIZE', world_size)
+    with pytest.raises(NotSupportedYet, match='WORLD_SIZE'):
+        twinkle.initialize()
+    with pytest.raises(NotSupportedYet, match='WORLD_SIZE'):
+        TransformersModel('never-loaded')
+    assert runtime() is before
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    twinkle.initialize()
+
+
+def test_torchrun_is_refused_in_every_process(tmp_path: Path) -> None:
+    """A program under torchrun ends with a message that names the cause, before it writes a file."""
+    program = tmp_path / 'program.py'
+    program.write_text(
+        "import pathlib, twinkle\ntwinkle.initialize(mode='local')\npathlib.Path('trained').touch()\n", encoding='utf-8'
+    )
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(program)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode != 0
+    assert 'NotSupportedYet: WORLD_SIZE is 2' in ended.stderr
+    assert not (tmp_path / 'trained').exists()
+
+
+@pytest.mark.parametrize('options', [{'gpus_per_worker': 2}, {'visible_devices': '0,1'}])
+def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
+    """A group that assigns devices to worker processes is refused by the name of the setting."""
+    with pytest.raises(NotSupportedYet, match=next(iter(options))):
+        twinkle.initialize(groups=[twinkle.DeviceGroup('train', 1, **options)])

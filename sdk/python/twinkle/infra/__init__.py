@@ -8,7 +8,14 @@ from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.logs import get_logger
 from twinkle.infra.placement_report import get_device_placement
 from twinkle.infra.remote import DEFAULT_GROUP, place_here, remote_class, remote_function
-from twinkle.infra.runtime import NotSupportedYet, Runtime, initialize, refuse_many_ranks, runtime
+from twinkle.infra.runtime import (
+    NotSupportedYet,
+    Runtime,
+    initialize,
+    refuse_launched_ranks,
+    refuse_many_ranks,
+    runtime,
+)
 
 __all__ = [
     'DEFAULT_GROUP',
@@ -20,6 +27,7 @@ __all__ = [
     'get_logger',
     'initialize',
     'place_here',
+    'refuse_launched_ranks',
     'refuse_many_ranks',
     'remote_class',
     'remote_function',

@@ -20,9 +20,10 @@ class DeviceGroup:
     device_type: str = 'auto'
     """'cpu', 'cuda' (or 'GPU'), 'npu', 'mps', or 'auto' to detect the device; stored in lower case."""
     gpus_per_worker: int = 1
-    """Number of devices visible to each worker."""
+    """Number of devices visible to each worker. `initialize` refuses all but 1."""
     visible_devices: str | None = None
-    """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices."""
+    """Devices available to the workers, in the format of `CUDA_VISIBLE_DEVICES`. None: all devices. `initialize`
+    refuses other values."""
 
     def __post_init__(self) -> None:
         device_type = _DEVICE_TYPES.get(str(self.device_type).lower())

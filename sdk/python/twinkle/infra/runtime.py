@@ -1,5 +1,6 @@
 """The process-wide runtime settings, and `initialize`, which sets them."""
 
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -61,13 +62,14 @@ def initialize(
         mode: 'local' runs in this process; 'ray' is not supported yet.
         seed: seed of `random`, numpy and, if it is already imported, torch.
         full_determinism: make torch raise an error for nondeterministic algorithms.
-        groups: named groups that components can be placed on. A group of one rank is this process.
+        groups: named groups that components can be placed on. A group of one rank is this process, with one device.
         global_device_mesh: default mesh of components.
         ray_options: options of mode 'ray'.
 
     Raises:
         ValueError: `mode` is unknown, an option does not apply to it, or two groups have the same name.
-        NotSupportedYet: `mode` is 'ray', or the mesh has more than one rank.
+        NotSupportedYet: `mode` is 'ray', the mesh has more than one rank, a group assigns devices to workers, or a
+            launcher such as torchrun started several processes.
     """
     if mode not in ('local', 'ray'):
         raise ValueError(f"mode must be 'local' or 'ray', got {mode!r}")
@@ -78,7 +80,9 @@ def initialize(
     if ray_options:
         raise ValueError(f"{sorted(ray_options)} apply to mode='ray' only; leave them out")
     refuse_many_ranks(global_device_mesh)
+    refuse_launched_ranks()
     _check_unique_names(groups)
+    _refuse_assigned_devices(groups)
     if full_determinism and 'torch' not in sys.modules:
         raise ValueError('full_determinism is a setting of torch; import torch before calling initialize()')
     _current[0] = Runtime(seed=seed, device_mesh=global_device_mesh, groups=tuple(groups))
@@ -98,6 +102,36 @@ def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
             f'a mesh of {device_mesh.world_size} ranks ({axes}) needs torchrun or Ray, and neither is supported yet; '
             'leave the mesh out to run on one device, or train through `twinkle up`'
         )
+
+
+def refuse_launched_ranks() -> None:
+    """Refuse to run as one of several processes of torchrun, which would all train the same batches.
+
+    Raises:
+        NotSupportedYet: the environment variable WORLD_SIZE is more than 1.
+    """
+    world_size = os.environ.get('WORLD_SIZE', '').strip()
+    if world_size not in ('', '0', '1'):
+        raise NotSupportedYet(
+            f'WORLD_SIZE is {world_size}, so a launcher such as torchrun started several processes, and each of them '
+            'would train the same batches and save to the same folder; run one process with `python`, or train '
+            'through `twinkle up`'
+        )
+
+
+def _refuse_assigned_devices(groups: Sequence[DeviceGroup]) -> None:
+    """Refuse settings of groups that only separate worker processes could follow."""
+    for group in groups:
+        if group.gpus_per_worker != 1:
+            raise NotSupportedYet(
+                f'group {group.name!r} has gpus_per_worker={group.gpus_per_worker}, but components use one device; '
+                'leave it out'
+            )
+        if group.visible_devices is not None:
+            raise NotSupportedYet(
+                f'group {group.name!r} has visible_devices={group.visible_devices!r}, but components run in this '
+                'process; set CUDA_VISIBLE_DEVICES before the program starts, and leave it out'
+            )
 
 
 def _check_unique_names(groups: Sequence[DeviceGroup]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_many_ranks, remote_class, runtime
+from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_launched_ranks, refuse_many_ranks, remote_class, runtime
 from twinkle.model.base import TwinkleModel
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import InvalidArgument
@@ -51,6 +51,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
         if mixed_precision not in _DTYPES:
             raise InvalidArgument(f'mixed_precision must be one of {sorted(_DTYPES)}, got {mixed_precision!r}')
         refuse_many_ranks(device_mesh or runtime().device_mesh)
+        refuse_launched_ranks()
         folder = resolve_model(model_id)
         model = PackedCausalLM.load(
             folder,
