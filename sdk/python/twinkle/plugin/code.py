@@ -59,12 +59,11 @@ class PluginCode:
                 digest.update(len(part).to_bytes(8, 'big') + part)
         return digest.hexdigest()
 
-    def spec(self, package: str, name: str) -> ModuleSpec | None:
+    def spec(self, name: str) -> ModuleSpec | None:
         """Return the import spec of a module, or None if the plugin does not contain it.
 
         Args:
-            package: name under which the plugin is imported.
-            name: full module name: `package` or a module below it.
+            name: full module name: the name under which the plugin is imported, or a module below it.
         """
         stem = '/'.join(name.split('.')[1:])
         file = f'{stem}/__init__.py'.lstrip('/')
@@ -119,7 +118,7 @@ class PluginFinder(MetaPathFinder):
         Raises:
             PluginRefused: the plugin has no `__init__.py`.
         """
-        spec = code.spec(package, package)
+        spec = code.spec(package)
         if spec is None or spec.loader is None:
             raise PluginRefused(str(code.folder), 'has no __init__.py that can be loaded')
         self._codes[package] = code
@@ -138,7 +137,7 @@ class PluginFinder(MetaPathFinder):
         package = fullname.partition('.')[0]
         if package not in self._codes:
             return None
-        spec = self._codes[package].spec(package, fullname)
+        spec = self._codes[package].spec(fullname)
         if spec is None:
             raise ModuleNotFoundError(f'the plugin has no module {fullname.partition(".")[2]}', name=fullname)
         return spec
