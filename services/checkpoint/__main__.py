@@ -27,7 +27,7 @@ from services.checkpoint.config import CheckpointConfig
 from services.checkpoint.domain import Catalogue
 from services.checkpoint.ports import StateStore, UploadStore
 from services.kit.clock import Clock, SystemClock
-from services.kit.config import load_config
+from services.kit.config import keep_files_private, load_config
 from services.kit.ids import new_id
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
@@ -38,6 +38,7 @@ from services.kit.worker import Threads
 
 def main() -> None:
     """Run the service until it is stopped by a signal."""
+    keep_files_private()
     config = load_config(CheckpointConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -13,7 +13,7 @@ from services.data.backends.library import LibraryEngine
 from services.data.config import DataConfig
 from services.data.domain import DecodedLimits
 from services.kit.clock import SystemClock
-from services.kit.config import load_config
+from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
@@ -27,6 +27,7 @@ from twinkle.template import template_names
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
+    keep_files_private()
     keep_plugins_out()
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)

@@ -43,7 +43,7 @@ from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
 from services.kit.clock import Clock, SystemClock
-from services.kit.config import load_config
+from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
 from services.kit.telemetry import start_telemetry, stop_telemetry
@@ -199,6 +199,7 @@ async def run(config: GatewayConfig) -> None:
 
 def main() -> None:
     """Run a gateway with the configuration from the command line."""
+    keep_files_private()
     config = load_config(GatewayConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -107,6 +107,14 @@ _NOT_FIELDS = frozenset({'TWINKLE_MODEL_ID_ALIASES'})
 """Variables of the component library that share a prefix with the fields of a service."""
 
 
+def keep_files_private() -> None:
+    """Let this process and its children create folders with mode 0700 and files with mode 0600.
+
+    Called at the start of each service, whose state holds keys, data and weights of its tenants.
+    """
+    os.umask(0o077)
+
+
 def load_config(config_class: type[_Config], arguments: Sequence[str] | None = None) -> _Config:
     """Return the configuration of this process.
 

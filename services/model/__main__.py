@@ -7,7 +7,7 @@ from datetime import timedelta
 from importlib.metadata import version
 
 from services.kit.clock import SystemClock
-from services.kit.config import load_config
+from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
@@ -40,6 +40,7 @@ MAX_UPLOADS = 256
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
+    keep_files_private()
     keep_plugins_out()
     config = load_config(ModelConfig)
     start_telemetry(config.telemetry, service=config.service)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from services.kit.config import load_config
+from services.kit.config import keep_files_private, load_config
 from services.kit.ids import new_id
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
@@ -41,6 +41,7 @@ from twinkle.plugin import keep_plugins_out
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
+    keep_files_private()
     keep_plugins_out()
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
