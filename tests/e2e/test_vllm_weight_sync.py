@@ -31,7 +31,7 @@ def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
 
 
 def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
-    """Log-probabilities of vLLM agree with the trainer within 1e-4 after each kind of sync, and ignore older cache entries."""
+    """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync, without older cache entries."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))

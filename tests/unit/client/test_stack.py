@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from twinkle_client.cli import app
 from twinkle_client.cli.planning import warn_of_memory
 from twinkle_client.stack import (
+    SERVICES,
     ServiceState,
     StackBusyError,
     StackError,
@@ -98,6 +100,43 @@ def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StackError, match='MiB of free space, and a stack needs at least'):
         start_stack(StackOptions(state_dir=tmp_path, min_free_bytes=1 << 60), report=_fail_on_report)
     assert StackState.load(tmp_path) is None
+
+
+@pytest.mark.parametrize('service', SERVICES)
+@pytest.mark.parametrize(
+    ('section', 'message'),
+    [
+        ({'drain_secnds': 3}, 'drain_secnds: unknown field; did you mean drain_seconds'),
+        ({'limits': {'queue_lenght': 3}}, 'limits.queue_lenght: unknown field; did you mean queue_length'),
+        ({'zzzz': 3}, 'zzzz: unknown field; known fields are .*listen'),
+        ({'drain_seconds': -1}, 'drain_seconds: '),
+    ],
+)
+def test_wrong_field_of_a_section_is_refused_before_the_start(
+    service: str, section: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """An unknown or invalid field of any service is refused with its path and similar names, and nothing is created."""
+    (tmp_path / 'up.yaml').write_text(yaml.safe_dump({service: section}))
+    arguments = ['up', '--config', str(tmp_path / 'up.yaml'), '--state-dir', str(tmp_path / 'state')]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert not (tmp_path / 'state').exists()
+    with pytest.raises(ValueError, match=f'{service}.{message}'):
+        StackOptions(state_dir=tmp_path).with_file(tmp_path / 'up.yaml')
+
+
+def test_right_fields_of_a_section_are_accepted(tmp_path: Path) -> None:
+    """A section may leave out the required fields that `twinkle up` fills in."""
+    (tmp_path / 'up.yaml').write_text(yaml.safe_dump({service: {'drain_seconds': 3} for service in SERVICES}))
+    assert StackOptions(state_dir=tmp_path).with_file(tmp_path / 'up.yaml').services['model'] == {'drain_seconds': 3}
+
+
+@pytest.mark.parametrize('name', ['file', 'file/below'])
+def test_unusable_state_folder_is_named(name: str, tmp_path: Path) -> None:
+    """A state folder that cannot be created is refused with its path and the option that changes it."""
+    (tmp_path / 'file').touch()
+    with pytest.raises(StackError, match=rf'{name}: .*--state-dir'):
+        start_stack(StackOptions(state_dir=tmp_path / name), report=_never)
 
 
 def test_memory_is_read_without_ps() -> None:

@@ -1,5 +1,6 @@
 """Starting, repairing, extending and stopping a local stack."""
 
+import errno
 import fcntl
 import importlib
 import os
@@ -49,8 +50,15 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
     stack are stopped first. If a start fails, all started services are stopped.
 
     Raises:
-        StackError: A service did not start; the message contains the end of its log.
+        StackError: A service did not start, or the state folder cannot be written; the message contains the cause.
     """
+    try:
+        return _start(options, report=report)
+    except OSError as error:
+        raise StackError(_folder_problem(options.state_dir, error)) from error
+
+
+def _start(options: StackOptions, *, report: Report) -> StackState:
     _make_private(options.state_dir)
     with _locked(options.state_dir):
         state = StackState.load(options.state_dir)
@@ -369,6 +377,21 @@ def _check_free_space(options: StackOptions) -> None:
             f'the disk of {options.state_dir} has {free_bytes >> 20} MiB of free space, and a stack needs at least '
             f'{needed_bytes >> 20} MiB; free some space, choose another folder with --state-dir, or set min_free_bytes'
         )
+
+
+def _folder_problem(folder: Path, error: OSError) -> str:
+    """Return why a state folder cannot be used, and what to do."""
+    advice = {
+        errno.ENOSPC: 'its disk is full; free some space',
+        errno.EDQUOT: 'the disk quota is used up; free some space',
+        errno.EROFS: 'it is on a read-only file system',
+        errno.EACCES: 'this user may not write to it',
+        errno.EPERM: 'this user may not write to it',
+        errno.EEXIST: 'a file has its name',
+        errno.ENOTDIR: 'a part of its path is a file',
+    }
+    reason = advice.get(error.errno or 0, f'{error.strerror or error}')
+    return f'cannot write to the state folder {folder}: {reason}, or choose another folder with --state-dir'
 
 
 def _make_private(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import yaml
 
 from twinkle.data_format import base_model_id
+from twinkle_client.stack.sections import check_sections
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier ones."""
@@ -98,7 +99,8 @@ class StackOptions:
         `min_free_bytes`, `full_parameters`, `patches`, and a mapping for each service.
 
         Raises:
-            ValueError: The file is not a YAML mapping, or has an unknown key or an invalid value.
+            ValueError: The file is not a YAML mapping, or it or a service's mapping has an unknown key or an invalid
+                value.
             OSError: The file cannot be read.
         """
         try:
@@ -121,6 +123,7 @@ class StackOptions:
         if 'more_models' in scalars:
             scalars['more_models'] = tuple(scalars['more_models'])
         try:
+            check_sections(services)
             return replace(self, **scalars, patches=values.get('patches', self.patches), services=services)
         except ValueError as error:
             raise ValueError(f'{path}: {error}') from None

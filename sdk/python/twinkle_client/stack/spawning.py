@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from twinkle_client.stack.state import ServiceState
 
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
+_LEAST_FREE_BYTES = 1 << 20
 START_LIMIT_SECONDS = 600.0
 """Longest start of a service, which may load a model from a slow disk."""
 
@@ -137,7 +139,9 @@ class Spawner:
 
     def _log_tail(self, name: str) -> str:
         lines = self._log_path(name).read_text(encoding='utf-8', errors='replace').splitlines()
-        return '\n'.join(f'  {name} | {line}' for line in lines[-_LOG_TAIL_LINES:])
+        if shutil.disk_usage(self._folder).free < _LEAST_FREE_BYTES:
+            lines.append(f'the disk of {self._folder} is full; free some space, or choose another --state-dir')
+        return '\n'.join(f'  {name} | {line}' for line in lines[-_LOG_TAIL_LINES:] or ['(its log is empty)'])
 
 
 def _exit_text(status: int) -> str:
