@@ -146,14 +146,14 @@ def _endings(name: str) -> Iterator[str]:
 
 def _check_method(config: Any) -> None:
     """Check that a configuration is one of LoRA: other methods of PEFT have fields with the same names."""
-    is_mapping = isinstance(config, Mapping)
-    method = config.get('peft_type', _METHOD) if is_mapping else getattr(config, 'peft_type', _METHOD)
+    values = cast(Mapping[str, Any], config) if isinstance(config, Mapping) else None
+    method: Any = values.get('peft_type', _METHOD) if values is not None else getattr(config, 'peft_type', _METHOD)
     # PEFT's enumeration of methods is a `str`, whose text differs from its value.
     method = getattr(method, 'value', method)
     supported = 'use a LoraConfig of peft or of twinkle'
     if method != _METHOD:
         raise ValueError(f'{type(config).__name__} has peft_type {method!r}, which is not supported; {supported}')
-    if not is_mapping and not hasattr(config, 'r'):
+    if values is None and not hasattr(config, 'r'):
         raise TypeError(f'{type(config).__name__} is not a configuration of an adapter: it has no rank r; {supported}')
 
 
