@@ -133,7 +133,7 @@ def _effective_reads(node: ast.AST) -> Iterator[str]:
 
 
 def _refused(node: ast.If) -> Iterator[str]:
-    """Yield the names of which a check accepts one value only, and those that it passes to a call."""
+    """Yield the names that a check accepts with one value only, and those that it passes to a call."""
     if not any(isinstance(item, ast.Raise) for item in node.body):
         return
     parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]

@@ -57,7 +57,7 @@ def test_initialize_sets_seed_and_runtime() -> None:
 
 @pytest.mark.parametrize('world_size', ['2', '16', ' 2 '])
 def test_processes_of_a_launcher_are_refused(world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a mesh too, a process with WORLD_SIZE above 1 is refused and leaves the settings unchanged."""
+    """A process with WORLD_SIZE above 1 is refused without a mesh too, and the settings stay unchanged."""
     before = runtime()
     monkeypatch.setenv('WORLD_SIZE', world_size)
     with pytest.raises(NotSupportedYet, match='WORLD_SIZE'):

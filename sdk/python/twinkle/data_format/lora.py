@@ -146,15 +146,17 @@ def _endings(name: str) -> Iterator[str]:
 
 def _check_method(config: Any) -> None:
     """Check that a configuration is one of LoRA: other methods of PEFT have fields with the same names."""
-    values = cast(Mapping[str, Any], config) if isinstance(config, Mapping) else None
-    method: Any = values.get('peft_type', _METHOD) if values is not None else getattr(config, 'peft_type', _METHOD)
+    kind, has_rank = type(config).__name__, hasattr(config, 'r')
+    method: Any = getattr(config, 'peft_type', _METHOD)
+    if isinstance(config, Mapping):
+        method, has_rank = cast(Mapping[str, Any], config).get('peft_type', _METHOD), True
     # PEFT's enumeration of methods is a `str`, whose text differs from its value.
     method = getattr(method, 'value', method)
     supported = 'use a LoraConfig of peft or of twinkle'
     if method != _METHOD:
-        raise ValueError(f'{type(config).__name__} has peft_type {method!r}, which is not supported; {supported}')
-    if values is None and not hasattr(config, 'r'):
-        raise TypeError(f'{type(config).__name__} is not a configuration of an adapter: it has no rank r; {supported}')
+        raise ValueError(f'{kind} has peft_type {method!r}, which is not supported; {supported}')
+    if not has_rank:
+        raise TypeError(f'{kind} is not a configuration of an adapter: it has no rank r; {supported}')
 
 
 def _check_supported(config: Any) -> None:
