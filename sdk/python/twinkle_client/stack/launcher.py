@@ -1,11 +1,9 @@
 """Starting, repairing, extending and stopping a local stack."""
 
-import errno
 import fcntl
 import importlib
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,10 +29,9 @@ from twinkle_client.stack.spawning import (
     write_private,
 )
 from twinkle_client.stack.state import ServiceState, StackState, key_path, reachable, read_secret
+from twinkle_client.stack.state_folder import check_free_space, folder_problem, make_private
 
 STOP_GRACE_SECONDS = 20.0
-SUBFOLDERS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
-"""Subfolders of a state folder."""
 _LOCK_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 
@@ -55,18 +52,18 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
     try:
         return _start(options, report=report)
     except OSError as error:
-        raise StackError(_folder_problem(options.state_dir, error)) from error
+        raise StackError(folder_problem(options.state_dir, error)) from error
 
 
 def _start(options: StackOptions, *, report: Report) -> StackState:
-    _make_private(options.state_dir)
+    make_private(options.state_dir)
     with _locked(options.state_dir):
         state = StackState.load(options.state_dir)
         if state is not None and state.is_running():
             return state
         if state is not None:
             _stop(state, report=report)
-        _check_free_space(options)
+        check_free_space(options)
         launch = _Launch(options, report)
         try:
             return launch.run()
@@ -368,39 +365,6 @@ def _stop_service(service: ServiceState, *, report: Report) -> None:
         end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
         report(service.name, 'stopped')
     children[:] = [child for child in children if child.poll() is None]
-
-
-def _check_free_space(options: StackOptions) -> None:
-    free_bytes, needed_bytes = shutil.disk_usage(options.state_dir).free, options.min_free_bytes
-    if free_bytes < needed_bytes:
-        raise StackError(
-            f'the disk of {options.state_dir} has {free_bytes >> 20} MiB of free space, and a stack needs at least '
-            f'{needed_bytes >> 20} MiB; free some space, choose another folder with --state-dir, or set min_free_bytes'
-        )
-
-
-def _folder_problem(folder: Path, error: OSError) -> str:
-    """Return why a state folder cannot be used, and what to do."""
-    advice = {
-        errno.ENOSPC: 'its disk is full; free some space',
-        errno.EDQUOT: 'the disk quota is used up; free some space',
-        errno.EROFS: 'it is on a read-only file system',
-        errno.EACCES: 'this user may not write to it',
-        errno.EPERM: 'this user may not write to it',
-        errno.EEXIST: 'a file has its name',
-        errno.ENOTDIR: 'a part of its path is a file',
-    }
-    reason = advice.get(error.errno or 0, f'{error.strerror or error}')
-    return f'cannot write to the state folder {folder}: {reason}, or choose another folder with --state-dir'
-
-
-def _make_private(folder: Path) -> None:
-    """Create the folder and its subfolders for the owner only; a non-empty foreign folder keeps its mode."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if key_path(folder).exists() or not any(folder.iterdir()):
-        folder.chmod(0o700)
-    for name in SUBFOLDERS:
-        (folder / name).mkdir(mode=0o700, exist_ok=True)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 import json
 import os
-import signal
 import shutil
+import signal
 import socket
 import subprocess
 import sys

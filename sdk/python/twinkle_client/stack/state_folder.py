@@ -1,0 +1,50 @@
+"""The state folder of a local stack: its free space, its mode, and errors about it."""
+
+import errno
+import shutil
+from pathlib import Path
+
+from twinkle_client.stack.options import StackOptions
+from twinkle_client.stack.spawning import StackError
+from twinkle_client.stack.state import key_path
+
+_SUBFOLDERS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
+"""Subfolders of a state folder."""
+
+
+def check_free_space(options: StackOptions) -> None:
+    """Check that the disk has room for a stack.
+
+    Raises:
+        StackError: The disk has less free space than `min_free_bytes`.
+    """
+    free_bytes, needed_bytes = shutil.disk_usage(options.state_dir).free, options.min_free_bytes
+    if free_bytes < needed_bytes:
+        raise StackError(
+            f'the disk of {options.state_dir} has {free_bytes >> 20} MiB of free space, and a stack needs at least '
+            f'{needed_bytes >> 20} MiB; free some space, choose another folder with --state-dir, or set min_free_bytes'
+        )
+
+
+def folder_problem(folder: Path, error: OSError) -> str:
+    """Return why a state folder cannot be used, and what to do."""
+    advice = {
+        errno.ENOSPC: 'its disk is full; free some space',
+        errno.EDQUOT: 'the disk quota is used up; free some space',
+        errno.EROFS: 'it is on a read-only file system',
+        errno.EACCES: 'this user may not write to it',
+        errno.EPERM: 'this user may not write to it',
+        errno.EEXIST: 'a file has its name',
+        errno.ENOTDIR: 'a part of its path is a file',
+    }
+    reason = advice.get(error.errno or 0, f'{error.strerror or error}')
+    return f'cannot write to the state folder {folder}: {reason}, or choose another folder with --state-dir'
+
+
+def make_private(folder: Path) -> None:
+    """Create the folder and its subfolders for the owner only; a non-empty foreign folder keeps its mode."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if key_path(folder).exists() or not any(folder.iterdir()):
+        folder.chmod(0o700)
+    for name in _SUBFOLDERS:
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
