@@ -10,7 +10,7 @@ from services.kit.rpc.json_values import dict_from_struct, struct_of
 from services.kit.rpc.message_bounds import MAX_LIST_ITEMS, check_options
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
-    InvalidArguments,
+    PreprocessorError,
     build_filter,
     build_preprocessor,
     filter_names,
@@ -130,5 +130,5 @@ def _check_arguments(build: Callable[..., Any], name: str, arguments: Mapping[st
     try:
         refuse_paths(arguments)
         build(name, arguments)
-    except InvalidArguments as error:
+    except PreprocessorError as error:
         raise InvalidField(field, str(error)) from error

@@ -15,16 +15,19 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from fixtures.data_service import upload_chunk, upload_header
 from fixtures.every_call import body_of, methods, routes_of, url_of
 from fixtures.fuzzed import Call, Fuzzed
-from fixtures.hostile import TEXTS, json_bodies, messages, rpc_bodies
+from fixtures.hostile import TEXTS, json_bodies, json_lines, messages, pipelines, rpc_bodies
 from fixtures.two_tenants import Ids, two_tenants
 from services.gateway.config import FuturesConfig
 from services.gateway.tinker.wire import tinker_pb2
+from services.kit.rpc.json_values import struct_of
+from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 
 REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = REQUESTED_COUNT or 600
-TESTS = 3
+TESTS = 4
 """Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
 """Number of rounds. Each round starts with an empty state, because checking the state takes longer as it grows."""
@@ -39,6 +42,7 @@ many_examples = settings(
 MAX_STALL_SECONDS = 0.25
 """Maximum time that a request may block the event loop beyond a running pass; checked by `./run fuzz` only."""
 METHODS = methods()
+DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
 WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
 
@@ -97,6 +101,29 @@ async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data:
     await fuzzed.send(
         Call(f'/{method.containing_service.full_name}/{method.name}', tuple(bodies), secret=secret, is_read=is_read)
     )
+
+
+@many_examples
+@given(data=st.data())
+async def test_datasets_refuse_random_files_and_pipelines(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Datasets are created from uploads of unusual JSON, with steps that have unusual arguments at every level."""
+    del number
+    await fuzzed.ids()
+    content = data.draw(json_lines())
+    upload_id = f'file-{fuzzed.outcomes.total()}'
+    parts = (upload_header(upload_id, len(content)), upload_chunk(0, content))
+    secret = fuzzed.secrets['bob']
+    await fuzzed.send(Call(f'/{DATASETS}/Upload', tuple(part.SerializeToString() for part in parts), secret=secret))
+    step = dataset_pb2.DatasetStep()
+    if data.draw(st.booleans()):
+        step.map.preprocessor = data.draw(st.sampled_from(['QualityPreprocessor', 'MessageNormalizer', 'nope']))
+        step.map.init_args.CopyFrom(struct_of(data.draw(pipelines() | st.just(dict[str, Any]()))))
+    else:
+        step.check.SetInParent()
+    source = dataset_pb2.UploadSource(upload_id=upload_id, format=dataset_pb2.FILE_FORMAT_JSONL)
+    request = dataset_service_pb2.CreateDatasetRequest(request_id=upload_id, steps=[step])
+    request.source.upload.CopyFrom(source)
+    await fuzzed.send(Call(f'/{DATASETS}/CreateDataset', (request.SerializeToString(),), secret=secret))
 
 
 @many_examples

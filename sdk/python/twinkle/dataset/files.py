@@ -14,6 +14,8 @@ Row = dict[str, Any]
 
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
 """Names of the supported formats, which are also the file suffixes."""
+MAX_DEPTH = 64
+"""Maximum number of levels of nested lists and objects in a file of JSON."""
 
 
 def format_of(path: Path) -> str | None:
@@ -146,9 +148,39 @@ def read_json_rows(path: Path) -> list[Row]:
 
 def _parse(text: str, location: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise UnreadableFile(f'{location} is not JSON: {error.msg} at column {error.colno}') from error
+    except ValueError as error:
+        raise UnreadableFile(f'{location} has an integer with too many digits') from error
+    except RecursionError as error:
+        raise UnreadableFile(f'{location} is nested more than {MAX_DEPTH} levels deep') from error
+    # A value has at most as many levels as brackets.
+    if text.count('[') + text.count('{') > MAX_DEPTH and not _is_shallow(value):
+        raise UnreadableFile(f'{location} is nested more than {MAX_DEPTH} levels deep')
+    # An escape may encode half of a surrogate pair, which UTF-8 cannot represent.
+    if '\\ud' in text.lower() and not _is_encodable(value):
+        raise UnreadableFile(f'{location} has an unpaired surrogate')
+    return value
+
+
+def _is_shallow(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for parent in level for item in _items(parent) if isinstance(item, dict | list)]
+    return not level
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return cast('dict[str, Any]', value).values() if isinstance(value, dict) else cast('list[Any]', value)
+
+
+def _is_encodable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _checked(value: Any, location: str) -> Row:
