@@ -96,7 +96,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
         jobs = [
-            session_job(config, database, models=upstreams.models, versions=handles, clock=clock),
+            session_job(config, database, models=upstreams.models, versions=handles, work=futures, clock=clock),
             *upstream_jobs(config, database, upstreams, clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),

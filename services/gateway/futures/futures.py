@@ -18,6 +18,8 @@ from services.kit.failpoints import reach
 
 _LARGE_BYTES = 1 << 18
 """Size from which a payload's digest is computed in a thread, so that the event loop is not blocked."""
+DELETE_KIND = 'delete_adapter'
+"""Kind of the futures that delete adapters."""
 _RESULT_SECONDS = 60.0
 """Maximum wait of `wait_for_result`."""
 
@@ -166,14 +168,13 @@ class Futures:
         Raises:
             FutureNotFound, FutureExpired: See `wait`.
         """
-        future = await self._find(future_id)
-        if self._peers is None or future.is_finished or future.owner == self._owner:
-            await self._runner.cancel(future_id)
-            return
-        kind = NotificationKind.CANCELLED
-        await self._peers.notify(
-            Notification(kind=kind, owner=future.owner, tenant_id=future.tenant_id, future_id=future_id)
-        )
+        await self._stop(await self._find(future_id))
+
+    async def drop_session(self, session_id: str) -> None:
+        """Stop the unfinished futures of a session of the current caller, except deletions of adapters."""
+        for future in await self._records.store.list_of_session(self._caller().tenant_id, session_id):
+            if future.kind != DELETE_KIND:
+                await self._stop(future)
 
     async def resume(self) -> int:
         """Run all waiting futures of this gateway that are not known here; return the number of waiting futures."""
@@ -217,6 +218,15 @@ class Futures:
             if unfinished:
                 await asyncio.wait(unfinished, timeout=self._grace_seconds)
         await self._runner.close()
+
+    async def _stop(self, future: Future) -> None:
+        if self._peers is None or future.is_finished or future.owner == self._owner:
+            await self._runner.cancel(future.future_id)
+            return
+        kind = NotificationKind.CANCELLED
+        await self._peers.notify(
+            Notification(kind=kind, owner=future.owner, tenant_id=future.tenant_id, future_id=future.future_id)
+        )
 
     async def _future_of(self, request: FutureRequest) -> Future:
         moment = self._records.clock.now()

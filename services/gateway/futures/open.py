@@ -15,7 +15,7 @@ from services.gateway.futures.executors import (
     FailRefused,
     SamplePrompt,
 )
-from services.gateway.futures.futures import Futures
+from services.gateway.futures.futures import DELETE_KIND, Futures
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
@@ -113,16 +113,7 @@ def open_handles(
     quotas: Quotas,
     clock: Clock,
 ) -> SamplingHandles:
-    """Return the sampling handles, and let `futures` sample from them.
-
-    Args:
-        database: Stores the handles.
-        futures: Publish the versions that handles resolve to.
-        sampling: Completes the prompts.
-        weights: Looks up weights at other services.
-        quotas: Its meter counts the tokens of settled futures.
-        clock: Source of the time.
-    """
+    """Return the sampling handles, and let `futures` sample from them."""
     store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
     handles = SamplingHandles(store, weights, futures.wait_for_result, caller=current_caller, clock=clock)
     sample = SamplePrompt(sampling.complete, handles, Retry(), acting_for=acting_for, on_result=tally.note)
@@ -135,7 +126,7 @@ def _executors(trainer: Trainer | None, records: FutureRecords) -> dict[str, Exe
     if trainer is not None:
         store, retry = records.store, records.retry
         executors['create_adapter'] = CreateAdapter(trainer, retry)
-        executors['delete_adapter'] = DeleteAdapter(trainer, store, retry)
+        executors[DELETE_KIND] = DeleteAdapter(trainer, store, retry)
         executors['execute'] = ExecuteOperation(trainer, store, retry)
     return executors
 

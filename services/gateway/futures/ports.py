@@ -40,6 +40,10 @@ class FutureStore(Protocol):
         """Return an owner's unfinished futures, by lane and position; without a lane, in the order of arrival."""
         ...
 
+    async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[Future]:
+        """Return the unfinished futures of a session, in any order."""
+        ...
+
     async def next_position(self, tenant_id: str, lane: str) -> int:
         """Return the position after the last finished future of a lane; 0 without one."""
         ...

@@ -150,6 +150,11 @@ class SqlFutureStore:
         async with self._database.read() as connection:
             return await fetch_all(connection, query, Future)
 
+    async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[Future]:
+        is_of_session = (FutureRow.tenant_id == tenant_id) & (FutureRow.session_id == session_id)
+        async with self._database.read() as connection:
+            return await fetch_all(connection, select_values(FutureRow, Future).where(WAITING & is_of_session), Future)
+
     async def next_position(self, tenant_id: str, lane: str) -> int:
         is_finished = (FutureRow.lane == lane) & (FutureRow.state != FutureState.WAITING)
         query = select(func.max(FutureRow.position)).where((FutureRow.tenant_id == tenant_id) & is_finished)

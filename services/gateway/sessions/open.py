@@ -8,7 +8,7 @@ import grpc
 from services.gateway.config import GatewayConfig
 from services.gateway.keys.tenants import Projects
 from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.sessions.ports import VersionPins
+from services.gateway.sessions.ports import SessionWork, VersionPins
 from services.gateway.sessions.sessions import Sessions
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.sessions.sweep import SessionSettler, SessionSweep
@@ -33,19 +33,12 @@ def session_job(
     *,
     models: Mapping[str, grpc.aio.Channel],
     versions: VersionPins,
+    work: SessionWork,
     clock: Clock,
 ) -> Callable[[], Coroutine[Any, Any, Any]]:
-    """Return the background job that expires and settles sessions.
-
-    Args:
-        config: gateway configuration.
-        database: database with the sessions.
-        models: channels without credentials to the model services, by name.
-        versions: pins of the versions that sessions sample from.
-        clock: source of the current time.
-    """
+    """Return the background job that expires and settles sessions."""
     store = SqlSessionStore(database)
     adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
-    settler = SessionSettler(store, adapters, versions)
+    settler = SessionSettler(store, adapters, versions, work=work)
     sweep = SessionSweep(store, settler, lifetime=config.session_lifetime, clock=clock)
     return lambda: sweep.run(interval=config.heartbeat_interval)

@@ -66,6 +66,14 @@ class AdapterParker(Protocol):
         ...
 
 
+class SessionWork(Protocol):
+    """Queued work of sessions."""
+
+    async def drop_session(self, session_id: str) -> None:
+        """Drop the queued work of a session of the current caller, or raise a DomainError to try again later."""
+        ...
+
+
 class VersionPins(Protocol):
     """Pins of adapter versions that sessions sample from."""
 

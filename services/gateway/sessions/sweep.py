@@ -8,7 +8,7 @@ from typing import Never
 import structlog
 
 from services.gateway.paging import Cursor
-from services.gateway.sessions.ports import AdapterParker, SessionStore, VersionPins
+from services.gateway.sessions.ports import AdapterParker, SessionStore, SessionWork, VersionPins
 from services.gateway.sessions.rules import Session, SessionState
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -27,7 +27,7 @@ _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'se
 
 
 class SessionSettler:
-    """Saves and parks the adapters of ended sessions, and unpins the versions that they sample from.
+    """Drops the work of ended sessions, saves and parks their adapters, and unpins the versions that they sample from.
 
     Failed work is repeated by the next sweep. Several gateways may settle the same session at the same time, because
     every step can be repeated safely.
@@ -36,10 +36,13 @@ class SessionSettler:
     tenant above its quota must delete some before it can save again.
     """
 
-    def __init__(self, sessions: SessionStore, adapters: AdapterParker, versions: VersionPins) -> None:
+    def __init__(
+        self, sessions: SessionStore, adapters: AdapterParker, versions: VersionPins, work: SessionWork
+    ) -> None:
         self._sessions = sessions
         self._adapters = adapters
         self._versions = versions
+        self._work = work
 
     async def settle_all(self) -> int:
         """Settle all ended sessions that are not settled; return the number of sessions settled now."""
@@ -54,6 +57,7 @@ class SessionSettler:
 
     async def _settle(self, session: Session) -> bool:
         try:
+            await self._drop_work(session)
             adapter_ids = await self._adapters.of_session(session.tenant_id, session.session_id)
             paths = await self._park_all(session, adapter_ids)
             # Versions are unpinned even if an adapter cannot be parked, for example because it is damaged.
@@ -74,6 +78,11 @@ class SessionSettler:
         if is_settled:
             _log.info('session settled', session=session.session_id, adapters=len(adapter_ids), saved=len(paths))
         return is_settled
+
+    async def _drop_work(self, session: Session) -> None:
+        if await self._is_unchanged(session):
+            with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
+                await self._work.drop_session(session.session_id)
 
     async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
         """Return the checkpoints that were saved; None if an adapter must be parked again later."""

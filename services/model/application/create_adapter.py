@@ -141,12 +141,14 @@ class CreateAdapter:
             adapter_id=adapter_id,
         )
         async with self._leased(request, adapter_id), self._residency.reserve(adapter_id):
-            adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
-            # The journal stores the requested configuration; the engine's configuration includes the defaults.
-            origin = replace(adapter, training_config=request.training_config)
-            if state is not None:
-                adapter = await self._load_checkpoint(adapter, state, is_trainer_included=request.is_optimizer_included)
-            initial_state = None if state is None else await self._ports.backend.snapshot(adapter_id)
+            with self._residency.short_work.begin():
+                adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
+                # The journal stores the requested configuration; the engine's configuration includes the defaults.
+                origin = replace(adapter, training_config=request.training_config)
+                if state is not None:
+                    is_included = request.is_optimizer_included
+                    adapter = await self._load_checkpoint(adapter, state, is_trainer_included=is_included)
+                initial_state = None if state is None else await self._ports.backend.snapshot(adapter_id)
             await self._ports.journal.add_adapter(adapter, creation, origin=origin, state=initial_state)
         self._directory.put(adapter)
         self.remember([creation])

@@ -64,8 +64,9 @@ class DeleteAdapter:
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
             self._fetch_batch.cancel(adapter_id, AdapterNotFound(adapter_id))
-            await self._queues.forget(adapter_id)
-            await self._residency.forget(adapter_id)
+            with self._residency.short_work.begin():
+                await self._queues.forget(adapter_id)
+                await self._residency.forget(adapter_id)
             await self._ports.journal.remove_adapter(adapter_id)
             is_done = True
         finally:

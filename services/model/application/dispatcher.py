@@ -13,6 +13,7 @@ import structlog
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
 from services.model.application.change_notifier import ChangeNotifier
+from services.model.application.short_work import ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import BatchPart, VerbRun
 from services.model.domain.operation import (
@@ -71,7 +72,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, backend: TrainerBackend, scheduler: Scheduler, clock: Clock, *, batch_seconds: float | None = None
+        self,
+        backend: TrainerBackend,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        batch_seconds: float | None = None,
+        short_work: ShortWork | None = None,
     ) -> None:
         """Initialize the dispatcher.
 
@@ -81,8 +88,10 @@ class Dispatcher:
             clock: Clock with which batches are timed.
             batch_seconds: Target duration of a batch with tokens, estimated from earlier batches. None: batches are
                 limited by tokens only.
+            short_work: Work on the engine that batches must not interrupt; None for no such work.
         """
         self._backend = backend
+        self._short_work = short_work or ShortWork()
         self._scheduler = scheduler
         self._clock = clock
         self._batch_seconds = batch_seconds
@@ -183,6 +192,7 @@ class Dispatcher:
     async def _run_all(self) -> None:
         while len(self._scheduler):
             await self._gather()
+            await self._short_work.wait()
             # The batch is empty if all verbs were withdrawn during the wait.
             if batch := self._scheduler.next_batch():
                 await self._run_together(batch)

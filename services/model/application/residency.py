@@ -20,6 +20,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.lease import ReplicaLease
 from services.model.application.resident import ResidencyBounds, Resident
 from services.model.application.restore import Restore, RestoredAdapter
+from services.model.application.short_work import ShortWork
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
 from services.model.ports import Journal, Snapshot, TrainerBackend
@@ -45,6 +46,7 @@ class Residency:
         self._clock = clock
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
+        self.short_work = ShortWork()
         self.lease = ReplicaLease(journal, directory, clock=clock, is_allowed=bounds.is_lease_allowed)
         """The lease of the replica; while an adapter has it, no other adapter is in the engine."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -118,10 +120,11 @@ class Residency:
         """
         async with self.hold(adapter_id) as resident, resident.lock:
             is_at_rest = resident.holder_count == 1
-            if is_at_rest and resident.operation_count:
-                await _wait_for(resident.writing)
-                await self._snapshot_now(resident)
-            yield is_at_rest
+            with self.short_work.begin():
+                if is_at_rest and resident.operation_count:
+                    await _wait_for(resident.writing)
+                    await self._snapshot_now(resident)
+                yield is_at_rest
 
     async def park(self, adapter_id: str) -> None:
         """Evict an adapter now, after a snapshot, and end its lease; do nothing if an operation uses or awaits it.
@@ -223,7 +226,8 @@ class Residency:
             current = self._directory.find(resident.adapter_id)
             if current is None:
                 raise AdapterNotFound(resident.adapter_id)
-            restored = await self.restore(current)
+            with self.short_work.begin():
+                restored = await self.restore(current)
             is_done = True
         finally:
             if not is_done:
@@ -276,7 +280,8 @@ class Residency:
             if resident.holder_count:
                 return
             if resident.is_loaded:
-                await self._snapshot_and_unload(resident)
+                with self.short_work.begin():
+                    await self._snapshot_and_unload(resident)
             await self.lease.release(resident.adapter_id)
         self._changes.notify()
         self._drop_unused(resident)

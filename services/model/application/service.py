@@ -87,7 +87,13 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
-    dispatcher = Dispatcher(ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds)
+    dispatcher = Dispatcher(
+        ports.backend,
+        scheduler,
+        ports.clock,
+        batch_seconds=limits.batch_seconds,
+        short_work=residency.short_work,
+    )
     fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=limits.queue.request_bytes)
     carry_out = CarryOut(
         ports, directory, residency, StateVerbRunner(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch

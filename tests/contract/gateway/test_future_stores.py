@@ -130,6 +130,16 @@ async def test_waiting_futures_are_listed_in_order(store: Any) -> None:
     assert [future.key for future in await store.list_waiting()] == ['free', 'a1', 'b1', 'b2', 'b3']
 
 
+async def test_unfinished_futures_of_a_session_are_listed(store: Any) -> None:
+    """Only the unfinished futures of the tenant's session are listed."""
+    first = await store.add_if_absent(future_of('first'))
+    await store.add_if_absent(replace(future_of('other'), session_id='ses-other'))
+    await store.add_if_absent(future_of('foreign', tenant='bob'))
+    done = await store.add_if_absent(future_of('done'))
+    await store.settle(done.done(moment=START))
+    assert [future.key for future in await store.list_of_session('alice', first.session_id)] == ['first']
+
+
 async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
     """The next position follows the last finished one of this tenant's lane."""
     assert await store.next_position('alice', 'b') == 0

@@ -220,6 +220,25 @@ async def test_futures_are_cancelled_unless_they_are_finished() -> None:
         assert await gateway.outcome(lane[0]) == b'0k'
 
 
+async def test_work_of_a_session_is_dropped() -> None:
+    """The unfinished futures of a session are cancelled, except deletions, and other tenants' futures continue."""
+    async with running_futures(unordered=Bounds(per_tenant=1, total=1)) as gateway:
+        gateway.recorder.gate.clear()
+        gateway.futures.add_executor('delete_adapter', gateway.recorder, on_settled=lambda *_: None)
+        running, waiting = await gateway.submit('one'), await gateway.submit('two')
+        lane = [await gateway.submit(f'k{n}', lane='ad-1', position=n) for n in range(3)]
+        deletion = await gateway.submit('bye', kind='delete_adapter')
+        gateway.acting_as('bob')
+        await gateway.futures.drop_session('ses-1')
+        gateway.acting_as('alice')
+        await gateway.recorder.has_started(2)
+        await gateway.futures.drop_session('ses-1')
+        for future in (running, waiting, *lane):
+            assert isinstance(await gateway.outcome(future), Cancelled)
+        gateway.recorder.gate.set()
+        assert await gateway.outcome(deletion) == b'eyb'
+
+
 async def test_uninterruptible_executor_completes() -> None:
     """A future of an uninterruptible executor finishes with its result despite a cancellation."""
     async with running_futures(Recorder(is_interruptible=False)) as gateway:

@@ -59,8 +59,10 @@ class Harness:
         self.sessions, self.adapters = MemorySessionStore(), FakeAdapters()
         self.unpinned: list[str] = []
         """Sessions whose versions were unpinned."""
+        self.dropped: list[str] = []
+        """Sessions whose work was dropped."""
         self.failure: DomainError | None = None
-        self.settler = SessionSettler(self.sessions, self.adapters, self)
+        self.settler = SessionSettler(self.sessions, self.adapters, self, work=self)
 
     async def unpin_session(self, session_id: str) -> None:
         """Record that the versions of a session were unpinned for its tenant."""
@@ -68,6 +70,11 @@ class Harness:
         if self.failure is not None:
             raise self.failure
         self.unpinned.append(session_id)
+
+    async def drop_session(self, session_id: str) -> None:
+        """Record that the work of a session was dropped for its tenant."""
+        assert current_caller().tenant_id == 'alice'
+        self.dropped.append(session_id)
 
     async def session(self, session_id: str = 'ses-1') -> Session:
         """Return a stored session of alice."""
@@ -82,7 +89,7 @@ async def test_expired_session_is_saved_parked_and_unpinned() -> None:
     await harness.sessions.add_if_absent(EXPIRED)
     assert await harness.settler.settle_all() == 1
     assert harness.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
-    assert harness.unpinned == ['ses-1']
+    assert (harness.dropped, harness.unpinned) == (['ses-1'], ['ses-1'])
     paths = tuple(f'twinkle://{name}/weights/session-expired-1' for name in ('ad-1', 'ad-2'))
     assert (await harness.session()).checkpoint_paths == paths
     assert await harness.settler.settle_all() == 0
@@ -179,7 +186,7 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
         name = f'ses-{number:03}'
         harness.adapters.adapters[name] = [f'ad-{number}']
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
-    other_settler = SessionSettler(harness.sessions, harness.adapters, harness)
+    other_settler = SessionSettler(harness.sessions, harness.adapters, harness, work=harness)
     await asyncio.gather(harness.settler.settle_all(), other_settler.settle_all())
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
     assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
