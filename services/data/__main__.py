@@ -27,8 +27,8 @@ from twinkle.template import template_names
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
-    keep_files_private()
     keep_plugins_out()
+    keep_files_private()
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -40,8 +40,8 @@ MAX_UPLOADS = 256
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
-    keep_files_private()
     keep_plugins_out()
+    keep_files_private()
     config = load_config(ModelConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -41,8 +41,8 @@ from twinkle.plugin import keep_plugins_out
 
 def main() -> None:
     """Run the service until it receives SIGINT or SIGTERM."""
-    keep_files_private()
     keep_plugins_out()
+    keep_files_private()
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -20,13 +20,17 @@ RESULT = 'a result, for programs to read'
 EMPTY_MESH = 'a mesh of one rank has no sequence to split, and larger meshes are refused'
 SHARED_SAMPLER = 'documented: weights are never merged into a sampler that tenants share; True writes a log line'
 HOST_MEMORY = 'documented: transfers use the memory of the host on both platforms'
+LOGGED = 'the argument is a part of a log line'
 READ_BY_NAME = 'the attribute is read by getattr'
 WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.checkpoint_engine.manager.CheckpointEngineManager.__init__(platform)': HOST_MEMORY,
     'twinkle.dataset.iterable_packing.IterablePackingDataset.__init__(packing_num_proc)': ONE_PROCESS,
     'twinkle.dataset.packing.PackingDataset.__init__(packing_num_proc)': ONE_PROCESS,
     'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_high_threshold)': READ_BY_NAME,
+    'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_low_threshold)': READ_BY_NAME,
     'twinkle.module.muon.Muon.step(closure)': OTHER_INTERFACE,
+    'twinkle.nn.delta_net.PackedDeltaNet.forward(attention_mask)': OTHER_INTERFACE,
+    'twinkle.nn.delta_net.PackedDeltaNet.forward(cache_params)': OTHER_INTERFACE,
     'twinkle.plugin.code.PluginFinder.find_spec(path)': OTHER_INTERFACE,
     'twinkle.plugin.code.PluginFinder.find_spec(target)': OTHER_INTERFACE,
     'twinkle.processor.input_processor.InputProcessor.__init__(padding_free)': ALWAYS_PACKED,
@@ -36,9 +40,11 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.sampler.vllm.penalties.ContinuedPenalties.__init__(device)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.penalties.ContinuedPenalties.__init__(is_pin_memory)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.penalties.ContinuedPenalties.__init__(vllm_config)': OTHER_INTERFACE,
+    'twinkle.sampler.vllm.penalties.ContinuedPenaltiesV2.__init__(vllm_config)': OTHER_INTERFACE,
     'twinkle_client.checkpoint_engine.manager.CheckpointEngineManager.sync_weights(merge_and_sync)': SHARED_SAMPLER,
     'twinkle_client.dataset.dataset.IterableDataset.__init__(client)': REFUSED,
     'twinkle_client.dataset.dataset.IterableDataset.__init__(dataset_meta)': REFUSED,
+    'twinkle_client.rpc.outages.Outages.add(seconds)': LOGGED,
 }
 """Arguments that the code may leave unread, with the reason."""
 UNREAD_FIELDS: Mapping[str, str] = {

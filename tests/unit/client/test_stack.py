@@ -136,7 +136,7 @@ def test_unusable_state_folder_is_named(name: str, tmp_path: Path) -> None:
     """A state folder that cannot be created is refused with its path and the option that changes it."""
     (tmp_path / 'file').touch()
     with pytest.raises(StackError, match=rf'{name}: .*--state-dir'):
-        start_stack(StackOptions(state_dir=tmp_path / name), report=_never)
+        start_stack(StackOptions(state_dir=tmp_path / name), report=_fail_on_report)
 
 
 def test_memory_is_read_without_ps() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from fixtures.architectures import build_tiny
 from fixtures.tiny_model import build_tiny_model
@@ -28,39 +27,47 @@ def test_configuration_with_effects_beyond_the_check_is_refused(word: str, tmp_p
         PackedCausalLM.load(folder)
 
 
-def test_sliding_window_longer_than_the_check_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sliding_window_longer_than_the_check_is_checked(tmp_path: Path) -> None:
     """A model whose layers ignore the sliding window of its configuration is refused."""
-    attention = transformers.models.mistral.modeling_mistral.MistralAttention
-    forward = attention.forward
 
-    def without_window(layer: Any, *arguments: Any, **named: Any) -> Any:
-        window, layer.config.sliding_window = layer.config.sliding_window, None
-        try:
-            return forward(layer, *arguments, **named)
-        finally:
-            layer.config.sliding_window = window
+    def ignore_windows(model: Any) -> None:
+        windows: list[int] = []
+
+        def hide(attention: Any, _: object) -> None:
+            windows.append(attention.config.sliding_window)
+            attention.config.sliding_window = None
+
+        def restore(attention: Any, *_: object) -> None:
+            attention.config.sliding_window = windows.pop()
+
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_pre_hook(hide)
+            layer.self_attn.register_forward_hook(restore)
 
     folder = edited(build_tiny_model(tmp_path / 'model'), {'model_type': 'mistral', 'sliding_window': 256})
     assert PackedCausalLM.load(folder).config.sliding_window == 256
-    monkeypatch.setattr(attention, 'forward', without_window)
     with pytest.raises(UnsupportedModel, match='a pack differs from transformers'):
-        PackedCausalLM.load(folder)
+        PackedCausalLM.load(folder, prepare=ignore_windows)
 
 
-def test_failure_of_a_model_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception in the code of a model is named, and running out of memory is not a refusal."""
-    folder = build_tiny_model(tmp_path / 'model')
-    for error, expected in (
+@pytest.mark.parametrize(
+    ('error', 'expected'),
+    [
         (KeyError('twinkle'), UnsupportedModel),
         (torch.OutOfMemoryError('no memory'), torch.OutOfMemoryError),
-    ):
+    ],
+)
+def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Exception], tmp_path: Path) -> None:
+    """An exception in the code of a model is named, and running out of memory is not a refusal."""
 
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
+    def fail(*_: object) -> None:
+        raise error
 
-        monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, 'forward', fail)
-        with pytest.raises(expected, match=r'no memory|LlamaForCausalLM .* failed with KeyError'):
-            PackedCausalLM.load(folder)
+    def break_layer(model: Any) -> None:
+        model.model.layers[0].self_attn.register_forward_hook(fail)
+
+    with pytest.raises(expected, match=r'no memory|LlamaForCausalLM .* failed with KeyError'):
+        PackedCausalLM.load(build_tiny_model(tmp_path / 'model'), prepare=break_layer)
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])

@@ -115,7 +115,7 @@ _GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
 
 
 def gate_of(activation: Callable[[Tensor], Tensor]) -> type[_Gate] | None:
-    """Return the fused gate of an activation, or None if there is none."""
+    """Return the fused gate of an activation, or None for an unknown activation."""
     probe = torch.linspace(-8.0, 8.0, 64)
     return next((gate for known, gate in _GATES if torch.allclose(known(probe), activation(probe))), None)
 

@@ -7,7 +7,7 @@ with a cache. Sliding windows are shortened for the check, so that the sequences
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.media import packed_attention_of
 from twinkle.nn.spans import SequenceSpan
-
-if TYPE_CHECKING:
-    from twinkle.nn.causal_lm import PackedCausalLM
 
 LENGTHS = (70, 5, 33, 1)
 """Tokens of each sequence: more than one chunk of a recurrent layer, a single token, and lengths between them."""
@@ -37,6 +34,48 @@ _MEDIAN_LIMIT = 0.1
 half precision, where rounding alone changes some rows of a deep model completely."""
 
 
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class PackedModel(Protocol):
+    """Model that runs packs of sequences, as `PackedCausalLM` does."""
+
+    config: Any
+    """Text configuration of transformers."""
+
+    @property
+    def backbone(self) -> nn.Module:
+        """Model without its output head."""
+        ...
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the torch dtype of the weights."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        ...
+
+    def hidden(self, input_ids_T: Tensor, position_ids_T: Tensor, *, sequences: Sequence[SequenceSpan]) -> Tensor:
+        """Return float [T, D], the outputs of the backbone."""
+        ...
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return float32 [R, V]."""
+        ...
+
+
 @contextmanager
 def refusing(model: PreTrainedModel) -> Iterator[None]:
     """Name the architecture in refusals, and turn failures of its code into refusals.
@@ -51,12 +90,12 @@ def refusing(model: PreTrainedModel) -> Iterator[None]:
         raise UnsupportedModel(f'{name} is not supported: {error}') from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except _FAILURES as error:
         problem = f'{type(error).__name__}: {error}'
         raise UnsupportedModel(f'{name} is not supported: a pass of a few sequences failed with {problem}') from error
 
 
-def check_configuration(packed: 'PackedCausalLM') -> None:
+def check_configuration(packed: PackedModel) -> None:
     """Check that no layer fails to run packed at lengths that `check_packed` does not try.
 
     Raises:
@@ -97,7 +136,7 @@ def reference_of(model: PreTrainedModel) -> list[Tensor]:
 
 
 @torch.no_grad()
-def check_packed(packed: 'PackedCausalLM', reference: Sequence[Tensor]) -> None:
+def check_packed(packed: PackedModel, reference: Sequence[Tensor]) -> None:
     """Check that a pack equals transformers and keeps its sequences apart, and that decoding with a cache equals both.
 
     On a CPU, results and gradients of a sequence must be bitwise the same in a pack and alone. Accelerators choose
@@ -124,7 +163,7 @@ def check_packed(packed: 'PackedCausalLM', reference: Sequence[Tensor]) -> None:
 
 @contextmanager
 def short_windows(model: nn.Module) -> Iterator[None]:
-    """Shorten the sliding windows of a model to `WINDOW` tokens within the block."""
+    """Set the sliding windows of a model to `WINDOW` tokens within the block."""
     holders: list[Any] = [module for module in model.modules() if getattr(module, 'sliding_window', None)]
     configs = {id(config): config for module in model.modules() if (config := getattr(module, 'config', None))}
     holders += [config for config in configs.values() if getattr(config, 'sliding_window', None)]
@@ -147,7 +186,7 @@ def _sequences(config: Any, device: torch.device) -> list[Tensor]:
     return [plain[torch.randint(len(plain), (length,), generator=generator)].to(device) for length in LENGTHS]
 
 
-def _hidden(packed: 'PackedCausalLM', ids: Sequence[Tensor]) -> Tensor:
+def _hidden(packed: PackedModel, ids: Sequence[Tensor]) -> Tensor:
     """Return float [T, D] for the sequences of one pass."""
     spans: list[SequenceSpan] = []
     for tokens in ids:
@@ -157,12 +196,12 @@ def _hidden(packed: 'PackedCausalLM', ids: Sequence[Tensor]) -> Tensor:
     return packed.hidden(torch.cat(list(ids)), positions, sequences=spans)
 
 
-def _logits(packed: 'PackedCausalLM', ids: Sequence[Tensor]) -> list[Tensor]:
+def _logits(packed: PackedModel, ids: Sequence[Tensor]) -> list[Tensor]:
     """Return float32 [L, V] for each of the sequences of one pass."""
     return list(packed.logits(_hidden(packed, ids)).split([len(tokens) for tokens in ids]))
 
 
-def _gradients(packed: 'PackedCausalLM', ids: Sequence[Tensor]) -> list[Tensor]:
+def _gradients(packed: PackedModel, ids: Sequence[Tensor]) -> list[Tensor]:
     """Return float [L, D] for each sequence: the gradients of its embeddings, for fixed gradients of its outputs."""
     inputs: list[Tensor] = []
 
@@ -185,7 +224,7 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _decoded_logits(packed: 'PackedCausalLM', tokens: Tensor) -> Tensor:
+def _decoded_logits(packed: PackedModel, tokens: Tensor) -> Tensor:
     """Return float32 [L, V] of a sequence whose last tokens are run one by one with a cache."""
     cache, rows = KVCache(), []
     prompt = len(tokens) - _DECODED_TOKENS
