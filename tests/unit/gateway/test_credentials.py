@@ -41,6 +41,7 @@ def test_exactly_the_listed_methods_are_internal() -> None:
         'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
         'twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility',
         'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints',
+        'twinkle.api.checkpoint.v1.VersionService/DeleteVersions',
         'twinkle.api.checkpoint.v1.WeightStreamService/Fetch',
         'twinkle.api.checkpoint.v1.WeightStreamService/Publish',
         'twinkle.api.checkpoint.v1.WeightStreamService/Subscribe',
