@@ -13,7 +13,7 @@ CHECKPOINT = 'checkpoint_address=127.0.0.1:1'
 SETTINGS = {
     'checkpoint': (),
     'data': (),
-    'gateway': ('bootstrap_key=tml-administrator', 'http_listen=127.0.0.1:0'),
+    'gateway': ('bootstrap_key=tml-administrator-key', 'http_listen=127.0.0.1:0'),
     'model': (CHECKPOINT, 'base_model={model}'),
     'sampler': (CHECKPOINT, 'base_model={model}', 'engine=torch'),
 }
