@@ -88,7 +88,10 @@ async def test_a_step_runs_before_a_long_queue_of_batches(fake):
     busy = [(await fake.create(request_id=f'r{index}')).adapter_id for index in range(50)]
     quick = (await fake.create(tenant='carol')).adapter_id
     fake.trainer.gate.clear()
-    calls = [call(fake, adapter_id, 1, **train(index, 500)) for index, adapter_id in enumerate(busy)]
+    calls = [call(fake, busy[0], 1, **train(0, 500))]
+    # The others wait only if this one arrives first.
+    await until(fake, busy[0], 1, RUNNING)
+    calls += [call(fake, adapter_id, 1, **train(index, 500)) for index, adapter_id in enumerate(busy[1:], 1)]
     await asyncio.gather(*(until(fake, adapter_id, 1, QUEUED) for adapter_id in busy[1:]))
     step = call(fake, quick, 1, tenant='carol', step=STEP)
     found = await until(fake, quick, 1, QUEUED, tenant='carol')
