@@ -274,7 +274,7 @@ async def test_versions_survive_a_restart(tmp_path: Path) -> None:
             await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)
             for version in range(2, 9):
                 await service.weights.publish_version('ad-1', make_state(version), version=version)
-            await service.weights.save_checkpoint('ad-1', make_state(5), weights_pb2.CheckpointTarget(name='prefix'))
+            await service.weights.save_checkpoint('ad-1', make_state(5), weights_pb2.CheckpointTarget(name='kept'))
     async with serving(tmp_path, ring_capacity=2) as service:
         with acting_for(ALICE):
             listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=1000))
