@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tinker
 
-from fixtures.tinker_sdk import SDK_MARKS, running_stack, service_client
+from fixtures.tinker_sdk import SDK_MARKS, rest_client, running_stack, service_client
 from fixtures.tiny_model import build_tiny_model
 from twinkle.data_format import LoraConfig
 from twinkle_client import TwinkleClient
@@ -46,9 +46,10 @@ def test_tinker_clients_get_the_hub_id(stack: StackState, tmp_path: Path, monkey
     folder.parent.mkdir()
     folder.symlink_to(build_tiny_model(tmp_path / 'model', family='qwen3'))
     monkeypatch.chdir(tmp_path)
+    with rest_client(stack) as rest:
+        served = rest.get_server_capabilities().result().supported_models
+        assert [item.model_name for item in served] == [HUB_ID]
     with service_client(stack) as client:
-        names = [item.model_name for item in client.get_server_capabilities().supported_models]
-        assert names == [HUB_ID]
         model = client.create_lora_training_client(base_model=ALIAS, rank=8).result()
         facts = model.get_info().model_data
         assert (facts.model_name, facts.tokenizer_id) == (HUB_ID, HUB_ID)
