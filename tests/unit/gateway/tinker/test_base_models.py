@@ -29,7 +29,7 @@ async def test_unknown_name_is_refused_only_if_all_model_services_respond() -> N
 
 
 async def test_no_name_is_refused_without_services() -> None:
-    """Without a model service or a sampler that responds, every name is a temporary error."""
+    """Every name is a temporary error if no model service and no sampler responds."""
     models = BaseModels([_facts('model'), _facts('sampler')])
     with pytest.raises(ServiceUnreachable):
         await models.get_trainable('a')
