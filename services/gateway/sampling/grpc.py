@@ -26,14 +26,7 @@ from services.gateway.sampling.messages import (
     renumbered_error,
     score_message,
 )
-from services.gateway.sampling.rules import (
-    BatchPart,
-    BatchRequest,
-    Progress,
-    PromptResult,
-    SampleChunk,
-    SampleRequest,
-)
+from services.gateway.sampling.rules import BatchPart, BatchRequest, Progress, PromptResult, SampleChunk, SampleRequest
 from services.kit.errors import AdapterNotFound, DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata

@@ -75,9 +75,7 @@ def _find_named(name: str, known: Sequence[BaseModel]) -> BaseModel:
 
 
 def _merged(
-    known: BaseModel | None,
-    info: server_service_pb2.BaseModelInfo,
-    service: server_service_pb2.ServiceInfo,
+    known: BaseModel | None, info: server_service_pb2.BaseModelInfo, service: server_service_pb2.ServiceInfo
 ) -> BaseModel:
     """Combine the reports of two services: the shorter context, and the capabilities of both."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]

@@ -39,11 +39,7 @@ _STATUSES = {
     Code.DATA_LOSS: 500,
 }
 """All other codes return 400, because a retry cannot succeed."""
-_REASONS = {
-    'MESSAGE_TOO_LARGE': 413,
-    'SESSION_FINISHED': 410,
-    'FUTURE_EXPIRED': 410,
-}
+_REASONS = {'MESSAGE_TOO_LARGE': 413, 'SESSION_FINISHED': 410, 'FUTURE_EXPIRED': 410}
 """Reasons with a more specific status than their code."""
 _SERVER_CODES = frozenset({Code.UNAVAILABLE, Code.INTERNAL, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED})
 _FIELDS = (

@@ -23,14 +23,7 @@ from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from services.gateway.tinker.arrays import Array
 from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.bodies import (
-    BaseModelName,
-    Counter,
-    LongCounter,
-    TinkerModel,
-    read_body,
-    read_json,
-)
+from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, read_body, read_json
 from services.gateway.tinker.datums import ModelInput, joined_tokens
 from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
 from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
