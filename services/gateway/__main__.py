@@ -92,7 +92,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         routes = [
             *open_openai(config, chat, catalogue.runs, clock=clock),
             *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
-            *open_tinker_catalogue(database, catalogue, accounts, sessions, lookups=upstreams.lookups, clock=clock),
+            *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
         jobs = [

@@ -14,7 +14,7 @@ from services.gateway.catalogue.rules import Run, RunFilter
 from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import NoReplica, RunNotFound
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import served_name
+from services.gateway.fleet.model_routes import served_name, shown_name
 from services.gateway.fleet.rules import ReplicaReport
 from services.gateway.paging import Page
 from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
@@ -203,13 +203,13 @@ class ModelResolver:
                 problem = f'names {base[:MAX_NAME]!r}, but the base model of the weights is {run.base_model!r}'
                 raise InvalidField('model', problem)
             return ResolvedModel(base_model=run.base_model, adapter=adapter, run=run)
-        raise BaseModelNotFound(name[:MAX_NAME], tuple(base_models))
+        raise BaseModelNotFound(name[:MAX_NAME], tuple(map(shown_name, base_models)))
 
     async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the base models, then the caller's runs with a version that can be sampled, newest first."""
         created = int(self._started_at.timestamp())
         models = [
-            _model(info.base_model, created=created, owned_by='twinkle', max_model_len=info.context_tokens)
+            _model(shown_name(info.base_model), created=created, owned_by='twinkle', max_model_len=info.context_tokens)
             for info in await self._samplers.base_models()
         ]
         return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
@@ -244,7 +244,8 @@ class ModelResolver:
 def _run_model(run: Run, name: str) -> dict[str, Any]:
     facts = {'version': run.version, 'step_count': run.step_count, 'lora_rank': run.lora_rank}
     created = int(run.create_time.timestamp())
-    model = _model(name, created=created, owned_by=run.tenant_id, root=run.base_model, parent=run.base_model)
+    base_model = shown_name(run.base_model)
+    model = _model(name, created=created, owned_by=run.tenant_id, root=base_model, parent=base_model)
     return {**model, 'twinkle': {'run_id': run.run_id, **facts, 'is_active': run.is_active}}
 
 

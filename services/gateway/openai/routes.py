@@ -7,6 +7,7 @@ from typing import Any
 
 from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
+from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
@@ -81,7 +82,7 @@ class OpenAiErrors:
                 'param': param,
                 'code': _CODES.get(error.reason, error.reason.lower()),
                 'reason': error.reason,
-                'metadata': dict(error.metadata()),
+                'metadata': {name: shown_text(value) for name, value in error.metadata().items()},
                 'request_id': request_id,
             }
         }
@@ -90,8 +91,8 @@ class OpenAiErrors:
 def _param_and_message(error: DomainError) -> tuple[str | None, str]:
     if error.violations:
         param = _param_of(error.violations[0].field)
-        return param, f'{param}: {error.violations[0].problem}'
-    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), str(error)
+        return param, f'{param}: {shown_text(error.violations[0].problem)}'
+    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), shown_text(str(error))
 
 
 def _param_of(field: str) -> str:

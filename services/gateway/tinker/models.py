@@ -308,5 +308,5 @@ class InfoRoutes:
         run = await self._runs.get(current_caller().tenant_id, path.run_id)
         # A run that trains all parameters has the rank 0.
         rank = run.lora_rank if run else saved.lora_rank or None
-        facts = {'base_model': saved.base_model, 'is_lora': rank != 0, 'lora_rank': rank or None}
+        facts = {'base_model': shown_name(saved.base_model), 'is_lora': rank != 0, 'lora_rank': rank or None}
         return JsonResponse({**facts, **trained_groups(saved.target_modules), 'optimizer_config': _ADAMW})

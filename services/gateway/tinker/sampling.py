@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from services.gateway.catalogue.paths import WeightsPath, parse_sampler_path, path_of_native
 from services.gateway.errors import WeightsNotSaved
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.futures.executors import SampleTask
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState
@@ -288,7 +289,7 @@ class SamplingRoutes:
         call.body_done.set()
         handle_id = read_value(_HANDLE_ID, call.path_values['sampling_session_id'], 'sampler_id')
         handle = await self._handles.with_base(handle_id)
-        document = {'sampler_id': handle.handle_id, 'base_model': handle.base_model}
+        document = {'sampler_id': handle.handle_id, 'base_model': shown_name(handle.base_model)}
         if handle.checkpoint_path:
             document['model_path'] = str(path_of_native(handle.checkpoint_path))
         return JsonResponse(document)
