@@ -14,6 +14,7 @@ from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenText
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
 from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
+from services.gateway.sampling.ports import WeightFacts
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError
 from services.kit.rpc.context import current_caller
@@ -182,7 +183,9 @@ async def _closing(
             yield chunk
 
 
-def open_openai(config: GatewayConfig, samplers: FleetSamplers, runs: Runs, *, clock: Clock) -> list[Route]:
+def open_openai(
+    config: GatewayConfig, samplers: FleetSamplers, runs: Runs, weights: WeightFacts, *, clock: Clock
+) -> list[Route]:
     """Return the routes of the OpenAI API."""
-    models = ModelResolver(samplers, runs=runs, started_at=clock.now())
+    models = ModelResolver(samplers, runs=runs, weights=weights, started_at=clock.now())
     return OpenAiRoutes(samplers, models, clock=clock, body_bytes=config.http_body_bytes).routes()
