@@ -1,7 +1,8 @@
 """Named points at which a test can kill the process, to simulate a power failure. Off by default.
 
 `TWINKLE_FAILPOINTS=journal.commit.before=3` kills the process with SIGKILL the third time that point is reached.
-Several points are separated by commas. All points are listed here, so that tests can iterate over them.
+Several points are separated by commas. `TWINKLE_FAILPOINT_SIGNAL=SIGSEGV` sends another signal, to simulate a crash of
+native code. All points are listed here, so that tests can iterate over them.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 VARIABLE = 'TWINKLE_FAILPOINTS'
+SIGNAL_VARIABLE = 'TWINKLE_FAILPOINT_SIGNAL'
 FAILPOINTS = (
     'operation.begun',
     'operation.computed',
@@ -73,8 +75,8 @@ REPLACEMENT_FAILPOINTS = (
 class Failpoints:
     """Counts how often each armed failpoint is reached."""
 
-    def __init__(self, armed: Mapping[str, int]) -> None:
-        """Arm failpoints: the process is killed once one has been reached the given number of times.
+    def __init__(self, armed: Mapping[str, int], *, death: signal.Signals = signal.SIGKILL) -> None:
+        """Arm failpoints: the process sends itself `death` once one has been reached the given number of times.
 
         Raises:
             ValueError: A name is unknown, or a count is less than 1.
@@ -94,6 +96,7 @@ class Failpoints:
         if unknown:
             raise ValueError(f'{VARIABLE} has unknown names {unknown}; known: {known}')
         self._armed = dict(armed)
+        self._death = death
         self._counts: Counter[str] = Counter()
 
     @classmethod
@@ -101,10 +104,13 @@ class Failpoints:
         """Return the failpoints that the environment arms.
 
         Raises:
-            ValueError: The variable is malformed or names an unknown failpoint.
+            ValueError: A variable is malformed, or names an unknown failpoint or signal.
         """
         items = [item.partition('=') for item in environment.get(VARIABLE, '').split(',') if item]
-        return cls({name.strip(): int(count or '1') for name, _, count in items})
+        death = environment.get(SIGNAL_VARIABLE) or 'SIGKILL'
+        if death not in signal.Signals.__members__:
+            raise ValueError(f'{SIGNAL_VARIABLE} must be the name of a signal, such as SIGSEGV; got {death!r}')
+        return cls({name.strip(): int(count or '1') for name, _, count in items}, death=signal.Signals[death])
 
     def reach(self, name: str) -> None:
         """Count a failpoint, and kill the process if the armed count is reached."""
@@ -112,7 +118,7 @@ class Failpoints:
             return
         self._counts[name] += 1
         if self._counts[name] == self._armed[name]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._death)
 
 
 _PROCESS_FAILPOINTS = Failpoints.from_environment(os.environ)

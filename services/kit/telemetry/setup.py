@@ -2,7 +2,9 @@
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 from opentelemetry import trace
@@ -13,6 +15,26 @@ from prometheus_client import start_http_server
 from pydantic import BaseModel, ConfigDict, Field
 
 from twinkle.telemetry import SpanFileExporter
+
+
+class LogStream:
+    """Text stream for log lines that drops those it cannot write.
+
+    A log file is usually on the same disk as the state. If the disk is full, a log call must not fail the operation
+    that it describes, or end the thread that makes it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class TelemetryConfig(BaseModel):
@@ -53,7 +75,8 @@ def stop_telemetry() -> None:
 
 def _start_logs(config: TelemetryConfig, *, service: str) -> None:
     level = getattr(logging, config.log_level)
-    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr, format='%(name)s: %(message)s')
+    stream = LogStream(sys.stderr)
+    logging.basicConfig(level=max(level, logging.WARNING), stream=stream, format='%(name)s: %(message)s')
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -62,7 +85,7 @@ def _start_logs(config: TelemetryConfig, *, service: str) -> None:
             *_renderers(is_json=config.is_log_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, stream)),
     )
     structlog.contextvars.bind_contextvars(service=service)
 

@@ -1,4 +1,4 @@
-"""A program of the Tinker SDK whose gateway is killed at seeded times."""
+"""A program of the Tinker SDK whose gateway is killed, or has a full disk, at seeded times."""
 
 import logging
 import os
@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 import tinker
 
+from e2e.faults.schedule import DEATHS
+from fixtures.faulty_service import fill_disk
 from fixtures.tinker_sdk import new_model, running_stack, scores, service_client, tokens_of, train
 from fixtures.tiny_model import build_tiny_model
 from twinkle_client.stack import StackState, revive_stack
+from twinkle_client.stack.state import ServiceState
 
 _LIMIT_SECONDS = 240
 """Time limit for a program. The SDK gives up earlier, so a program that exceeds the limit has hung."""
+_FULL_DISK_PROBABILITY = 0.3
+"""Probability that a fault is a full disk instead of a kill."""
 _EXAMPLES = [tokens_of(seed) for seed in range(3)]
 _PROMPT = tinker.ModelInput.from_ints(tokens_of(9, 8))
 _PARAMS = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
@@ -44,12 +49,13 @@ class KillReport:
 
     violations: dict[int, str] = field(default_factory=dict[int, str])
     """Violations by seed."""
-    kill_times: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
-    """Planned times of the kills by seed, in seconds after the start of the program."""
+    seed_count: int = 0
+    kill_count: int = 0
+    full_disk_count: int = 0
 
     def __str__(self) -> str:
-        kills = sum(map(len, self.kill_times.values()))
-        return f'{len(self.violations)} of {len(self.kill_times)} programs, {kills} kills of the gateway'
+        faults = f'{self.kill_count} kills of the gateway, {self.full_disk_count} full disks'
+        return f'{len(self.violations)} of {self.seed_count} programs, {faults}'
 
 
 class GatewayKills:
@@ -69,10 +75,9 @@ class GatewayKills:
         """Run the program for each seed, and report the differences from the run without faults."""
         report = KillReport()
         for seed in seeds:
-            kill_times = self._kill_times(seed)
-            report.kill_times[seed] = kill_times
+            report.seed_count += 1
             try:
-                outcome = self._run_with_kills(kill_times)
+                outcome = self._run_with_faults(random.Random(seed), report)
             except Exception as error:  # noqa: BLE001 (every exception of the program is a violation)
                 report.violations[seed] = f'{type(error).__name__}: {error}'
                 continue
@@ -80,28 +85,33 @@ class GatewayKills:
                 report.violations[seed] = differences
         return report
 
-    def _kill_times(self, seed: int) -> tuple[float, ...]:
-        rng = random.Random(seed)
-        return tuple(sorted(rng.uniform(0, self._seconds) for _ in range(rng.randint(1, 2))))
-
-    def _run_with_kills(self, kill_times: tuple[float, ...]) -> Outcome:
+    def _run_with_faults(self, rng: random.Random, report: KillReport) -> Outcome:
+        times = sorted(rng.uniform(0, self._seconds) for _ in range(rng.randint(1, 3)))
         with ThreadPoolExecutor(1) as threads:
             begin = time.monotonic()
             program = threads.submit(run_session, self._stack)
-            for kill_time in kill_times:
-                if _is_done(program, begin + kill_time - time.monotonic()):
+            for fault_time in times:
+                if _is_done(program, begin + fault_time - time.monotonic()):
                     break
-                self._kill()
+                if rng.random() < _FULL_DISK_PROBABILITY:
+                    report.full_disk_count += 1
+                    fill_disk(self._gateway().pid)
+                else:
+                    report.kill_count += 1
+                    self._kill(rng.choice(DEATHS))
             return program.result(_LIMIT_SECONDS)
 
-    def _kill(self) -> None:
+    def _gateway(self) -> ServiceState:
         state = StackState.load(self._stack.state_dir)
         assert state is not None
-        gateway = next(service for service in state.services if service.name == 'gateway')
-        os.kill(gateway.pid, signal.SIGKILL)
+        return next(service for service in state.services if service.name == 'gateway')
+
+    def _kill(self, death: signal.Signals) -> None:
+        gateway = self._gateway()
+        os.kill(gateway.pid, death)
         while gateway.is_running():
             pass
-        revive_stack(state.state_dir, report=lambda *_, **__: None)
+        revive_stack(self._stack.state_dir, report=lambda *_, **__: None)
 
 
 def run_session(stack: StackState) -> Outcome:

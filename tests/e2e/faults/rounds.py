@@ -1,4 +1,4 @@
-"""Runs the same plans once without faults and once with kills and a faulty proxy, and compares the observations."""
+"""Runs the same plans once without faults, and once with kills, full disks and a faulty proxy, and compares them."""
 
 import asyncio
 import random
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.faults.observation import Observation, describe_result
+from e2e.faults.schedule import full_disks_of, round_of
 from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
@@ -33,7 +34,9 @@ class Environment:
     model_dir: Path
     checkpoint_address: str
 
-    def model(self, name: str, kills: Sequence[Kill] = (), **settings: object) -> FaultyModel:
+    def model(
+        self, name: str, kills: Sequence[Kill] = (), full_disks: Sequence[int] = (), **settings: object
+    ) -> FaultyModel:
         """Return a model service with a new state folder; `settings` are fields of its configuration."""
         state_dir = self.folder / name
         state_dir.mkdir(parents=True)
@@ -45,7 +48,7 @@ class Environment:
             # The limit is small, so that batches are split and share passes. The split of a batch affects its result.
             'pass_tokens': 128,
         }
-        return FaultyModel(state_dir, {**defaults, **settings}, kills)
+        return FaultyModel(state_dir, {**defaults, **settings}, kills, full_disks)
 
 
 @dataclass
@@ -87,11 +90,10 @@ async def run_round(
         settings: Fields of the service's configuration, in addition to `BUSY`.
     """
     plans = plans_of(seeds, environment)
-    checkpoints = FaultyCheckpoint(
-        environment.folder / f'checkpoint-{seeds[0]}', count=_checkpoint_kill_count(seeds[0])
-    )
+    checkpoints = FaultyCheckpoint(environment.folder / f'checkpoint-{seeds[0]}', **_checkpoint_faults(seeds[0]))
     address = await checkpoints.start()
-    model = environment.model(f'round-{seeds[0]}', kills, **{**BUSY, 'checkpoint_address': address, **settings})
+    settings = {**BUSY, 'checkpoint_address': address, **settings}
+    model = environment.model(f'round-{seeds[0]}', kills, full_disks_of(round_of(seeds[0])), **settings)
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
     undisturbed = asyncio.create_task(oracle.observe(plans))
     try:
@@ -115,9 +117,10 @@ async def run_round(
     return report
 
 
-def _checkpoint_kill_count(seed: int) -> int:
-    """Return the number of responses after which the checkpoint service is killed."""
-    return random.Random(seed).randint(20, 120)
+def _checkpoint_faults(seed: int) -> dict[str, int]:
+    """Return after how many responses the checkpoint service is killed, and after how many its disk is full."""
+    rng = random.Random(seed)
+    return {'count': rng.randint(20, 120), 'full_disk': rng.randint(20, 200)}
 
 
 def _compare(report: RoundReport, observed: Mapping[Key, Observation], expected: Mapping[Key, Observation]) -> None:

@@ -1,10 +1,11 @@
-"""Schedules of kills, as functions of the seed.
+"""Schedules of kills and full disks, as functions of the seed.
 
 Several seeds form a round and share one service, because starting a process takes longer than many operations, and
 because passes are then shared by adapters of different seeds.
 """
 
 import random
+import signal
 from collections.abc import Sequence
 
 from fixtures.faulty_service import Kill
@@ -27,6 +28,11 @@ _MAX_COUNTS = {
 """Largest count at each of these failpoints that a round reaches in addition to its other kills."""
 _MAX_OPERATIONS = 30
 """Largest count at the other failpoints, which every operation reaches, and of responses before a signal."""
+FULL_DISKS_PER_ROUND = 3
+_MAX_FULL_DISK_RESPONSES = 200
+"""Largest number of responses after which the disk of a service is full for a moment."""
+DEATHS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
+"""Signals that end the process: a kill from outside, and two crashes in native code."""
 _SIGNAL = ''
 KILL_POINTS = (*FAILPOINTS, _SIGNAL)
 """Names of the failpoints, and an empty name for a signal from outside."""
@@ -50,8 +56,14 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 
 
 def choose_kill(point: str, rng: random.Random) -> Kill:
-    """Return a kill at `point` with a random count that a round reaches."""
-    return Kill(failpoint=point, count=rng.randint(1, _MAX_COUNTS.get(point, _MAX_OPERATIONS)))
+    """Return a kill at `point` with a random signal and a random count that a round reaches."""
+    count = rng.randint(1, _MAX_COUNTS.get(point, _MAX_OPERATIONS))
+    return Kill(failpoint=point, count=count, death=rng.choice(DEATHS))
+
+
+def full_disks_of(round_number: int) -> list[int]:
+    """Return the numbers of responses after which the disk of the model service is full in a round."""
+    return random.Random(f'disk {round_number}').sample(range(1, _MAX_FULL_DISK_RESPONSES), FULL_DISKS_PER_ROUND)
 
 
 def count_kills(kills: Sequence[Kill]) -> dict[str, int]:

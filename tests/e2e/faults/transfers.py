@@ -1,18 +1,18 @@
-"""Weight transfers from a trainer to a sampler with faults: killed processes and cut connections.
+"""Weight transfers from a trainer to a sampler with faults: killed processes, cut connections and full disks.
 
-Each seed publishes one version. During its transfer, the trainer, the checkpoint service or the sampler is killed with
-SIGKILL after a number of bytes or at a failpoint of the service, or a connection is cut after a number of bytes. The
+Each seed publishes one version. After a number of bytes, the trainer, the checkpoint service or the sampler is killed,
+a connection is cut, or the disk of the service is full for a moment; or the service is killed at a failpoint. The
 version must arrive nevertheless.
 """
 
 import asyncio
 import random
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.faults.schedule import DEATHS
 from fixtures.byte_proxy import ByteProxy
 from fixtures.checkpoint_service import ALICE
 from fixtures.faulty_service import free_port
@@ -46,8 +46,8 @@ class Plan:
     seed: int
     size_bytes: int
     fault: str
-    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), or the
-    failpoint."""
+    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), `full disk`,
+    or the failpoint."""
     at: float
     """Position of the fault, as a fraction of the bytes of the transfer. A failpoint uses `count` instead."""
     count: int
@@ -63,14 +63,14 @@ class Plan:
 
 
 _NETWORK_FAULTS = (
-    ('subscribe cut', 'weights.chunk', 'trainer', 'publish cut', 'weights.received', 'sampler'),
-    ('subscribe cut', 'weights.chunk', 'service', 'publish cut', 'weights.recorded', 'spill.begun'),
+    ('subscribe cut', 'weights.chunk', 'trainer', 'publish cut', 'weights.received', 'full disk', 'sampler'),
+    ('subscribe cut', 'weights.chunk', 'service', 'publish cut', 'weights.recorded', 'full disk', 'spill.begun'),
 )
 _MEMORY_FAULTS = (
-    ('service', 'weights.verified', 'weights.recorded', 'weights.announced', 'spill.begun', 'spill.done'),
-    ('trainer', 'sampler', 'weights.received', 'weights.verified', 'weights.announced', 'spill.done'),
+    ('service', 'weights.verified', 'weights.recorded', 'weights.announced', 'full disk', 'spill.begun', 'spill.done'),
+    ('trainer', 'sampler', 'weights.received', 'weights.verified', 'weights.announced', 'full disk', 'spill.done'),
 )
-SEEDS_PER_CYCLE = 12
+SEEDS_PER_CYCLE = 14
 """Number of seeds with different faults; half of them use the network and half shared memory."""
 
 
@@ -182,6 +182,7 @@ class TransferHarness:
             'service': (self.publishing, self.service.kill),
             'trainer': (self.publishing, self.trainer.kill),
             'publish cut': (self.publishing, self.publishing.cut),
+            'full disk': (self.publishing, self.service.fill_disk),
             'sampler': (self.subscribing, self.sampler.kill),
             'subscribe cut': (self.subscribing, self.subscribing.cut),
         }
@@ -262,7 +263,7 @@ class TransferHarness:
         await self.subscribing.stop()
         await self.service.stop()
         *killed, terminated = self.service.statuses
-        if terminated or any(status != -signal.SIGKILL for status in killed):
+        if terminated or any(-status not in DEATHS for status in killed):
             self.report.add(seed, f'the service exited unexpectedly: {self.service.statuses}')
         # The next process that opens the folder removes the segments of killed processes.
         Segments(self.memory)

@@ -15,6 +15,7 @@ from services.kit.failpoints import (
     PARKING_FAILPOINTS,
     REPLACEMENT_FAILPOINTS,
     SESSION_FAILPOINTS,
+    SIGNAL_VARIABLE,
     TRANSFER_FAILPOINTS,
     VARIABLE,
     Failpoints,
@@ -38,16 +39,17 @@ for name in ('operation.begun', 'journal.commit.before', 'journal.commit.before'
 """
 
 
-def test_process_is_killed_at_the_armed_count():
-    """The process is killed when a failpoint has been reached the configured number of times."""
+@pytest.mark.parametrize('death', [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_process_is_killed_at_the_armed_count(death: signal.Signals):
+    """The process ends by the given signal when a failpoint has been reached the configured number of times."""
     finished = subprocess.run(
         [sys.executable, '-c', PROGRAM],
-        env={VARIABLE: 'journal.commit.before=2'},
+        env={VARIABLE: 'journal.commit.before=2', SIGNAL_VARIABLE: death.name},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert finished.returncode == -signal.SIGKILL
+    assert finished.returncode == -death
     assert finished.stdout.split() == ['operation.begun', 'journal.commit.before']
 
 
