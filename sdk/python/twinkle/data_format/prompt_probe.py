@@ -77,7 +77,7 @@ class PromptProbe:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProbeResult:
-    """Results of a `PromptProbe`. A field is None if it was not requested."""
+    """Results of a `PromptProbe`; None for a value that was not requested."""
 
     target_logprobs: npt.NDArray[np.float32] | None = None
     """Natural log-probabilities of the target tokens, [T - 1, K]; NaN where none was requested."""
