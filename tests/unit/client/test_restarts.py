@@ -33,7 +33,7 @@ def test_services_do_not_affect_each_other() -> None:
 
 
 def test_stable_service_starts_over() -> None:
-    """After a service was stable for a minute, its next exits have short pauses again."""
+    """The next exits of a service that was stable for a minute have short pauses again."""
     restarts = Restarts()
     for _ in range(20):
         restarts.record('model', 0.0)

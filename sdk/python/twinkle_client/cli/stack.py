@@ -297,17 +297,16 @@ def _keep_running(folder: Path) -> None:
     console.print('\nPress Ctrl-C to stop.')
     restarts, reported = Restarts(), set[int]()
     while (state := StackState.load(folder)) is not None:
-        ended = state.ended()
-        for service in ended:
+        pauses = {item.name: restarts.seconds_until_due(item.name, time.monotonic()) for item in state.ended()}
+        for service in state.ended():
             if service.pid not in reported:
-                reported.add(service.pid)
-                _report_exit(service, restarts.seconds_until_due(service.name, time.monotonic()))
-        waiting = {item.name for item in ended if restarts.seconds_until_due(item.name, time.monotonic())}
-        if len(waiting) < len(ended):
-            _restart_exited(folder, waiting)
-            for service in ended:
-                if service.name not in waiting:
-                    restarts.record(service.name, time.monotonic())
+                _report_exit(service, pauses.get(service.name, 0.0))
+            reported.add(service.pid)
+        due = [name for name, seconds in pauses.items() if not seconds]
+        if due:
+            _restart_exited(folder, waiting=pauses.keys() - due)
+        for name in due:
+            restarts.record(name, time.monotonic())
         time.sleep(_WATCH_SECONDS)
     console.print('Stopped')
 
