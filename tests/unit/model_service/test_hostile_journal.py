@@ -11,9 +11,16 @@ from services.model.domain.errors import AdapterDamaged
 from services.model.ports import Snapshot
 
 
+def _opened(folder: Path) -> sqlite3.Connection:
+    """Open the database so that changes leave rows without a valid seal, as damage to the file does."""
+    database = sqlite3.connect(folder / 'journal.sqlite')
+    database.create_function('row_seal', -1, lambda *values: b'invalid')
+    return database
+
+
 def _damage(folder: Path, column: str, table: str) -> None:
     """Change a byte in the middle of one value, in the row of the first adapter."""
-    with sqlite3.connect(folder / 'journal.sqlite') as database:
+    with _opened(folder) as database:
         key, value = database.execute(f'SELECT rowid, {column} FROM {table} ORDER BY rowid LIMIT 1').fetchone()
         middle = len(value) // 2
         changed = value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :]
@@ -23,7 +30,7 @@ def _damage(folder: Path, column: str, table: str) -> None:
 
 def _destroy(folder: Path, column: str, table: str) -> None:
     """Make one value unreadable, in the row of the first adapter."""
-    with sqlite3.connect(folder / 'journal.sqlite') as database:
+    with _opened(folder) as database:
         database.execute(
             f'UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})', (b'\xff' * 40,)
         )
@@ -73,6 +80,9 @@ async def test_unreadable_record_does_not_hide_other_adapters(tmp_path: Path):
     _destroy(tmp_path, 'record', 'adapters')
     journal = await open_journal(tmp_path)
     assert [item.adapter.adapter_id for item in await journal.adapters()] == ['ad-2']
+    assert await journal.damaged_adapters() == {'ad-1': 'alice'}
+    with pytest.raises(AdapterDamaged):
+        await journal.record('ad-1', size=8)
     await journal.close()
 
 
