@@ -156,6 +156,17 @@ class ReplicaNotReached(ServiceUnreachable):
     """The connection to a replica failed, so the replica never received the request."""
 
 
+@domain_error(
+    'REQUEST_CRASHED',
+    '{failure_count} samplers in a row failed while they ran this request, so it is not run again for some minutes; '
+    'change the request, for example its length or its parameters',
+)
+class RequestCrashed(FailedPrecondition):
+    """Samplers failed each time they ran the request, which may be the cause."""
+
+    failure_count: int
+
+
 @domain_error('FUTURE_NOT_FOUND', 'no future {future_id!r}')
 class FutureNotFound(NotFound):
     """The caller has no such future."""

@@ -291,6 +291,17 @@ class Journal(Protocol):
         """Reset the count of attempts with the next commit, because the process survived the replay."""
         ...
 
+    async def begin_restore(self, adapter_id: str) -> int:
+        """Count an attempt to restore an adapter, durably, and return the number of attempts.
+
+        An attempt remains counted only if the process ends before `end_restore`.
+        """
+        ...
+
+    def end_restore(self, adapter_id: str) -> None:
+        """Reset the count of restores with the next commit, because the process survived one or made progress."""
+        ...
+
     async def revoke(self, operation: Operation) -> None:
         """Delete an accepted operation that was refused, durably, so that its number can be used again."""
         ...

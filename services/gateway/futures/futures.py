@@ -258,8 +258,8 @@ class Futures:
             await records.payloads.delete(future.payload_name)
         return stored
 
-    async def _resume_one(self, future: Future) -> None:
-        """Run a waiting future that was accepted before, unless it is known here or has another owner."""
+    async def _resume_one(self, future: Future, *, is_new: bool = False) -> None:
+        """Run a waiting future, unless it is known here or has another owner; a new one was never run."""
         if self._runner.find(future.future_id) is not None:
             return
         records = self._records
@@ -269,7 +269,7 @@ class Futures:
             return
         self._capacity.enter_accepted(future, size_bytes)
         try:
-            await self._runner.add(future)
+            await self._runner.add(future, is_resumed=not is_new)
         finally:
             self._capacity.leave(future)
 
@@ -289,7 +289,7 @@ class Futures:
             future = await self._records.store.get(notification.tenant_id, notification.future_id)
             if future is None or future.is_finished or future.future_id in finished_ids:
                 return
-        await self._resume_one(future)
+        await self._resume_one(future, is_new=True)
 
     async def _handle_finished(self, notification: Notification) -> None:
         """Notify waiters of a future that any gateway finished."""

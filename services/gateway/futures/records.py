@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Never
 
 import structlog
 
-from services.gateway.errors import FutureExpired, PayloadLost
+from services.gateway.errors import FutureExpired, PayloadLost, RequestCrashed
 from services.gateway.futures.ports import FutureStore, PayloadStore
 from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future, FutureState, FutureTaken, future_id_of_name
@@ -17,6 +18,12 @@ from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 
+MAX_CRASHES = 3
+"""Number of times that the process may end while it runs a resumed future, until the future fails."""
+SUSPECTED_CRASHES = 2
+"""Number of such crashes after which a future runs alone among suspected ones, so that others do not fail with it."""
+_ALONE_WAIT_SECONDS = 30.0
+"""Maximum wait of a suspected future for another one."""
 _EXPIRED_AT_ONCE = 200
 _ORPHAN_AGE = timedelta(hours=1)
 """Age after which a payload without a row is deleted: its process was killed before it wrote the row."""
@@ -35,6 +42,7 @@ class FutureRecords:
         self.payloads = payloads
         self.retry = retry
         self.clock = clock
+        self.attempts = Attempts(payloads, retry)
         self.on_settled: Callable[[Future, Future], None] = lambda future, stored: None
         """Called after each attempt to settle, with the future to store and the stored one."""
 
@@ -82,6 +90,7 @@ class FutureRecords:
 
     async def delete_request(self, future: Future) -> None:
         """Delete the request of a finished future."""
+        await self.attempts.end(future)
         await self.retry.call(partial(self.payloads.delete, future.payload_name))
 
     async def _settle_row(self, future: Future, outcome: Outcome) -> Future:
@@ -91,6 +100,52 @@ class FutureRecords:
         stored = await self.store.settle(finished)
         self.on_settled(finished, stored)
         return stored
+
+
+class Attempts:
+    """Counts durably how often the process ended while it ran a resumed future, which may be the cause."""
+
+    def __init__(self, payloads: PayloadStore, retry: Retry) -> None:
+        self._payloads = payloads
+        self._retry = retry
+        self._counted: set[str] = set()
+        """Futures that this process counted."""
+        self._alone = asyncio.Lock()
+        self._alone_id = ''
+        """The suspected future that runs alone, until its outcome is stored."""
+
+    async def begin(self, future: Future) -> None:
+        """Count an attempt. The count remains until `end`, unless the process ends before.
+
+        Raises:
+            RequestCrashed: The process ended during each of the last attempts.
+        """
+        if future.future_id in self._counted:
+            return
+        stored = await self._retry.call(partial(self._payloads.get, future.attempts_name))
+        crashes = int(stored or b'0')
+        self._counted.add(future.future_id)
+        if crashes >= MAX_CRASHES:
+            raise RequestCrashed(crashes)
+        if crashes >= SUSPECTED_CRASHES:
+            await self._wait_for_others(future)
+        await self._retry.call(partial(self._payloads.put, future.attempts_name, b'%d' % (crashes + 1)))
+
+    async def end(self, future: Future) -> None:
+        """Delete the count of a future whose outcome is stored, or whose process stops without a crash."""
+        if future.future_id in self._counted:
+            await self._retry.call(partial(self._payloads.delete, future.attempts_name))
+            self._counted.discard(future.future_id)
+        if future.future_id == self._alone_id:
+            self._alone_id = ''
+            self._alone.release()
+
+    async def _wait_for_others(self, future: Future) -> None:
+        """Wait until no other suspected future runs, or for some time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ALONE_WAIT_SECONDS):
+                await self._alone.acquire()
+                self._alone_id = future.future_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,6 +133,11 @@ class Future:
         return f'{self.future_id}-{self.fingerprint[:16]}.request'
 
     @property
+    def attempts_name(self) -> str:
+        """Name of the stored number of attempts to run a resumed future."""
+        return f'{self.future_id}.attempts'
+
+    @property
     def result_name(self) -> str:
         """Name of the stored result. It depends on the owner, so that a previous owner cannot overwrite it."""
         if not self.owner:

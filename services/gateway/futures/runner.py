@@ -5,7 +5,7 @@ A waiting future has only its record in memory; its request is read when it star
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -92,6 +92,8 @@ class Runner:
         self._known: dict[str, Future] = {}
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
+        self._resumed: set[str] = set()
+        """Futures that another process may have run before."""
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._finished_logs: dict[object, set[str]] = {}
         self._next_poll: asyncio.TimerHandle | None = None
@@ -110,10 +112,12 @@ class Runner:
             is_shared=self.is_shared,
         )
 
-    async def add(self, future: Future) -> None:
+    async def add(self, future: Future, *, is_resumed: bool = False) -> None:
         """Run a waiting future once its lane and the slots allow it. Adding it again has no effect."""
         if future.future_id in self._known or self._is_closed:
             return
+        if is_resumed:
+            self._resumed.add(future.future_id)
         self._known[future.future_id] = future
         self.capacity.enter_accepted(future)
         if not future.lane:
@@ -169,6 +173,10 @@ class Runner:
             await asyncio.wait(self._background_tasks, timeout=1)
         for background_task in self._background_tasks:
             background_task.cancel()
+        # The process does not end by a crash, so no attempt counts.
+        with suppress(DomainError, TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.gather(*map(self.records.attempts.end, self._known.values()))
         for future in self._known.values():
             self.capacity.leave(future)
         self._known.clear()
@@ -211,6 +219,8 @@ class Runner:
         executor = self.executors.get(future.kind)
         if executor is None:
             raise NotSupportedHere(what=f'a future of kind {future.kind!r}', engine='gateway')
+        if future.future_id in self._resumed:
+            await self.records.attempts.begin(future)
         gate = self.limits.memory if future.lane else self.limits.unordered_memory
         memory = gate.hold(future.tenant_id)
         try:
@@ -264,6 +274,7 @@ class Runner:
         if self._known.pop(future.future_id, None) is not None:
             self.capacity.leave(future)
         self._cancelled.discard(future.future_id)
+        self._resumed.discard(future.future_id)
         self.waiters.notify(stored)
 
     def _spawn(self, background_task: Coroutine[Any, Any, None]) -> None:

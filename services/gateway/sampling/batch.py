@@ -154,8 +154,7 @@ class BatchCompletion:
             async for result in results:
                 del share.unfinished[result.position]
                 dispatch.slots.finish(share.slot, part.request.keys[result.position].weight)
-                dispatch.membership.fleet.note_success(replica.replica_id)
-                share.attempt.advance(has_tokens=True)
+                dispatch.record_success(share.attempt, replica, has_tokens=True)
                 await self._results.put(result)
         if share.unfinished:
             raise ServiceUnreachable('sampler')

@@ -4,6 +4,8 @@
 """
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from enum import Enum
 
 import structlog
 
-from services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached
+from services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached, RequestCrashed
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey, candidates
 from services.gateway.fleet.rules import Replica
@@ -28,7 +30,14 @@ from services.kit.errors import (
 )
 
 MAX_CONSECUTIVE_FAILURES = 3
-"""Maximum number of samplers that may fail in a row without a new token: the request itself may be the cause."""
+"""Number of samplers that may fail in a row without a new token before the request fails: it may be the cause."""
+SUSPECTED_FAILURES = 2
+"""Number of samplers that failed in a row after which a request no longer runs beside other such requests."""
+SUSPECT_SECONDS = 600.0
+"""Time for which the failures of a request count if a client sends it again."""
+_ALONE_SECONDS = 3.0
+"""Maximum time for which a suspected request keeps others from running; crashes occur early."""
+_MAX_SUSPECTS = 4096
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
 """Temporary errors of a started request on another replica: its previous attempt still runs, or its version has not
 arrived."""
@@ -77,6 +86,10 @@ class Attempt:
     key: RouteKey
     tenant_id: str = ''
     """Tenant that sent the request."""
+    message: bytes = b''
+    """The serialized request, which identifies it if a client sends it again; empty if it is not recognised."""
+    request_id: str = ''
+    """Id in the message, which may differ when a client sends the request again."""
     deadline: float | None = None
     """Time on the event loop's clock; None for no deadline."""
     tried: set[str] = field(default_factory=set[str])
@@ -95,6 +108,8 @@ class Attempt:
     """Whether the current replica delivered tokens."""
     give_up_at: float | None = None
     """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
+    turn: 'Turn | None' = None
+    """Turn of a suspected request while it runs."""
 
     @property
     def is_bound(self) -> bool:
@@ -116,6 +131,68 @@ class Attempt:
             self.is_delivering = self.has_tokens = True
             self.tried.clear()
             self.consecutive_failures, self.wait_count, self.give_up_at = 0, 0, None
+
+
+class Turn:
+    """The turn of a suspected request to run. It ends by itself after some time."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        """Wrap the lock, which the caller has acquired."""
+        self._lock: asyncio.Lock | None = lock
+        self._timer = asyncio.get_running_loop().call_later(_ALONE_SECONDS, self.end)
+
+    def end(self) -> None:
+        """Let the next suspected request run."""
+        self._timer.cancel()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+class Suspects:
+    """Requests that were running on samplers that failed, and that may be the cause.
+
+    A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and with it
+    fail the requests that run beside it. Suspected requests therefore run one after the other, each until its first
+    progress. Concurrency: use it from one event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        """Failures in a row, and the time of the last one, by request."""
+        self._lock = asyncio.Lock()
+
+    def failures_of(self, attempt: Attempt) -> int:
+        """Return the number of samplers that failed in a row with this request."""
+        if not self._failures or not attempt.message:
+            return 0
+        count, time = self._failures.get(_fingerprint(attempt), (0, 0.0))
+        return count if asyncio.get_running_loop().time() < time + SUSPECT_SECONDS else 0
+
+    def record_failure(self, attempt: Attempt) -> None:
+        """Record the failures of an attempt."""
+        if attempt.message:
+            name = _fingerprint(attempt)
+            count = max(attempt.consecutive_failures, self.failures_of(attempt))
+            self._failures[name] = count, asyncio.get_running_loop().time()
+            self._failures.move_to_end(name)
+            if len(self._failures) > _MAX_SUSPECTS:
+                self._failures.popitem(last=False)
+
+    def clear(self, attempt: Attempt) -> None:
+        """Record that a sampler made progress with a request."""
+        if self._failures and attempt.message:
+            self._failures.pop(_fingerprint(attempt), None)
+
+    async def take_turn(self, attempt: Attempt) -> None:
+        """Wait until no other suspected request runs."""
+        await self._lock.acquire()
+        attempt.turn = Turn(self._lock)
+
+
+def _fingerprint(attempt: Attempt) -> bytes:
+    content = attempt.message.replace(attempt.request_id.encode(), b'', 1)
+    return hashlib.blake2b(attempt.tenant_id.encode() + b'\0' + content, digest_size=16).digest()
 
 
 class Dispatch:
@@ -140,6 +217,7 @@ class Dispatch:
             weight_of: Returns a tenant's current weight, above 0, which sets its share of a replica's slots.
         """
         self.membership = membership
+        self.suspects = Suspects()
         self.slots = ReplicaSlots(waiting_per_tenant=waiting_per_tenant, weight_of=weight_of)
         membership.on_change(lambda: self.slots.keep_only(membership.ready_ids()))
         self._wait_seconds = replica_wait.total_seconds()
@@ -149,18 +227,27 @@ class Dispatch:
         """Return the replica to try next.
 
         Without an available replica, a started request waits longer than a new one. A new request does not wait if all
-        replicas refused it, or if no replica was ever registered.
+        replicas refused it, or if no replica was ever registered. A request with which several samplers failed waits
+        until other such requests have made progress.
 
         Raises:
+            RequestCrashed: Too many samplers failed in a row with this request, now or when a client sent it before.
             NoReplica: No replica is available, and none became available in time.
             BaseModelNotFound: There are replicas, but none serves this base model.
             DeadlinePassed: The deadline passed while the request waited.
             Draining: No replica is available, and this gateway is stopping.
             DomainError: The last sampler's refusal, if all refused.
         """
+        attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
+        if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            raise RequestCrashed(attempt.consecutive_failures)
         while True:
             if replica := self.membership.find_for(attempt.key, excluded=attempt.tried):
-                return replica
+                if attempt.consecutive_failures < SUSPECTED_FAILURES or attempt.turn is not None:
+                    return replica
+                # The replica may be gone when the turn begins.
+                await self._take_turn(attempt)
+                continue
             if not self._is_worth_waiting(attempt):
                 raise self._refusal(attempt)
             await self._wait(attempt)
@@ -175,12 +262,22 @@ class Dispatch:
         ):
             yield slot
 
+    def record_success(self, attempt: Attempt, replica: Replica, *, has_tokens: bool) -> None:
+        """Record that a replica responds, with or without a token."""
+        self.membership.fleet.note_success(replica.replica_id)
+        if has_tokens:
+            self.suspects.clear(attempt)
+            _end_turn(attempt)
+        attempt.advance(has_tokens=has_tokens)
+
     def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
         """Record that a replica failed a request; return if another replica may be tried.
 
         Raises:
             DomainError: `error`, if the caller must receive it.
+            RequestCrashed: Too many samplers failed in a row with this request.
         """
+        _end_turn(attempt)
         verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
@@ -188,12 +285,17 @@ class Dispatch:
         attempt.tried.add(replica.replica_id)
         attempt.refusal = error if verdict is Verdict.REFUSED else None
         attempt.consecutive_failures += verdict is Verdict.BROKEN
-        if isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE':
+        is_lost = isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE'
+        if is_lost:
             self.membership.fleet.note_failure(replica.replica_id)
+            if verdict is Verdict.BROKEN:
+                self.suspects.record_failure(attempt)
         _log.info('sampler failed', replica=replica.replica_id, reason=error.reason, verdict=verdict.value)
         if attempt.is_bound:
             raise CheckpointStreamLost('sampler') from error
         if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            if is_lost:
+                raise RequestCrashed(attempt.consecutive_failures) from error
             raise error
 
     def unavailable(self, key: RouteKey) -> DomainError:
@@ -214,6 +316,13 @@ class Dispatch:
 
     def _refusal(self, attempt: Attempt) -> DomainError:
         return attempt.refusal or self.unavailable(attempt.key)
+
+    async def _take_turn(self, attempt: Attempt) -> None:
+        try:
+            async with asyncio.timeout_at(attempt.deadline):
+                await self.suspects.take_turn(attempt)
+        except TimeoutError as error:
+            raise DeadlinePassed() from error
 
     async def _wait(self, attempt: Attempt) -> None:
         """Wait for a change of the fleet, or for a short time if replicas can be tried again.
@@ -238,3 +347,9 @@ class Dispatch:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.membership.wait_for_change(self.membership.fleet.revision)
+
+
+def _end_turn(attempt: Attempt) -> None:
+    if attempt.turn is not None:
+        attempt.turn.end()
+        attempt.turn = None

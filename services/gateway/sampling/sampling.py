@@ -75,7 +75,7 @@ class Sampling:
         async with self.gate.admitted(tenant_id, deadline=deadline):
             require_scope(caller, 'sample')
             with self._requests.running(tenant_id, request.request_id) as running:
-                attempt = Attempt(key=request.key, tenant_id=tenant_id, deadline=deadline)
+                attempt = _attempt_of(caller, request, request.key, deadline)
                 stream = SampleStream(self._dispatch, self._samplers, request, attempt=attempt, running=running)
                 async with aclosing(stream.chunks()) as chunks:
                     async for chunk in chunks:
@@ -106,7 +106,7 @@ class Sampling:
         """Yield the results as `sample_batch` does, but without quotas: the request is neither admitted nor counted."""
         require_scope(caller, 'sample')
         with self._requests.running(caller.tenant_id, request.request_id) as running:
-            attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)
+            attempt = _attempt_of(caller, request, request.keys[0], deadline)
             batch = BatchCompletion(self._division, request, attempt=attempt, running=running)
             async with aclosing(batch.results()) as results:
                 async for result in results:
@@ -120,7 +120,7 @@ class Sampling:
         """
         async with self.gate.admitted(caller.tenant_id, deadline=deadline):
             require_scope(caller, 'sample')
-            attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)
+            attempt = _attempt_of(caller, request, request.keys[0], deadline)
             scores = await BatchScoring(self._division, request).scores(attempt)
         work = Work(prompt_token_count=request.token_count, prompt_count=len(request.keys))
         self._meter.count(caller.tenant_id, request.keys[0].run_id, work)
@@ -152,7 +152,7 @@ class Sampling:
     async def call_one(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
         """Return the response of the chosen replica, or of another one if it fails."""
         require_scope(caller, 'sample')
-        attempt = Attempt(key=request.key, deadline=deadline)
+        attempt = Attempt(key=request.key, tenant_id=caller.tenant_id, message=request.message, deadline=deadline)
         while True:
             replica = await self._dispatch.find(attempt)
             try:
@@ -270,6 +270,18 @@ def total_load(loads: Sequence[ReplicaLoad]) -> ReplicaLoad:
         is_paused=all(load.is_paused for load in loads),
         max_sequence_count=capacity,
         is_sleeping=all(load.is_sleeping for load in loads),
+    )
+
+
+def _attempt_of(
+    caller: Caller, request: SampleRequest | BatchRequest, key: RouteKey, deadline: float | None
+) -> Attempt:
+    return Attempt(
+        key=key,
+        tenant_id=caller.tenant_id,
+        message=request.message,
+        request_id=request.request_id,
+        deadline=deadline,
     )
 
 

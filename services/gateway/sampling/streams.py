@@ -155,7 +155,6 @@ class SampleStream:
     def _record_success(self, replica: Replica) -> None:
         """Record the first chunks of a replica, up to its first token."""
         fleet, progress, adapter = self._dispatch.membership.fleet, self._progress, self._request.key.adapter
-        fleet.note_success(replica.replica_id)
-        self._attempt.advance(has_tokens=progress.has_tokens)
+        self._dispatch.record_success(self._attempt, replica, has_tokens=progress.has_tokens)
         if adapter is not None and progress.version is not None:
             fleet.note_resident(replica.replica_id, adapter.adapter_id, progress.version)

@@ -31,11 +31,10 @@ class BaseModels:
 
     async def list_all(self) -> list[BaseModel]:
         """Return the base models that can be trained or sampled now, by name."""
-        found: dict[str, BaseModel] = {}
-        for service in await asyncio.gather(*(fact.describe() for fact in self._facts)):
-            for info in service.base_models:
-                found[info.base_model] = _merged(found.get(info.base_model), info, service)
-        return [found[name] for name in sorted(found)]
+        return _by_name(await self._describe())
+
+    async def _describe(self) -> list[server_service_pb2.ServiceInfo]:
+        return await asyncio.gather(*(fact.describe() for fact in self._facts))
 
     async def find(self, name: str) -> BaseModel | None:
         """Return a base model; None if no service reports it."""
@@ -46,12 +45,14 @@ class BaseModels:
 
         Raises:
             InvalidField: There is no such base model; the error lists all names.
-            ServiceUnreachable: No base model can be trained now.
+            ServiceUnreachable: No base model can be trained now, or a service that does not respond may have this one.
         """
-        known = [model for model in await self.list_all() if model.is_trainable]
-        if not known:
+        services = await self._describe()
+        known = [model for model in _by_name(services) if model.is_trainable]
+        is_known = served_name(name, [model.name for model in known]) is not None
+        if not is_known and any(item.service == 'model' and not item.is_reachable for item in services):
             raise ServiceUnreachable('model')
-        return _find_named(name, known)
+        return _find_named(name, known, service='model')
 
     async def get_sampleable(self, name: str) -> BaseModel:
         """Return the base model that a client names for sampling.
@@ -61,12 +62,20 @@ class BaseModels:
             ServiceUnreachable: No base model can be sampled now.
         """
         known = [model for model in await self.list_all() if model.is_sampleable]
-        if not known:
-            raise ServiceUnreachable('sampler')
-        return _find_named(name, known)
+        return _find_named(name, known, service='sampler')
 
 
-def _find_named(name: str, known: Sequence[BaseModel]) -> BaseModel:
+def _by_name(services: Sequence[server_service_pb2.ServiceInfo]) -> list[BaseModel]:
+    found: dict[str, BaseModel] = {}
+    for service in services:
+        for info in service.base_models:
+            found[info.base_model] = _merged(found.get(info.base_model), info, service)
+    return [found[name] for name in sorted(found)]
+
+
+def _find_named(name: str, known: Sequence[BaseModel], *, service: str) -> BaseModel:
+    if not known:
+        raise ServiceUnreachable(service)
     names = [model.name for model in known]
     served = served_name(name, names)
     if served is None:

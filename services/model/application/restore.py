@@ -24,6 +24,9 @@ _log = structlog.get_logger('restore')
 MAX_ATTEMPTS = 3
 """Number of attempts, including the first run, during which the process may end. Then the operation fails, so that it
 cannot prevent the service from starting."""
+MAX_RESTORES = 5
+"""Number of restores in a row during which the process may end without progress. Then the adapter is not restored
+again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from starting."""
 _PROGRESS_EVERY = 100
 """Number of replayed operations between two progress logs."""
 
@@ -67,7 +70,7 @@ class Restore:
 
         Missing outcomes are recorded. A refused operation is removed. An operation that fails because of a defect is
         skipped from now on, so that it cannot block the adapter or the service; so is one that ends the process in each
-        of `MAX_ATTEMPTS` attempts, which are counted durably before they begin.
+        of `MAX_ATTEMPTS` attempts. Attempts and restores are counted durably before they begin.
 
         Args:
             current: The adapter in its current state; its published versions remain published.
@@ -77,8 +80,8 @@ class Restore:
             AdapterNotFound, AdapterDamaged: The adapter cannot be restored and is not in the engine.
             JournalUnavailable: A new outcome could not be recorded.
         """
-        reach('restore.begun')
         adapter_id, is_done, skipped = current.adapter_id, False, 0
+        await self._begin(adapter_id)
         try:
             restored = None
             while restored is None:
@@ -88,6 +91,7 @@ class Restore:
                     skipped = defect.sequence_number
             is_done = True
         finally:
+            self._journal.end_restore(adapter_id)
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
         if not skipped:
@@ -95,6 +99,17 @@ class Restore:
         number = max(restored.adapter.sequence_number, skipped)
         adapter = replace(restored.adapter, sequence_number=number)
         return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
+
+    async def _begin(self, adapter_id: str) -> None:
+        """Count a restore.
+
+        Raises:
+            AdapterDamaged: The process ended during each of the last restores.
+        """
+        count = await self._journal.begin_restore(adapter_id)
+        if count > MAX_RESTORES:
+            raise AdapterDamaged(adapter_id, f'the service crashed during {MAX_RESTORES} restores in a row')
+        reach('restore.begun')
 
     async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
@@ -158,6 +173,7 @@ class Restore:
             attempts=MAX_ATTEMPTS,
         )
         await self._journal.settle(adapter, operation, error)
+        self._journal.end_restore(operation.adapter_id)
         return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
 
     async def _run(self, entry: JournalEntry) -> tuple[VerbRun | None, OperationResult | DomainError]:

@@ -46,8 +46,8 @@ class Plan:
     seed: int
     size_bytes: int
     fault: str
-    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), the failpoint,
-    or `full disk`."""
+    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), `full disk`,
+    or the failpoint."""
     at: float
     """Position of the fault, as a fraction of the bytes of the transfer. A failpoint uses `count` instead."""
     count: int

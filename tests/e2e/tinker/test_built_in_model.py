@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tinker
 
-from fixtures.tinker_sdk import SDK_MARKS, running_stack, service_client
+from fixtures.tinker_sdk import SDK_MARKS, rest_client, running_stack, service_client
 from fixtures.tiny_model import build_tiny_model
 from twinkle.data_format import LoraConfig
 from twinkle_client import TwinkleClient
@@ -41,19 +41,22 @@ def openai(stack: StackState, path: str, body: dict[str, Any] | None = None) -> 
 
 
 def test_tinker_clients_get_the_hub_id(stack: StackState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models and samplers that were requested by alias report the hub id, from which clients load the tokenizer."""
+    """A model that was requested by alias and its samplers report the hub id, from which clients load the tokenizer."""
     folder = tmp_path / HUB_ID
     folder.parent.mkdir()
     folder.symlink_to(build_tiny_model(tmp_path / 'model', family='qwen3'))
     monkeypatch.chdir(tmp_path)
+    with rest_client(stack) as rest:
+        served = rest.get_server_capabilities().result().supported_models
+        assert [item.model_name for item in served] == [HUB_ID]
     with service_client(stack) as client:
-        names = [item.model_name for item in client.get_server_capabilities().supported_models]
-        assert names == [HUB_ID]
         model = client.create_lora_training_client(base_model=ALIAS, rank=8).result()
         facts = model.get_info().model_data
         assert (facts.model_name, facts.tokenizer_id) == (HUB_ID, HUB_ID)
-        sampler = client.create_sampling_client(base_model=ALIAS).result()
-        for tokenizer in (model.get_tokenizer(), sampler.get_tokenizer()):
+        # The SDK loads the tokenizer of a base model under the name that the program gives, so that must be the hub id.
+        sampler = client.create_sampling_client(base_model=HUB_ID).result()
+        trained = model.save_weights_and_get_sampling_client().result()
+        for tokenizer in (model.get_tokenizer(), sampler.get_tokenizer(), trained.get_tokenizer()):
             prompt = tinker.ModelInput.from_ints(tokenizer.encode('Twinkle'))
         response = sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=2)).result()
         assert len(response.sequences[0].tokens) <= 2

@@ -1,7 +1,7 @@
 """An operation that crashes the service each time it runs fails after a bounded number of attempts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import pytest
 from fixtures import journals
 from fixtures.crashing import Died, PoisonedTrainer, Service, StrictStore, create, start
 from services.kit.errors import Disposition
-from services.model.application.restore import MAX_ATTEMPTS
+from services.model.application.restore import MAX_ATTEMPTS, MAX_RESTORES
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference
-from services.model.domain.errors import OperationCrashed
+from services.model.domain.errors import AdapterDamaged, OperationCrashed
 from services.model.domain.result import OperationResult
 from services.model.ports import Journal
 
@@ -110,4 +110,57 @@ async def test_crashes_outside_the_replay_are_not_counted(journal: Journal) -> N
     for _ in range(MAX_ATTEMPTS):
         await (await start(journal, store)).verbs.close()
     outcome = await (await start(journal, store)).execute(_poison(1, adapter_id))
+    assert isinstance(outcome, OperationResult)
+
+
+async def _count_crashes(journal: Journal, store: StrictStore, trainer: Callable[[], PoisonedTrainer]) -> int:
+    """Start the service until it serves; return the number of crashes."""
+    for crashes in range(3 * MAX_RESTORES):
+        try:
+            await (await start(journal, store, trainer=trainer())).verbs.close()
+        except Died:
+            continue
+        return crashes
+    raise AssertionError('the service never serves')
+
+
+@pytest.mark.parametrize('cause', ['snapshot', 'recorded operation'])
+async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal: Journal, cause: str) -> None:
+    """A snapshot or a recorded operation that crashes each restore stops only its own adapter."""
+    store = StrictStore()
+    service = await start(journal, store, snapshot_operations=1 if cause == 'snapshot' else 100)
+    culprit, innocent = await create(service, 'culprit'), await create(service, 'innocent')
+    results = await _train(service, innocent, range(1, 3))
+    assert isinstance(await service.execute(_poison(1, culprit)), OperationResult)
+    # Accepting an operation makes earlier outcomes durable.
+    await service.execute(journals.step_operation(2, culprit))
+    await service.verbs.close()
+    # An operation without an outcome is replayed at the next start, after the snapshot and the recorded ones.
+    await journal.accept(journals.batch_operation(3, culprit))
+
+    def trainer() -> PoisonedTrainer:
+        return PoisonedTrainer(adapter_id=culprit) if cause == 'snapshot' else PoisonedTrainer(POISON)
+
+    assert await _count_crashes(journal, store, trainer) == MAX_RESTORES
+    service = await start(journal, store, trainer=trainer())
+    for _ in range(2):
+        assert (await service.execute(journals.batch_operation(4, culprit))).reason == AdapterDamaged.reason
+    results += await _train(service, innocent, range(3, 7))
+    expected = await _train(service, await create(service, 'reference'), range(1, 7))
+    assert [first_difference(*pair) for pair in zip(expected, results, strict=True)] == [None] * 6
+
+
+async def test_failed_operations_are_progress(journal: Journal) -> None:
+    """Any number of operations that crash the service fail one after the other, and their adapter is not damaged."""
+    store = StrictStore()
+    service = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    adapter_id = await create(service, 'culprit')
+    poisons = [_poison(number, adapter_id) for number in range(1, MAX_RESTORES + 2)]
+    for operation in poisons:
+        await journal.accept(operation)
+    await _count_crashes(journal, store, lambda: PoisonedTrainer(POISON))
+    service = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    for operation in poisons:
+        assert (await service.execute(operation)).reason == OperationCrashed.reason
+    outcome = await service.execute(journals.batch_operation(len(poisons) + 1, adapter_id))
     assert isinstance(outcome, OperationResult)

@@ -4,6 +4,7 @@ It supports eviction and undo like the journal on disk, but is lost when the pro
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,7 @@ class MemoryJournal:
         self._adapters: dict[str, _AdapterHistory] = {}
         self._creations: list[CreationRecord] = []
         self._creation_by_adapter: dict[str, CreationRecord] = {}
+        self._restores: Counter[str] = Counter()
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
@@ -88,6 +90,13 @@ class MemoryJournal:
         row = None if history is None else history.rows.get(operation.sequence_number)
         if row is not None:
             row.attempt_count = 0
+
+    async def begin_restore(self, adapter_id: str) -> int:
+        self._restores[adapter_id] += 1
+        return self._restores[adapter_id]
+
+    def end_restore(self, adapter_id: str) -> None:
+        del self._restores[adapter_id]
 
     async def revoke(self, operation: Operation) -> None:
         self._history_of(operation.adapter_id).rows.pop(operation.sequence_number, None)

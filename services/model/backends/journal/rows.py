@@ -300,3 +300,15 @@ def _digests(tx: Transaction, where: str, *values: object) -> list[str]:
 def _unneeded(tx: Transaction, digests: Sequence[str]) -> tuple[str, ...]:
     statement = 'SELECT 1 FROM operations WHERE digest = ? LIMIT 1'
     return tuple(digest for digest in sorted(set(digests)) if tx.execute(statement, digest).fetchone() is None)
+
+
+def add_restore(tx: Transaction, adapter_id: str) -> int:
+    """Count an attempt to restore an adapter, and return the number of attempts."""
+    name = f'restores of {adapter_id}'
+    tx.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT (name) DO UPDATE SET value = value + 1", name)
+    return int(tx.execute('SELECT value FROM meta WHERE name = ?', name).fetchone()[0])
+
+
+def reset_restores(tx: Transaction, adapter_id: str) -> None:
+    """Reset the number of attempts to restore an adapter."""
+    tx.execute('DELETE FROM meta WHERE name = ?', f'restores of {adapter_id}')

@@ -162,6 +162,12 @@ class SqliteJournal:
 
         self._writer.add(reset)
 
+    async def begin_restore(self, adapter_id: str) -> int:
+        return await self._run(adapter_id, lambda tx: rows.add_restore(tx, adapter_id))
+
+    def end_restore(self, adapter_id: str) -> None:
+        self._writer.add(lambda tx: rows.reset_restores(tx, adapter_id))
+
     async def revoke(self, operation: Operation) -> None:
         def delete(tx: Transaction) -> None:
             key = rows.key_of(tx, operation.adapter_id)

@@ -229,6 +229,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
     applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
     """
+    ERROR_REASON_REQUEST_CRASHED: _ErrorReason.ValueType  # 211
+    """FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
+    ran it, so it is not run again. Metadata: failureCount.
+    """
     ERROR_REASON_REPLICA_IN_USE: _ErrorReason.ValueType  # 212
     """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
     its session or an operator has ended its lease. The request had no effect. Metadata: none.
@@ -441,6 +445,10 @@ loaderId, consumedRows.
 ERROR_REASON_OPERATION_CRASHED: ErrorReason.ValueType  # 210
 """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
 applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
+"""
+ERROR_REASON_REQUEST_CRASHED: ErrorReason.ValueType  # 211
+"""FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
+ran it, so it is not run again. Metadata: failureCount.
 """
 ERROR_REASON_REPLICA_IN_USE: ErrorReason.ValueType  # 212
 """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
