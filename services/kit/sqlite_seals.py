@@ -212,11 +212,15 @@ def refuse(rows: Sequence[DamagedRow], path: Path) -> NoReturn:
 
 
 @contextmanager
-def named_damage(path: str | Path) -> Iterator[None]:
-    """Convert errors of a damaged file to DatabaseDamaged, which names it; also those that SQLAlchemy wraps."""
+def named_damage(path: str, *, wrapper: type[Exception] = sqlite3.Error) -> Iterator[None]:
+    """Convert errors of a damaged file to DatabaseDamaged, which names it; also those that `wrapper` wraps in `orig`.
+
+    Raises:
+        DatabaseDamaged: The file is damaged.
+    """
     try:
         yield
-    except Exception as error:
+    except (sqlite3.Error, UnicodeDecodeError, wrapper) as error:
         cause = getattr(error, 'orig', error)
         code = getattr(cause, 'sqlite_errorcode', 0) & 0xFF
         if not isinstance(cause, UnicodeDecodeError) and code not in _DAMAGE_CODES:

@@ -119,7 +119,7 @@ class Database:
         address = _with_driver(url)
         if address.get_backend_name() == 'sqlite':
             engine = _sqlite_engine(address)
-            with _converted_connection_errors(), sqlite_seals.named_damage(str(address.database)):
+            with _converted_connection_errors(), sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
                 await asyncio.to_thread(_use_wal, str(address.database))
         else:
             engine = create_async_engine(
@@ -127,7 +127,7 @@ class Database:
             )
         database = cls(engine)
         try:
-            with sqlite_seals.named_damage(str(address.database)):
+            with sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
                 async with database.write() as connection:
                     await connection.run_sync(_migrate, mark=database._mark, is_loss_accepted=is_loss_accepted)
         except BaseException:
