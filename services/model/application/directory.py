@@ -33,6 +33,8 @@ class AdapterEvent:
     """The adapter after its creation or change."""
     deleted_id: str = ''
     """Id of a deleted adapter."""
+    damaged_id: str = ''
+    """Id of an adapter whose record is damaged."""
     is_synced: bool = False
     """True if the snapshot is complete."""
 
@@ -148,6 +150,8 @@ class AdapterDirectory:
                 position = self._event_count
                 for adapter in list(self._adapters.values()):
                     yield AdapterEvent(token='', tenant_id=adapter.tenant_id, adapter=adapter)
+                for adapter_id, tenant_id in list(self._damaged.items()):
+                    yield AdapterEvent(token='', tenant_id=tenant_id, damaged_id=adapter_id)
                 yield AdapterEvent(token=self._token(position), is_synced=True)
             if not self._is_stored(position):
                 position = None
