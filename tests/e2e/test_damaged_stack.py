@@ -38,7 +38,6 @@ class _Work:
     trained: str
     parked: str
     checkpoint: str
-    version: int
     secret: str
 
 
@@ -51,18 +50,17 @@ def _options(folder: Path) -> StackOptions:
 
 
 def _work(client: TwinkleClient) -> _Work:
-    """Train, publish, save and park adapters, store a dataset, and create a key."""
+    """Train two adapters, save one of them, and create a key."""
     model = MultiLoraTransformersModel(MODEL, client=client)
     ids = [model.add_adapter_to_model(name, LoraConfig(r=4, seed=1)) for name in ('trained', 'parked')]
     for name in ('trained', 'parked'):
         for _ in range(2):
             model.forward_backward(FEATURE, adapter_name=name)
             model.clip_grad_and_step(adapter_name=name)
-    version = model.publish_version(adapter_name='trained')
     checkpoint = model.save('kept', adapter_name='trained', save_optimizer=True)
     model.forward_backward(FEATURE, adapter_name='trained')
     _, secret = KeyAdministration(client=client).create_key('tenant', scopes=['train', 'sample', 'data'])
-    return _Work(trained=ids[0], parked=ids[1], checkpoint=checkpoint, version=version, secret=secret)
+    return _Work(trained=ids[0], parked=ids[1], checkpoint=checkpoint, secret=secret)
 
 
 def _observed(state: StackState, work: _Work) -> dict[str, object]:
@@ -81,7 +79,7 @@ def _observed(state: StackState, work: _Work) -> dict[str, object]:
             return np.asarray(model.forward_only(FEATURE, adapter_name='loaded')['logps'][0]).tobytes()
 
         def sample() -> bytes:
-            found = sampler.compute_logprobs([FEATURE['input_ids']], work.trained, version=work.version)
+            found = sampler.compute_logprobs([FEATURE['input_ids']], work.checkpoint)
             return np.asarray(found[0]).tobytes()
 
         def key() -> int:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound
+from services.model.application.directory import AdapterDirectory
 from services.model.backends.journal.schema import JournalRefused
 from services.model.domain.errors import AdapterDamaged
 from services.model.ports import Snapshot
@@ -109,3 +112,13 @@ async def test_a_folder_in_place_of_the_database_is_refused(tmp_path: Path):
     (tmp_path / 'journal.sqlite').mkdir()
     with pytest.raises(JournalRefused):
         await open_journal(tmp_path)
+
+
+def test_damaged_adapter_is_reported_to_its_tenant_only():
+    """An adapter with a damaged record is ADAPTER_DAMAGED for its tenant, and not found for other tenants."""
+    directory = AdapterDirectory()
+    directory.put_damaged('ad-1', 'alice')
+    with pytest.raises(AdapterDamaged):
+        directory.get(Caller(tenant_id='alice', scopes=frozenset({'train'})), 'ad-1')
+    with pytest.raises(AdapterNotFound):
+        directory.get(Caller(tenant_id='bob', scopes=frozenset({'train'})), 'ad-1')
