@@ -197,6 +197,9 @@ class GatewayConfig(ServiceConfig):
     Empty: the address `listen`."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
+    accept_data_loss: bool = False
+    """Whether to start although the SQLite database lost committed transactions or has damaged rows, for example
+    because its write-ahead log was damaged. Set it for one start only."""
     upstreams: UpstreamsConfig = UpstreamsConfig()
     bootstrap_key: str = Field(default='', repr=False)
     """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no such key."""
@@ -302,10 +305,6 @@ class GatewayConfig(ServiceConfig):
     def payload_folder(self) -> Path:
         """Return the folder for requests and results of futures."""
         return self.futures.payload_dir or self.state_dir / 'payloads'
-
-    def is_commit_synced(self) -> bool:
-        """Return whether committed transactions survive a power failure."""
-        return self.database_address().startswith('postgresql')
 
     def pepper_file(self) -> Path:
         """Return the file of the pepper that is used unless one is configured."""

@@ -201,9 +201,11 @@ class PositionPassed(FailedPrecondition):
     position: int
 
 
-@domain_error('PAYLOAD_LOST', 'the request of future {future_id!r} can no longer be read; send it again')
+@domain_error(
+    'PAYLOAD_LOST', 'the request or result of future {future_id!r} is damaged or missing on the disk of the gateway'
+)
 class PayloadLost(DataLoss):
-    """The request of a future can no longer be read."""
+    """The request or the result of a future can no longer be read."""
 
     future_id: str
 
