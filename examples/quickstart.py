@@ -84,7 +84,7 @@ def main() -> None:
     try:
         with _own_stack(options.state_dir.absolute(), options.model) as stack, tracing_to(stack.state_dir / 'traces'):
             with init_twinkle_client(stack.address, stack.read_api_key()) as client:
-                _teach(client, options.model, options.steps, facts)
+                _teach(client, options.model, options.steps, facts, folder=stack.state_dir / 'adapters')
             _show_trace(stack.state_dir / 'traces', facts)
         _show_peft(options.model, facts)
     except KeyboardInterrupt:
@@ -122,7 +122,7 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
         stop_stack(state_dir, report=_ignore_report)
 
 
-def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts) -> None:
+def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts, *, folder: Path) -> None:
     sampler = Sampler(model_id, client=client)
     console.rule('2. Before')
     facts.before = _ask(sampler, facts)
@@ -139,7 +139,7 @@ def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts) -> No
     console.rule('4. After')
     facts.after = _ask(sampler, facts, version=facts.version)
     facts.checkpoint_path = model.save('final', overwrite=True)
-    facts.folder = client.get_checkpoint(facts.checkpoint_path).folder
+    facts.folder = str(client.download_checkpoint(facts.checkpoint_path, folder / run_id))
     console.print(f'run {run_id}, version {facts.version}, loss {facts.first_loss:.2f} -> {facts.last_loss:.3f}')
     console.print(f'trained {facts.trained_tokens_per_second:.0f} tokens/s')
     console.print(f'sampled {facts.sampled_tokens_per_second:.0f} tokens/s')
@@ -252,8 +252,8 @@ def _show_trace(folder: Path, facts: Facts) -> None:
 def _show_peft(model: str, facts: Facts) -> None:
     """Load the folder with plain transformers and peft in another process."""
     console.rule('6. The same adapter in plain peft')
-    if importlib.util.find_spec('peft') is None or not facts.folder:
-        console.print('skipped: peft is not installed, or the folder is on another machine')
+    if importlib.util.find_spec('peft') is None:
+        console.print('skipped: peft is not installed')
         return
     command = [sys.executable, '-m', 'examples.load_in_peft', facts.folder, '--model', model, '--ask', QUESTIONS[0]]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

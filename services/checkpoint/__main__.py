@@ -67,7 +67,8 @@ async def serve(config: CheckpointConfig) -> None:
 @asynccontextmanager
 async def open_store(config: CheckpointConfig, threads: Threads) -> AsyncIterator[StateStore]:
     """Open the durable store, behind shared memory if there is any; on exit, write all versions in memory to it."""
-    durable = FolderStore(open_disk(config.resolved_store_url, config.store_options), threads)
+    disk = open_disk(config.resolved_store_url, config.store_options, are_paths_shown=config.are_folders_shown)
+    durable = FolderStore(disk, threads)
     segments = open_segments(config.shared_memory) if config.memory_bytes else None
     if segments is None:
         yield durable

@@ -75,7 +75,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         quotas = await stack.enter_async_context(open_quotas(config, database, upstreams.models, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
-        sampling = open_sampling(config, fleet, channels, runs=catalogue.runs, quotas=quotas)
+        sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
         trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
         futures, future_jobs = await stack.enter_async_context(
@@ -90,9 +90,9 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         server.on_drain(futures.begin_stop)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
-            *open_openai(config, chat, catalogue.runs, clock=clock),
+            *open_openai(config, chat, catalogue.runs, weights, clock=clock),
             *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
-            *open_tinker_catalogue(database, catalogue, accounts, sessions, lookups=upstreams.lookups, clock=clock),
+            *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
         jobs = [

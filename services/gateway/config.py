@@ -65,8 +65,9 @@ class FleetConfig(BaseModel):
     """Time for which a lost replica stays listed."""
     replica_wait: timedelta = Field(default=timedelta(seconds=30), ge=timedelta())
     """Time for which a started response waits for another sampler that can continue it."""
-    begin_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time for which a new request waits for a sampler if all samplers have left the fleet."""
+    begin_wait: timedelta = Field(default=timedelta(seconds=1), ge=timedelta())
+    """Time for which a new request waits for a sampler if all samplers have left the fleet. Then the client repeats it,
+    and reports that no sampler is available."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
     """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)

@@ -31,7 +31,9 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """Running stack with the small real model."""
-    state = start_stack(StackOptions(state_dir=tmp_path_factory.mktemp('stack')), report=lambda *_: None)
+    services = {'checkpoint': {'are_folders_shown': True}}
+    options = StackOptions(state_dir=tmp_path_factory.mktemp('stack'), services=services)
+    state = start_stack(options, report=lambda *_: None)
     try:
         yield state
     finally:

@@ -27,18 +27,21 @@ _S3_DEFAULTS = {
 }
 
 
-def open_disk(url: str, options: Mapping[str, Any] | None = None) -> 'Disk':
+def open_disk(url: str, options: Mapping[str, Any] | None = None, *, are_paths_shown: bool = True) -> 'Disk':
     """Return the disk whose root is `url`; nothing is read or written yet.
 
     Args:
         url: A path, or a URL that fsspec supports, such as `s3://bucket/folder`.
         options: Options of fsspec's file system, for S3 such as `endpoint_url`, `key` and `secret`.
+        are_paths_shown: Whether `local_path` returns the paths of local files.
     """
     # fsspec ships no types.
     core: Any = fsspec.core
     defaults = _S3_DEFAULTS if url.startswith('s3://') else {}
     file_system, root = core.url_to_fs(url, **{**defaults, **(options or {})})
-    return (LocalDisk if isinstance(file_system, LocalFileSystem) else RemoteDisk)(file_system, str(root))
+    if isinstance(file_system, LocalFileSystem):
+        return LocalDisk(file_system, str(root), are_paths_shown=are_paths_shown)
+    return RemoteDisk(file_system, str(root))
 
 
 class Disk(ABC):
@@ -107,7 +110,7 @@ class Disk(ABC):
 
     @abstractmethod
     def local_path(self, name: str) -> str:
-        """Return the path of a file or folder on this machine; empty if it is stored elsewhere."""
+        """Return the path of a file or folder on this machine; empty if it is stored elsewhere or not shown."""
 
     @abstractmethod
     def close_synced(self, file: IO[bytes]) -> None:
@@ -146,18 +149,19 @@ class LocalDisk(Disk):
 
     keeps_open_files = True
 
-    def __init__(self, file_system: Any, root: str, *, is_synced: bool = True) -> None:
+    def __init__(self, file_system: Any, root: str, *, is_synced: bool = True, are_paths_shown: bool = True) -> None:
         super().__init__(file_system, root)
         self._is_synced = is_synced
+        self._are_paths_shown = are_paths_shown
 
     def check_free_space(self, size_bytes: int) -> None:
         check_free_space(Path(self._root), size_bytes)
 
     def unsynced(self) -> 'LocalDisk':
-        return LocalDisk(self._fs, self._root, is_synced=False)
+        return LocalDisk(self._fs, self._root, is_synced=False, are_paths_shown=self._are_paths_shown)
 
     def local_path(self, name: str) -> str:
-        return self._path(name)
+        return self._path(name) if self._are_paths_shown else ''
 
     def open_to_write(self, name: str) -> IO[bytes]:
         self._fs.makedirs(self._path(name).rpartition('/')[0], exist_ok=True)

@@ -36,8 +36,7 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._runs.list(current_caller(), page, convert.run_filter_from_proto(request))
         return messages.ListRunsResponse(
-            runs=map(convert.run_to_proto, listing.items),
-            next_page_token=next_token(listing.next_cursor, query=query),
+            runs=map(convert.run_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
         )
 
     async def ListRunCheckpoints(

@@ -83,8 +83,7 @@ def export_filter_from_proto(request: messages.ListExportsRequest) -> str | None
 def export_listing_to_proto(listing: Listing[Export], *, query: tuple[str, ...]) -> messages.ListExportsResponse:
     """Return the message of a page, with a token for the next page of `query`."""
     return messages.ListExportsResponse(
-        exports=map(export_to_proto, listing.items),
-        next_page_token=next_token(listing.next_cursor, query=query),
+        exports=map(export_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
     )
 
 

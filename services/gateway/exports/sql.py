@@ -5,17 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import (
-    ColumnElement,
-    Index,
-    LargeBinary,
-    String,
-    UniqueConstraint,
-    delete,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Index, LargeBinary, String, UniqueConstraint, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 

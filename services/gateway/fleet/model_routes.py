@@ -7,6 +7,7 @@ those of other tenants with the same error.
 """
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachab
 from twinkle.data_format import base_model_id
 
 _HUBS = ('ms://', 'hf://')
+_FOLDER = re.compile(r"""(?<=['"])(?:\.{0,2}/|~)[^'"]+(?=['"])|(?<![^\s(=])/[^\s'",;]+""")
 MODEL = 'model'
 """Name of the only model service, and of the kind of service in errors."""
 _REMEMBERED = 1 << 16
@@ -47,6 +49,11 @@ def served_name(name: str, served: Collection[str]) -> str | None:
 def shown_name(base_model: str) -> str:
     """Return the name of a base model for clients: of a folder on the server, only the last part of its path."""
     return PurePath(base_model).name if base_model.startswith(('/', './', '../', '~')) else base_model
+
+
+def shown_text(text: str) -> str:
+    """Return an error message in which folders of the server are replaced by their last part."""
+    return _FOLDER.sub(lambda found: shown_name(found[0]), text)
 
 
 def _split_hub(name: str) -> tuple[str, str]:

@@ -195,11 +195,7 @@ class GrpcModelFacts:
     """
 
     def __init__(
-        self,
-        facts: Mapping[str, GrpcUpstreamFacts],
-        channels: Mapping[str, grpc.aio.Channel],
-        *,
-        internal_token: str,
+        self, facts: Mapping[str, GrpcUpstreamFacts], channels: Mapping[str, grpc.aio.Channel], *, internal_token: str
     ) -> None:
         self._facts = facts
         self._channels = channels

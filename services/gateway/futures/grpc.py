@@ -70,13 +70,7 @@ class GrpcTrainer:
         await self._call(channel, f'{_TRAINING}/CancelOperation', request, tenant_id=tenant_id)
 
     async def _call(
-        self,
-        channel: grpc.aio.Channel,
-        method: str,
-        request: bytes,
-        *,
-        tenant_id: str,
-        seconds: float = _CALL_SECONDS,
+        self, channel: grpc.aio.Channel, method: str, request: bytes, *, tenant_id: str, seconds: float = _CALL_SECONDS
     ) -> bytes:
         # The scope of the key was checked when the request was accepted.
         with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):

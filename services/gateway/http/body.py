@@ -12,8 +12,6 @@ from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, Message
 
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
-HEAD_BYTES = (1 << 17) + (1 << 8)
-"""Number of first bytes that are stored of a body that is too long; enough for a zstd block of 128 KiB."""
 _DISCARDED_BYTES = 8 << 20
 """Maximum number of bytes that are read and discarded of a refused body; a longer body closes the connection."""
 
@@ -72,8 +70,8 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read. `call.body_head` has
-            its first bytes. Nothing is read if the declared length exceeds that.
+        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read. `call.body_ends` has
+            its ends. Nothing is read if the declared length exceeds that.
         BytesFull: The tenant, or all tenants together, have too many bytes in progress.
         DeadlinePassed: The body did not arrive in time.
         ClientDisconnected: The client closed the connection.
@@ -93,13 +91,13 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
             raise refusal
         size += len(chunk)
         if size > 2 * limit_bytes:
-            store_head(call, [*chunks, chunk])
+            _store_ends(call, [*chunks, chunk])
             raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
         if refusal is None and declared < size <= limit_bytes:
             refusal = await _reserve(call, len(chunk))
         chunks.append(chunk)
         if max(size, declared) > limit_bytes:
-            store_head(call, chunks)
+            _store_ends(call, chunks)
         if refusal is not None or max(size, declared) > limit_bytes:
             chunks.clear()
     call.body_done.set()
@@ -110,10 +108,9 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     return b''.join(chunks)
 
 
-def store_head(call: HttpCall, chunks: Iterable[bytes]) -> None:
-    """Append chunks of the body to `call.body_head`, up to `HEAD_BYTES`."""
+def _store_ends(call: HttpCall, chunks: Iterable[bytes]) -> None:
     for chunk in chunks:
-        call.body_head.extend(memoryview(chunk)[: HEAD_BYTES - len(call.body_head)])
+        call.body_ends.add(chunk)
 
 
 async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:

@@ -18,6 +18,9 @@ Send = Callable[[Any], Awaitable[None]]
 
 JSON_TYPE = 'application/json'
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
+HEAD_BYTES = (1 << 17) + (1 << 8)
+"""Number of first bytes that are stored of a body that is too long; enough for a zstd block of 128 KiB."""
+TAIL_BYTES = 1 << 12
 _CHUNK_BYTES = 1 << 18
 """Maximum number of bytes of a response handed to the transport at a time; the next chunk waits until the client has
 read."""
@@ -106,6 +109,19 @@ class Route:
     """Derives the caller from the URL alone, or raises; None authenticates by the headers."""
 
 
+@dataclass
+class BodyEnds:
+    """First and last bytes of a body."""
+
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytes = b''
+
+    def add(self, chunk: bytes) -> None:
+        """Add the next chunk of the body."""
+        self.head.extend(memoryview(chunk)[: HEAD_BYTES - len(self.head)])
+        self.tail = (self.tail + chunk[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+
 @dataclass(eq=False)
 class HttpCall:
     """State of one call, with the functions that read its request and write its response."""
@@ -120,8 +136,8 @@ class HttpCall:
     caller: Caller | None = None
     memory: CallMemory | None = None
     """Reserved memory; None until the caller is known."""
-    body_head: bytearray = field(default_factory=bytearray)
-    """First bytes of a body that was refused because it is too long; empty if none was read."""
+    body_ends: BodyEnds = field(default_factory=BodyEnds)
+    """Ends of a body that was refused because it is too long; empty if none was read."""
     status: int = 0
     """HTTP status sent to the client; 0 before the head is written."""
     is_streaming: bool = False

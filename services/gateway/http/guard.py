@@ -56,11 +56,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        authenticator: Authenticator,
-        *,
-        memory: MemoryGates | None = None,
-        call_limit: int = MAX_CONCURRENT_CALLS,
+        self, authenticator: Authenticator, *, memory: MemoryGates | None = None, call_limit: int = MAX_CONCURRENT_CALLS
     ) -> None:
         """Configure the guard.
 

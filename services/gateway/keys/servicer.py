@@ -61,8 +61,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         query = ('ListTenants',)
         listing = await self._tenants.list(page_from_proto(request.page_size, request.page_token, query=query))
         return messages.ListTenantsResponse(
-            tenants=map(tenant_to_proto, listing.items),
-            next_page_token=next_token(listing.next_cursor, query=query),
+            tenants=map(tenant_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
         )
 
     async def CreateProject(
@@ -82,8 +81,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._projects.list(request.tenant_id, page)
         return messages.ListProjectsResponse(
-            projects=map(project_to_proto, listing.items),
-            next_page_token=next_token(listing.next_cursor, query=query),
+            projects=map(project_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
         )
 
     async def CreateKey(self, request: messages.CreateKeyRequest, context: Context) -> messages.CreateKeyResponse:
@@ -95,17 +93,14 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._keys.list(request.tenant_id, page)
         return messages.ListKeysResponse(
-            keys=map(key_to_proto, listing.items),
-            next_page_token=next_token(listing.next_cursor, query=query),
+            keys=map(key_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
         )
 
     async def RotateKey(self, request: messages.RotateKeyRequest, context: Context) -> messages.RotateKeyResponse:
         key_id = id_from_proto(request.key_id, 'key_id')
         rotated = await self._keys.rotate(key_id, overlap=overlap_from_proto(request))
         return messages.RotateKeyResponse(
-            key=key_to_proto(rotated.new.key),
-            secret=rotated.new.secret,
-            replaced_key=key_to_proto(rotated.old),
+            key=key_to_proto(rotated.new.key), secret=rotated.new.secret, replaced_key=key_to_proto(rotated.old)
         )
 
     async def RevokeKey(self, request: messages.RevokeKeyRequest, context: Context) -> messages.RevokeKeyResponse:
@@ -174,9 +169,7 @@ def overlap_from_proto(request: messages.RotateKeyRequest) -> timedelta:
 def tenant_to_proto(tenant: Tenant) -> messages.Tenant:
     """Return the message of a tenant."""
     return messages.Tenant(
-        tenant_id=tenant.tenant_id,
-        display_name=tenant.display_name,
-        create_time=timestamp_to_proto(tenant.create_time),
+        tenant_id=tenant.tenant_id, display_name=tenant.display_name, create_time=timestamp_to_proto(tenant.create_time)
     )
 
 

@@ -11,15 +11,7 @@ from sqlalchemy.types import TypeDecorator
 from services.gateway.credentials import Scope
 from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant, scope_names
 from services.gateway.paging import Page
-from services.gateway.store.base import (
-    Base,
-    as_row,
-    fetch_all,
-    fetch_one,
-    insert_into,
-    newest_first,
-    select_values,
-)
+from services.gateway.store.base import Base, as_row, fetch_all, fetch_one, insert_into, newest_first, select_values
 from services.gateway.store.database import Database
 
 

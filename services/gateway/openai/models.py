@@ -14,13 +14,14 @@ from services.gateway.catalogue.rules import Run, RunFilter
 from services.gateway.catalogue.runs import Runs
 from services.gateway.errors import NoReplica, RunNotFound
 from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import served_name
+from services.gateway.fleet.model_routes import served_name, shown_name
 from services.gateway.fleet.rules import ReplicaReport
 from services.gateway.paging import Page
 from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
+from services.gateway.sampling.ports import WeightFacts
 from services.gateway.sampling.sampling import Sampling
 from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField
+from services.kit.errors import BaseModelNotFound, Code, DomainError, InvalidField
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.server.v1 import server_service_pb2
@@ -176,10 +177,18 @@ class ResolvedModel:
 class ModelResolver:
     """Finds and lists models for a caller: base models, runs, versions of runs, and checkpoints."""
 
-    def __init__(self, samplers: FleetSamplers, *, runs: Runs, started_at: datetime) -> None:
-        """Resolve names; `started_at` is the reported creation time of base models."""
+    def __init__(self, samplers: FleetSamplers, *, runs: Runs, weights: WeightFacts, started_at: datetime) -> None:
+        """Resolve names.
+
+        Args:
+            samplers: Samplers of the fleet.
+            runs: The catalogue's runs.
+            weights: Finds new runs before the catalogue does, and public checkpoints of other tenants.
+            started_at: Reported creation time of base models.
+        """
         self._samplers = samplers
         self._runs = runs
+        self._weights = weights
         self._started_at = started_at
 
     async def find(self, caller: Caller, name: str) -> ResolvedModel:
@@ -198,18 +207,20 @@ class ModelResolver:
             try:
                 run = await self._runs.get(caller, run_id)
             except RunNotFound:
-                continue
-            if separator and served_name(base, (run.base_model,)) is None:
-                problem = f'names {base[:MAX_NAME]!r}, but the base model of the weights is {run.base_model!r}'
+                run = None
+            found = run.base_model if run else await self._base_model_of(adapter)
+            if found and separator and served_name(base, (found,)) is None:
+                problem = f'names {base[:MAX_NAME]!r}, but the base model of the weights is {found!r}'
                 raise InvalidField('model', problem)
-            return ResolvedModel(base_model=run.base_model, adapter=adapter, run=run)
-        raise BaseModelNotFound(name[:MAX_NAME], tuple(base_models))
+            if found:
+                return ResolvedModel(base_model=found, adapter=adapter, run=run)
+        raise BaseModelNotFound(name[:MAX_NAME], tuple(map(shown_name, base_models)))
 
     async def list_all(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the base models, then the caller's runs with a version that can be sampled, newest first."""
         created = int(self._started_at.timestamp())
         models = [
-            _model(info.base_model, created=created, owned_by='twinkle', max_model_len=info.context_tokens)
+            _model(shown_name(info.base_model), created=created, owned_by='twinkle', max_model_len=info.context_tokens)
             for info in await self._samplers.base_models()
         ]
         return models + [_run_model(run, run.run_id) for run in await self._listed_runs(caller)]
@@ -229,6 +240,17 @@ class ModelResolver:
         context_tokens = infos[model.base_model].context_tokens if model.base_model in infos else 0
         return _model(name, created=created, owned_by='twinkle', max_model_len=context_tokens)
 
+    async def _base_model_of(self, adapter: sampling_pb2.AdapterRef) -> str:
+        """Return the base model of weights outside the catalogue; empty if the current caller may not use them."""
+        try:
+            if adapter.checkpoint_path:
+                return await self._weights.base_of_checkpoint(adapter.checkpoint_path)
+            return await self._weights.base_of_adapter(adapter.adapter_id)
+        except DomainError as error:
+            if adapter.checkpoint_path and error.code is Code.UNAVAILABLE:
+                raise
+            return ''
+
     async def _listed_runs(self, caller: Caller) -> Sequence[Run]:
         runs: list[Run] = []
         page = Page(size=_PAGE_SIZE)
@@ -244,7 +266,8 @@ class ModelResolver:
 def _run_model(run: Run, name: str) -> dict[str, Any]:
     facts = {'version': run.version, 'step_count': run.step_count, 'lora_rank': run.lora_rank}
     created = int(run.create_time.timestamp())
-    model = _model(name, created=created, owned_by=run.tenant_id, root=run.base_model, parent=run.base_model)
+    base_model = shown_name(run.base_model)
+    model = _model(name, created=created, owned_by=run.tenant_id, root=base_model, parent=base_model)
     return {**model, 'twinkle': {'run_id': run.run_id, **facts, 'is_active': run.is_active}}
 
 

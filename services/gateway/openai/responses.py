@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, TokenText, TokenUsage
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import GenerationRequest
@@ -188,7 +189,7 @@ class ResponseWriter:
             for index, spans in sorted(self._usage.spans.items())
         }
         return {
-            'base_model': self._model.base_model,
+            'base_model': shown_name(self._model.base_model),
             'adapter_id': adapter.adapter_id or None if adapter else None,
             'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
             'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],

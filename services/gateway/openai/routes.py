@@ -7,12 +7,14 @@ from typing import Any
 
 from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
+from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.body import read_json
 from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
 from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
 from services.gateway.openai.responses import ChatFormat, ChoiceFormat, CompletionFormat, ResponseWriter
+from services.gateway.sampling.ports import WeightFacts
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError
 from services.kit.rpc.context import current_caller
@@ -81,7 +83,7 @@ class OpenAiErrors:
                 'param': param,
                 'code': _CODES.get(error.reason, error.reason.lower()),
                 'reason': error.reason,
-                'metadata': dict(error.metadata()),
+                'metadata': {name: shown_text(value) for name, value in error.metadata().items()},
                 'request_id': request_id,
             }
         }
@@ -90,8 +92,8 @@ class OpenAiErrors:
 def _param_and_message(error: DomainError) -> tuple[str | None, str]:
     if error.violations:
         param = _param_of(error.violations[0].field)
-        return param, f'{param}: {error.violations[0].problem}'
-    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), str(error)
+        return param, f'{param}: {shown_text(error.violations[0].problem)}'
+    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), shown_text(str(error))
 
 
 def _param_of(field: str) -> str:
@@ -181,7 +183,9 @@ async def _closing(
             yield chunk
 
 
-def open_openai(config: GatewayConfig, samplers: FleetSamplers, runs: Runs, *, clock: Clock) -> list[Route]:
+def open_openai(
+    config: GatewayConfig, samplers: FleetSamplers, runs: Runs, weights: WeightFacts, *, clock: Clock
+) -> list[Route]:
     """Return the routes of the OpenAI API."""
-    models = ModelResolver(samplers, runs=runs, started_at=clock.now())
+    models = ModelResolver(samplers, runs=runs, weights=weights, started_at=clock.now())
     return OpenAiRoutes(samplers, models, clock=clock, body_bytes=config.http_body_bytes).routes()

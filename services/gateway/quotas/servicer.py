@@ -23,13 +23,7 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_MINIMUMS = {
-    'max_adapters': 0,
-    'tokens_per_second': 1,
-    'burst_tokens': 1,
-    'concurrent_samples': 0,
-    'stored_bytes': 0,
-}
+_MINIMUMS = {'max_adapters': 0, 'tokens_per_second': 1, 'burst_tokens': 1, 'concurrent_samples': 0, 'stored_bytes': 0}
 
 
 class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):

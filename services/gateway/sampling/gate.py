@@ -97,7 +97,5 @@ class SamplingGate:
 def work_of(result: PromptResult) -> Work:
     """Return the usage of one prompt and its completions."""
     return Work(
-        prompt_token_count=result.prompt_token_count,
-        sampled_token_count=result.sampled_token_count,
-        prompt_count=1,
+        prompt_token_count=result.prompt_token_count, sampled_token_count=result.sampled_token_count, prompt_count=1
     )

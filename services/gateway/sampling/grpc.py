@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import grpc
 
-from services.gateway.catalogue.runs import Runs
-from services.gateway.errors import AdapterNotPublished, RunNotFound
+from services.gateway.errors import AdapterNotPublished
 from services.gateway.fleet.convert import load_from_proto, resident_from_proto
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
@@ -26,18 +25,10 @@ from services.gateway.sampling.messages import (
     renumbered_error,
     score_message,
 )
-from services.gateway.sampling.rules import (
-    BatchPart,
-    BatchRequest,
-    Progress,
-    PromptResult,
-    SampleChunk,
-    SampleRequest,
-)
+from services.gateway.sampling.rules import BatchPart, BatchRequest, Progress, PromptResult, SampleChunk, SampleRequest
 from services.kit.errors import AdapterNotFound, DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import current_caller
 from services.kit.rpc.status import error_from_call
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
@@ -54,10 +45,10 @@ class SamplerClient:
     Closing a generator cancels its call.
     """
 
-    def __init__(self, channels: ReplicaChannels, runs: Runs, *, internal_token: str) -> None:
-        """Create a client over `channels`, which the caller closes; `runs` distinguishes unpublished adapters."""
+    def __init__(self, channels: ReplicaChannels, lookups: GrpcLookups, *, internal_token: str) -> None:
+        """Create a client over `channels`, which the caller closes; `lookups` distinguishes unpublished adapters."""
         self._channels = channels
-        self._runs = runs
+        self._lookups = lookups
         self._internal_token = internal_token
 
     async def sample(
@@ -173,9 +164,10 @@ class SamplerClient:
         """Return the sampler's error. Samplers know only versions, so they cannot find an unpublished adapter."""
         error = error_from_call(failure, service='sampler')
         if error.reason == AdapterNotFound.reason:
-            with suppress(RunNotFound):
-                run = await self._runs.get(current_caller(), error.metadata().get('adapterId', ''))
-                return AdapterNotPublished(run.run_id) if run.is_active else error
+            adapter_id = error.metadata().get('adapterId', '')
+            with suppress(DomainError):
+                await self._lookups.adapter(adapter_id)
+                return AdapterNotPublished(adapter_id)
         return error
 
 

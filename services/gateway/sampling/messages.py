@@ -153,10 +153,7 @@ def aborted_end(index: int, sequence: DeliveredSequence, *, version: int) -> byt
     count = len(sequence.token_data) // 4
     spans = [sampling_pb2.VersionSpan(version=version, begin_token=0, end_token=count)] if count else []
     finished = sampling_pb2.SequenceFinished(
-        sequence_index=index,
-        stop_reason=sampling_pb2.STOP_REASON_ABORT,
-        sequence_id=new_id('sq'),
-        version_spans=spans,
+        sequence_index=index, stop_reason=sampling_pb2.STOP_REASON_ABORT, sequence_id=new_id('sq'), version_spans=spans
     )
     return wire.SampleResponse(finished=finished).SerializeToString()
 

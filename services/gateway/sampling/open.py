@@ -1,9 +1,9 @@
 """Opens sampling over the fleet, within quotas."""
 
-from services.gateway.catalogue.runs import Runs
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.members import Membership
+from services.gateway.fleet.upstreams import GrpcLookups
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.gate import SamplingGate
@@ -12,7 +12,7 @@ from services.gateway.sampling.sampling import Sampling
 
 
 def open_sampling(
-    config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, runs: Runs, quotas: Quotas
+    config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, lookups: GrpcLookups, quotas: Quotas
 ) -> Sampling:
     """Return the sampling operations; their gate also admits futures that sample.
 
@@ -20,7 +20,7 @@ def open_sampling(
         config: Configuration of the gateway.
         membership: Replicas to choose from.
         channels: Connections to them.
-        runs: The catalogue's runs.
+        lookups: Client of the model services.
         quotas: Quotas of tenants, and the meter of their usage.
     """
     options = config.fleet
@@ -32,5 +32,5 @@ def open_sampling(
         weight_of=quotas.table.weight_of,
     )
     gate = SamplingGate(quotas.table, quotas.rates, patience=config.quotas.patience)
-    samplers = SamplerClient(channels, runs, internal_token=config.internal_token)
+    samplers = SamplerClient(channels, lookups, internal_token=config.internal_token)
     return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter)

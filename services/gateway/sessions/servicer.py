@@ -45,8 +45,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
     ) -> messages.CreateSessionResponse:
         session = await self._sessions.create(current_caller(), session_request_from_proto(request))
         return messages.CreateSessionResponse(
-            session=session_to_proto(session),
-            heartbeat_interval=duration_to_proto(self._sessions.heartbeat_interval),
+            session=session_to_proto(session), heartbeat_interval=duration_to_proto(self._sessions.heartbeat_interval)
         )
 
     async def Heartbeat(self, request: messages.HeartbeatRequest, context: Context) -> messages.HeartbeatResponse:
@@ -64,8 +63,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._sessions.list(current_caller(), page)
         return messages.ListSessionsResponse(
-            sessions=map(session_to_proto, listing.items),
-            next_page_token=next_token(listing.next_cursor, query=query),
+            sessions=map(session_to_proto, listing.items), next_page_token=next_token(listing.next_cursor, query=query)
         )
 
     async def FinishSession(

@@ -23,6 +23,7 @@ from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_kin
 from services.gateway.catalogue.rules import UploadRequest
 from services.gateway.http.body import ClientDisconnected, Pace, read_chunks
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from services.gateway.tinker.base_models import BaseModels
 from services.gateway.tinker.bodies import time_to_json
 from services.gateway.tinker.catalogue import checkpoint_to_json
 from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, query_of, tinker_route
@@ -314,9 +315,10 @@ class _Part:
 class UploadRoutes:
     """Route of uploads."""
 
-    def __init__(self, checkpoints: GrpcCheckpoints, *, pace: Pace = _PACE) -> None:
+    def __init__(self, checkpoints: GrpcCheckpoints, base_models: BaseModels, *, pace: Pace = _PACE) -> None:
         """Create the route; bodies must arrive at `pace`."""
         self._checkpoints = checkpoints
+        self._base_models = base_models
         self._pace = pace
 
     def routes(self) -> list[Route]:
@@ -331,7 +333,7 @@ class UploadRoutes:
             # Without an id, an upload with the same name resumes the previous one.
             upload_id=query.get('upload_id') or f'http-{name}',
             name=WeightsPath('', kind, name).native_name,
-            base_model=query.get('base_model', ''),
+            base_model=await self._base_models.native_name(query.get('base_model', '')),
             size_bytes=part.size_bytes,
         )
         body = _Body(call, self._pace)

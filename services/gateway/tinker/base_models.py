@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.fleet.model_routes import served_name
+from services.gateway.fleet.model_routes import served_name, shown_name
 from services.gateway.fleet.upstreams import ServiceFacts
 from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2
@@ -39,6 +39,10 @@ class BaseModels:
     async def find(self, name: str) -> BaseModel | None:
         """Return a base model; None if no service reports it."""
         return next((model for model in await self.list_all() if model.name == name), None)
+
+    async def native_name(self, name: str) -> str:
+        """Return the base model that a client names; `name` itself if no service reports it."""
+        return served_name(name, [model.name for model in await self.list_all()]) or name
 
     async def get_trainable(self, name: str) -> BaseModel:
         """Return the base model that a client names for training.
@@ -79,14 +83,13 @@ def _find_named(name: str, known: Sequence[BaseModel], *, service: str) -> BaseM
     names = [model.name for model in known]
     served = served_name(name, names)
     if served is None:
-        raise InvalidField('base_model', f'{name[:200]!r} is not available; choose one of {", ".join(names)}')
+        choices = ', '.join(map(shown_name, names))
+        raise InvalidField('base_model', f'{name[:200]!r} is not available; choose one of {choices}')
     return known[names.index(served)]
 
 
 def _merged(
-    known: BaseModel | None,
-    info: server_service_pb2.BaseModelInfo,
-    service: server_service_pb2.ServiceInfo,
+    known: BaseModel | None, info: server_service_pb2.BaseModelInfo, service: server_service_pb2.ServiceInfo
 ) -> BaseModel:
     """Combine the reports of two services: the shorter context, and the capabilities of both."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]

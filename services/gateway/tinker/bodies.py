@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, TypeVar, cast
 
 import zstandard
+from google.protobuf.message import DecodeError
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
 from services.gateway.catalogue.paths import WeightsPath, parse_path
-from services.gateway.http.body import HEAD_BYTES, INLINE_BYTES, parse_object, read_bytes, read_chunks, store_head
-from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
+from services.gateway.http.body import INLINE_BYTES, parse_object, read_bytes, read_chunks
+from services.gateway.http.call import HEAD_BYTES, JSON_TYPE, BodyEnds, HttpCall, json_work_bytes, message_work_bytes
 from services.gateway.http.validation import JsonModel, read_model
+from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'
@@ -23,8 +27,13 @@ _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 8
 """Compressed bytes decoded at a time; they expand to a few MiB at most."""
 _WINDOW_BYTES = 1 << 27
-"""Largest decompression window that is accepted."""
+"""Largest decompression window that is accepted, and most bytes of a refused body that are decompressed."""
 _MAX_LABELS, _LABEL_NAME, _LABEL_VALUE = 60, 256, 4096
+_DECODER = json.JSONDecoder(strict=False)
+_MEMBER = re.compile(r'\s*[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
+_POSITION = re.compile(r'(?<!\\)"(?:model_id|seq_id)"\s*:')
+_NUMBER = re.compile(rb'\x10[\x80-\xff]{0,4}[\x00-\x7f]')
+"""Field 2 of an encoded message, a positive number."""
 
 Parsed = TypeVar('Parsed')
 Body = TypeVar('Body', bound='TinkerModel')
@@ -130,31 +139,71 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Parsed], *, limit
     if encoding not in {'identity', 'zstd'}:
         raise InvalidField('content-encoding', 'must be zstd, or absent')
     data = await read_bytes(call, limit_bytes=limit_bytes)
-    store_head(call, [data])
+    call.body_ends.add(data)
     if encoding == 'zstd':
-        data = await _decompressed_body(call, data, limit_bytes)
+        data, call.body_ends = await _decompressed_body(call, data, limit_bytes), BodyEnds()
+        call.body_ends.add(data)
     await call.reserve_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
     return await asyncio.to_thread(make, data) if len(data) > INLINE_BYTES else make(data)
 
 
-async def head_of(call: HttpCall) -> bytes:
-    """Return the first bytes of a refused body, decompressed as far as they are complete.
+async def position_in(call: HttpCall) -> tuple[Any, Any]:
+    """Return the model and the position that a refused body names at its begin or its end; None if it does not.
+
+    The SDK writes them first in protobuf, and first or last in JSON.
 
     Raises:
         DeadlinePassed, ClientDisconnected: See `read_body`.
     """
-    if not call.body_head and not call.body_done.is_set():
+    if not call.body_ends.head and not call.body_done.is_set():
         async for chunk in read_chunks(call):
-            store_head(call, [chunk])
-            if len(call.body_head) == HEAD_BYTES:
+            call.body_ends.add(chunk)
+            if len(call.body_ends.head) == HEAD_BYTES:
                 break
-    if call.headers.get('content-encoding', 'identity').strip().lower() != 'zstd':
-        return bytes(call.body_head)
-    try:
-        frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
-        return next((piece for piece in _slices(frame, bytes(call.body_head)) if piece), b'')
-    except zstandard.ZstdError:
-        return b''
+    find = _message_position if is_protobuf(call) else _json_position
+    return await asyncio.to_thread(lambda: find(_decompressed_ends(call.body_ends)))
+
+
+def _decompressed_ends(ends: BodyEnds) -> BodyEnds:
+    """Return the ends of a body, decompressed as far as it is complete."""
+    if not ends.head.startswith(zstandard.FRAME_HEADER):
+        return ends
+    found, size_bytes = BodyEnds(), 0
+    with suppress(zstandard.ZstdError):
+        for piece in _slices(_new_frame(), bytes(ends.head)):
+            found.add(piece)
+            size_bytes += len(piece)
+            if size_bytes > _WINDOW_BYTES:
+                break
+    return found
+
+
+def _message_position(ends: BodyEnds) -> tuple[Any, Any]:
+    head = bytes(ends.head)
+    # A key, the length of the id in one byte, and the id.
+    number = _NUMBER.match(head, 2 + head[1]) if head[:1] == b'\n' and len(head) > 1 else None
+    if number is not None:
+        with suppress(DecodeError):
+            message = wire.ForwardBackwardRequest.FromString(head[: number.end()])
+            return message.model_id, message.seq_id
+    return None, None
+
+
+def _json_position(ends: BodyEnds) -> tuple[Any, Any]:
+    """Find both fields among the members of a damaged JSON object that are complete at its begin or its end."""
+    text, members, end = ends.head.decode(errors='replace'), dict[str, Any](), 0
+    with suppress(ValueError, RecursionError):
+        while member := _MEMBER.match(text, end):
+            value, end = _DECODER.raw_decode(text, member.end())
+            # A number at the end may be incomplete.
+            members |= {member[1]: value} if end < len(text) else {}
+    text = ends.tail.decode(errors='replace')
+    for found in _POSITION.finditer(text):
+        # The rest is an object only if its members are those of the outermost object.
+        with suppress(ValueError, RecursionError):
+            members |= _DECODER.decode('{' + text[found.start() :])
+            break
+    return members.get('model_id'), members.get('seq_id')
 
 
 def is_protobuf(call: HttpCall) -> bool:
@@ -179,15 +228,6 @@ async def _decompressed_body(call: HttpCall, data: bytes, limit_bytes: int) -> b
     return b''.join(found)
 
 
-def decompressed(data: bytes, *, limit_bytes: int) -> bytes:
-    """Decompress one zstd frame.
-
-    Raises:
-        MessageTooLarge, InvalidField: See `decompressed_pieces`.
-    """
-    return b''.join(decompressed_pieces(data, limit_bytes=limit_bytes))
-
-
 def decompressed_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
     """Decompress one zstd frame in non-empty pieces of a few MiB.
 
@@ -199,12 +239,16 @@ def decompressed_pieces(data: bytes, *, limit_bytes: int) -> Iterator[bytes]:
         declared = zstandard.frame_content_size(data)
         if declared > limit_bytes:
             raise MessageTooLarge(size_bytes=declared, limit_bytes=limit_bytes)
-        frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+        frame = _new_frame()
         yield from _gathered(_slices(frame, data), limit_bytes)
     except zstandard.ZstdError as error:
         raise InvalidField('body', 'must be zstd, as declared by content-encoding') from error
     if not frame.eof:
         raise InvalidField('body', 'is incomplete')
+
+
+def _new_frame() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
 
 
 def _slices(frame: Any, data: bytes) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.runs import Runs
 from services.gateway.catalogue.sql import SqlBrowser
 from services.gateway.errors import RunNotFound
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.validation import not_served
 from services.gateway.paging import Counted, Slice
@@ -135,7 +136,7 @@ def run_to_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, Any]:
     last, last_sampler = newest.get(WeightsKind.TRAINING), newest.get(WeightsKind.SAMPLER)
     return {
         'training_run_id': run.run_id,
-        'base_model': run.base_model,
+        'base_model': shown_name(run.base_model),
         'model_owner': run.tenant_id,
         'is_lora': run.lora_rank > 0,
         'corrupted': False,

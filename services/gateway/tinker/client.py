@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.gateway.catalogue.sql import SqlBrowser
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.base_models import BaseModel, BaseModels
 from services.gateway.tinker.bodies import read_object
@@ -87,7 +88,7 @@ class ClientRoutes:
 
 def _supported(model: BaseModel) -> dict[str, Any]:
     return {
-        'model_name': model.name,
+        'model_name': shown_name(model.name),
         'max_context_length': model.context_tokens or None,
         'max_lora_rank': model.max_lora_rank or None,
         'max_batch_tokens': model.max_batch_tokens or None,

@@ -213,9 +213,8 @@ class TinkerModelRoutes:
         return await self._submit(ModelRequest(body, config), body.base_model, Verb.CREATE_MODEL)
 
     async def _load(self, call: HttpCall) -> Response:
-        body = await read_object(call)
-        if body.get('model_id') is not None:
-            async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call)) as body:
+            if body.get('model_id') is not None:
                 return await self._load_into(read_model(LoadWeightsBody, body))
         given = read_model(LoadModelBody, body)
         saved = checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(given.path.native))
@@ -309,5 +308,5 @@ class InfoRoutes:
         run = await self._runs.get(current_caller().tenant_id, path.run_id)
         # A run that trains all parameters has the rank 0.
         rank = run.lora_rank if run else saved.lora_rank or None
-        facts = {'base_model': saved.base_model, 'is_lora': rank != 0, 'lora_rank': rank or None}
+        facts = {'base_model': shown_name(saved.base_model), 'is_lora': rank != 0, 'lora_rank': rank or None}
         return JsonResponse({**facts, **trained_groups(saved.target_modules), 'optimizer_config': _ADAMW})

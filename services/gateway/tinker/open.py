@@ -6,7 +6,7 @@ from itertools import chain
 from services.gateway.catalogue.open import Catalogue
 from services.gateway.catalogue.sql import SqlBrowser, SqlRunStore
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet.upstreams import GrpcLookups, ServiceFacts, Upstreams
+from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from services.gateway.futures.open import FutureService
 from services.gateway.http.call import Route
 from services.gateway.keys.open import Accounts
@@ -77,7 +77,7 @@ def open_tinker_catalogue(
     accounts: Accounts,
     sessions: Sessions,
     *,
-    lookups: GrpcLookups,
+    upstreams: Upstreams,
     clock: Clock,
 ) -> list[Route]:
     """Return the routes for runs, checkpoints, lists of sessions, and the account.
@@ -87,7 +87,7 @@ def open_tinker_catalogue(
         catalogue: Runs and checkpoints.
         accounts: Tenants, projects and keys.
         sessions: Sessions of clients.
-        lookups: Client for single adapters and checkpoints.
+        upstreams: Services behind the gateway.
         clock: Clock of the gateway.
     """
     handles, browser = SqlHandleStore(database), SqlBrowser(database)
@@ -100,11 +100,11 @@ def open_tinker_catalogue(
     # Gateways with the same pepper derive the same signing key, which differs from the digest of every API key.
     links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
     parts = (
-        RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=lookups),
+        RunRoutes(browser, catalogue.client, runs=catalogue.runs, lookups=upstreams.lookups),
         CheckpointRoutes(catalogue.checkpoints, sessions),
         SessionListRoutes(browser, sessions, search, sampler_ids=sampler_ids),
         ArchiveRoutes(catalogue.client, links, has_valid_key=accounts.keys.has_valid_key),
-        UploadRoutes(catalogue.client),
+        UploadRoutes(catalogue.client, BaseModels(upstreams.model_facts)),
         AccountRoutes(browser, revoke=accounts.keys.revoke),
     )
     return list(chain.from_iterable(part.routes() for part in parts))

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from services.gateway.catalogue.paths import WeightsPath, parse_path
+from services.gateway.fleet.model_routes import shown_text
 from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.paging import Slice
 from services.kit.errors import Code, DomainError, InvalidField
@@ -39,11 +40,7 @@ _STATUSES = {
     Code.DATA_LOSS: 500,
 }
 """All other codes return 400, because a retry cannot succeed."""
-_REASONS = {
-    'MESSAGE_TOO_LARGE': 413,
-    'SESSION_FINISHED': 410,
-    'FUTURE_EXPIRED': 410,
-}
+_REASONS = {'MESSAGE_TOO_LARGE': 413, 'SESSION_FINISHED': 410, 'FUTURE_EXPIRED': 410}
 """Reasons with a more specific status than their code."""
 _SERVER_CODES = frozenset({Code.UNAVAILABLE, Code.INTERNAL, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED})
 _FIELDS = (
@@ -87,8 +84,8 @@ def text_of(error: DomainError) -> str:
     if error.reason == 'CREDENTIALS_MISSING':
         return 'send an API key in the header X-API-Key'
     if error.violations:
-        return f'{field_of(error.violations[0].field)}: {error.violations[0].problem}'
-    return str(error) or error.reason
+        return f'{field_of(error.violations[0].field)}: {shown_text(error.violations[0].problem)}'
+    return shown_text(str(error)) or error.reason
 
 
 def category_of(error: DomainError) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from services.gateway.catalogue.paths import WeightsPath, parse_sampler_path, path_of_native
 from services.gateway.errors import WeightsNotSaved
+from services.gateway.fleet.model_routes import shown_name
 from services.gateway.futures.executors import SampleTask
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState
@@ -23,14 +24,7 @@ from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from services.gateway.tinker.arrays import Array
 from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.bodies import (
-    BaseModelName,
-    Counter,
-    LongCounter,
-    TinkerModel,
-    read_body,
-    read_json,
-)
+from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, read_body, read_json
 from services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
 from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
 from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
@@ -304,7 +298,7 @@ class SamplingRoutes:
         call.body_done.set()
         handle_id = read_value(_HANDLE_ID, call.path_values['sampling_session_id'], 'sampler_id')
         handle = await self._handles.with_base(handle_id)
-        document = {'sampler_id': handle.handle_id, 'base_model': handle.base_model}
+        document = {'sampler_id': handle.handle_id, 'base_model': shown_name(handle.base_model)}
         if handle.checkpoint_path:
             document['model_path'] = str(path_of_native(handle.checkpoint_path))
         return JsonResponse(document)

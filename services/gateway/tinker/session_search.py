@@ -20,11 +20,7 @@ MAX_READ = 5000
 _PAGE_SIZE = 500
 OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
 """Labels of a session that store fields of Tinker that our sessions do not have."""
-_REASONS = {
-    FinishReason.SUCCESS: 'success',
-    FinishReason.FAILED: 'errored',
-    FinishReason.INTERRUPTED: 'interrupted',
-}
+_REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
 
 
 def _parse_time(value: Any) -> datetime:

@@ -22,11 +22,7 @@ SAVED_LABEL = 'twinkle:saved_checkpoints'
 """Label with the paths of weights that were saved when a session expired, separated by spaces."""
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
-_REASONS = {
-    'success': FinishReason.SUCCESS,
-    'errored': FinishReason.FAILED,
-    'interrupted': FinishReason.INTERRUPTED,
-}
+_REASONS = {'success': FinishReason.SUCCESS, 'errored': FinishReason.FAILED, 'interrupted': FinishReason.INTERRUPTED}
 _UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
 
 SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
@@ -51,10 +47,7 @@ class SessionBody(TinkerModel):
         return SessionRequest(
             request_id=request_id,
             client=f'tinker {self.sdk_version}'.strip()[:128],
-            user_metadata={
-                **self.user_metadata,
-                **{OWN_LABELS[name]: value for name, value in own.items() if value},
-            },
+            user_metadata={**self.user_metadata, **{OWN_LABELS[name]: value for name, value in own.items() if value}},
             project_id=self.project_id,
         )
 

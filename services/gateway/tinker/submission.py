@@ -2,25 +2,27 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
 from services.gateway.futures.executors import REFUSED_KIND, refusal_payload
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState, future_id_of
-from services.gateway.http.call import JsonResponse
+from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.http.validation import read_model
 from services.gateway.sessions.rules import SessionState
 from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import OperationBody
+from services.gateway.tinker.bodies import OperationBody, position_in
 from services.gateway.tinker.futures import EXECUTE, FutureNote, note_of
 from services.gateway.tinker.routes import text_of
+from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import AdapterNotFound, Disposition, DomainError
 from services.kit.rpc.context import current_caller
 from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2
 
+Body = TypeVar('Body', wire.ForwardBackwardRequest, dict[str, Any])
 _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
@@ -164,21 +166,24 @@ class Operations:
         )
 
     @asynccontextmanager
-    async def positioned(self, model_id: Any, seq_id: Any) -> AsyncIterator[None]:
-        """Validate and submit an operation in this block; if its content is refused, its position is still used.
+    async def positioned(self, call: HttpCall, reading: Awaitable[Body]) -> AsyncIterator[Body]:
+        """Read an operation, and validate and submit it in this block; if it is refused, its position is still used.
 
         Otherwise later operations, which clients number regardless of a refusal, would wait for it forever.
 
         Args:
-            model_id: Unvalidated value from the client.
-            seq_id: Unvalidated value from the client.
+            call: Call of the operation; its position is searched in the body if that cannot be parsed.
+            reading: Reads the unvalidated body.
         """
+        body = None
         try:
-            yield
+            body = await reading
+            yield body
         except DomainError as error:
             if error.disposition is Disposition.REFUSED and error.reason not in _NO_LANE:
                 with suppress(DomainError):
-                    await self._submit_refusal(model_id, seq_id, error)
+                    position = await position_in(call) if body is None else _position_of(body)
+                    await self._submit_refusal(*position, error)
             raise
 
     async def _submit_refusal(self, model_id: Any, seq_id: Any, error: DomainError) -> None:
@@ -195,6 +200,10 @@ class Operations:
             base_model=base_model,
         )
         await self.futures.submit(request)
+
+
+def _position_of(body: wire.ForwardBackwardRequest | dict[str, Any]) -> tuple[Any, Any]:
+    return (body.get('model_id'), body.get('seq_id')) if isinstance(body, dict) else (body.model_id, body.seq_id)
 
 
 def acknowledged(future: Future) -> JsonResponse:

@@ -5,7 +5,6 @@ Functions raise InvalidField with the path of the first wrong field.
 
 import asyncio
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ from services.gateway.tinker.bodies import (
     OperationBody,
     OptimizerKind,
     TinkerModel,
-    head_of,
     is_protobuf,
     read_message,
     read_object,
@@ -41,12 +39,10 @@ from services.gateway.tinker.futures import FutureNote, Verb
 from services.gateway.tinker.routes import TRAIN, tinker_route
 from services.gateway.tinker.submission import KnownModels, Operations, acknowledged
 from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField, MessageTooLarge
+from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of
 from twinkle.api.model.v1 import operation_pb2, training_config_pb2
 
-_NUMBER = re.compile(rb'\x10[\x80-\xff]{0,4}[\x00-\x7f]')
-"""Field 2 of an encoded message, a positive number."""
 _Rate = Annotated[float, Field(ge=0, le=1e6)]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -104,22 +100,6 @@ def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
         return wire.ForwardBackwardRequest.FromString(data)
     except DecodeError as error:
         raise InvalidField('body', 'must be a ForwardBackwardRequest') from error
-
-
-def position_of(head: bytes) -> tuple[str, int] | tuple[None, None]:
-    """Return the model and the position in the first bytes of a protobuf body, or None if it does not begin with them.
-
-    The SDK writes fields in ascending order, so that they come before the examples.
-    """
-    # A key, the length of the id in one byte, and the id.
-    number = _NUMBER.match(head, 2 + head[1]) if head[:1] == b'\n' and len(head) > 1 else None
-    if number is None:
-        return None, None
-    try:
-        message = parse_message(head[: number.end()])
-    except InvalidField:
-        return None, None
-    return message.model_id, message.seq_id
 
 
 def request_from_proto(message: wire.ForwardBackwardRequest) -> PassRequest:
@@ -197,19 +177,11 @@ class TrainingRoutes:
 
     async def _pass(self, call: HttpCall, *, is_forward_only: bool) -> Response:
         if is_protobuf(call):
-            message = await self._read_pass(call)
-            async with self._operations.positioned(message.model_id, message.seq_id):
+            reading = read_message(call, parse_message, limit_bytes=self._body_bytes)
+            async with self._operations.positioned(call, reading) as message:
                 return await self._submit(await asyncio.to_thread(request_from_proto, message))
-        body = await read_object(call, limit_bytes=self._body_bytes)
-        async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call, limit_bytes=self._body_bytes)) as body:
             return await self._submit(await asyncio.to_thread(request_from_json, body, is_forward_only=is_forward_only))
-
-    async def _read_pass(self, call: HttpCall) -> wire.ForwardBackwardRequest:
-        try:
-            return await read_message(call, parse_message, limit_bytes=self._body_bytes)
-        except (InvalidField, MessageTooLarge):
-            async with self._operations.positioned(*position_of(await head_of(call))):
-                raise
 
     async def _submit(self, request: PassRequest) -> Response:
         model = await self._base_models.find(await self._known.base_model_of(request.model_id))
@@ -218,8 +190,7 @@ class TrainingRoutes:
         return acknowledged(await self._operations.submit(operation, request.seq_id, FutureNote(verb)))
 
     async def _optim_step(self, call: HttpCall) -> Response:
-        body = await read_object(call)
-        async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call)) as body:
             given = read_model(OperationBody, body)
             # `optimizer_params` is the newer name.
             name = 'adam_params' if body.get('optimizer_params') is None else 'optimizer_params'

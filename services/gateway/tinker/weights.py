@@ -72,13 +72,11 @@ class WeightsRoutes:
         ]
 
     async def _save(self, call: HttpCall) -> Response:
-        body = await read_object(call)
-        async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call)) as body:
             return await self._submit(read_model(SaveBody, body), WeightsKind.TRAINING, Verb.SAVE_WEIGHTS)
 
     async def _save_external(self, call: HttpCall) -> Response:
-        body = await read_object(call)
-        async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call)) as body:
             given = read_model(SaveExternalBody, body)
             if given.age_encryption_recipients:
                 problem = 'must be empty; files are not encrypted here, so fetch them over TLS'
@@ -88,8 +86,7 @@ class WeightsRoutes:
             return await self._submit(given, WeightsKind.EXTERNAL, Verb.SAVE_EXTERNAL)
 
     async def _save_for_sampler(self, call: HttpCall) -> Response:
-        body = await read_object(call)
-        async with self._operations.positioned(body.get('model_id'), body.get('seq_id')):
+        async with self._operations.positioned(call, read_object(call)) as body:
             if body.get('path') is None:
                 return await self._publish(read_model(PublishBody, body))
             read_model(SamplerKind, body)

@@ -31,7 +31,9 @@ class MergedFolders:
             raise InvalidField('operation.export_merged', str(error)) from error
         except (MergeRunning, OSError) as error:
             raise ExportUnavailable(adapter_id) from error
-        return SaveResult(checkpoint_path='', size_bytes=merged.size_bytes, folder=str(merged.folder))
+        # Results contain no paths of the server.
+        folder = merged.folder.relative_to(self._root.parent)
+        return SaveResult(checkpoint_path='', size_bytes=merged.size_bytes, folder=str(folder))
 
     async def close(self) -> None:
         """Wait for the running merge and stop the thread."""

@@ -51,6 +51,20 @@ def negative_sum(_: Any, outputs: list[torch.Tensor]) -> tuple[torch.Tensor, dic
     return -torch.cat(outputs).sum(), {}
 
 
+def resumed_attention(service: tinker.ServiceClient) -> dict[str, Any]:
+    """Train an adapter of attention layers only, and resume it from its saved state with and without its optimizer."""
+    model = service.create_lora_training_client(base_model=sys.argv[1], rank=4, seed=3, train_mlp=False)
+    train(model, 2)
+    path = model.save_state('attention').result().path
+    with_optimizer = service.create_training_client_from_state_with_optimizer(path)
+    without_optimizer = service.create_training_client_from_state(path)
+    return {
+        'logprobs': [logprobs(item) for item in (model, with_optimizer, without_optimizer)],
+        'losses': [train(item, 2) for item in (model, with_optimizer, without_optimizer)],
+        'paths': [item.save_state('resumed').result().path for item in (with_optimizer, without_optimizer)],
+    }
+
+
 def main() -> None:
     """Train, save, continue from the saved state, and sample."""
     service = tinker.ServiceClient()
@@ -77,6 +91,7 @@ def main() -> None:
     named = model.save_weights_for_sampler('named').result().path
     named_sampler = service.create_sampling_client(model_path=named)
     results['named'] = [sequence.tokens for sequence in named_sampler.sample(prompt, 2, params).result().sequences]
+    results['attention'] = resumed_attention(service)
     sys.stdout.write(json.dumps(results) + '\n')
     sys.stdout.flush()
     # CPython 3.11 may abort at exit while threads of the SDK run.

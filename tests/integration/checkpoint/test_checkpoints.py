@@ -131,6 +131,23 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
     assert read_peft_folder(tmp_path / 'out')[0] == unpack_state(state.manifest, state.data)
 
 
+async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) -> None:
+    """By default no result contains the folder of a checkpoint, not even after a restart."""
+    state_dir = tmp_path / 'private'
+    for name in ('first', 'second'):
+        async with serving(state_dir, are_folders_shown=False) as service:
+            with acting_for(ALICE):
+                saved = await _save(service, name)
+                path = saved.path
+                request = wire.ListCheckpointsRequest(adapter_id='ad-1')
+                listed = (await service.checkpoints.ListCheckpoints(request, metadata=ALICE_CALLS)).checkpoints
+                verify = wire.VerifyCheckpointRequest(checkpoint_path=path)
+                verified = (await service.checkpoints.VerifyCheckpoint(verify, metadata=ALICE_CALLS)).checkpoint
+                found = [saved, await _get(service, path), verified, *listed]
+                assert [item.folder for item in found] == [''] * len(found)
+                assert str(tmp_path) not in str(found)
+
+
 @pytest.mark.parametrize('seed', range(10))
 async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None:
     """A download can be resumed at any byte."""

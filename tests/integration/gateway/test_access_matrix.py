@@ -269,6 +269,17 @@ async def outcome(deployment: TwoTenants, method: MethodDescriptor, ids: Ids, se
     return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(response)))
 
 
+async def test_no_response_of_a_method_contains_a_path_of_the_server(deployment: TwoTenants, tmp_path: Path) -> None:
+    """No response to a call with valid ids contains a path of the services; deletions are called last."""
+    key = await deployment.gateway.make_key('alice', scopes=(1, 2, 3))
+    codes: set[str] = set()
+    for method in sorted(methods(), key=lambda method: method.name.startswith(('Delete', 'Close', 'Finish'))):
+        response = await outcome(deployment, method, deployment.alices, key.secret)
+        assert str(tmp_path) not in ' '.join(response), (method.full_name, response)
+        codes.add(f'{method.name}: {response[0]}')
+    assert codes >= {'GetCheckpoint: OK', 'ListCheckpoints: OK', 'ListRunCheckpoints: OK', 'GetAdapter: OK'}
+
+
 async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
     """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
     secrets = await invalid_secrets(deployment)

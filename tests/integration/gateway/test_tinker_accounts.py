@@ -149,7 +149,9 @@ async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) 
         (await api.call('PUT', path, json={'project_id': project_id})).json() for project_id in ('pr-2', 'pr-9')
     ]
     assert refusals[0]['detail'].replace('pr-2', 'pr-9') == refusals[1]['detail']
-    assert (await api.call('POST', 'create_session', json={'project_id': 'pr-2'})).status_code == 404
+    assert '`twinkle projects create TENANT PROJECT`' in refusals[0]['detail']
+    refused = await api.call('POST', 'create_session', json={'project_id': 'pr-2'})
+    assert (refused.status_code, refused.json()['detail']) == (404, refusals[0]['detail'])
     assert set((await api.get('sessions?project_id=pr-1'))['sessions']) == {first, moved}
     response = await api.call('POST', 'sessions/search', json={'project_ids': ['pr-1']})
     assert {session['project_id'] for session in response.json()['sessions']} == {'pr-1'}

@@ -153,7 +153,7 @@ async def test_training_continues_from_saved_weights(client: Client) -> None:
     path = (await client.run('save_weights', path='mid'))['path']
     assert path == f'tinker://{client.model_id}/weights/mid'
     info = (await client.post('weights_info', {'tinker_path': path})).json()
-    assert info['base_model'] == client.base_model
+    assert info['base_model'] == Path(client.base_model).name
     await client.train(weights=ONES)
     await client.run('optim_step', **ADAM)
     expected, _ = await client.train(weights=ONES, forward_only=True)

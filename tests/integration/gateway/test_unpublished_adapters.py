@@ -33,12 +33,10 @@ async def post(deployment: TwoTenants, path: str, **body: Any) -> Any:
 
 
 async def make_unpublished(deployment: TwoTenants) -> str:
-    """Create a run of alice, and return its id once the catalogue lists it."""
+    """Create a run of alice, and return its id at once: the catalogue may not list it yet."""
     fields = {'session_id': deployment.alices.session, 'base_model': 'tiny', 'lora_config': {'rank': 8}}
     future = await post(deployment, 'create_model', model_seq_id=1, **fields)
-    run_id = (await post(deployment, 'retrieve_future', request_id=future['request_id']))['model_id']
-    await wait_until(deployment, run_id, is_active=True)
-    return run_id
+    return (await post(deployment, 'retrieve_future', request_id=future['request_id']))['model_id']
 
 
 async def wait_until(deployment: TwoTenants, run_id: str, *, is_active: bool) -> None:
@@ -84,12 +82,16 @@ async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None
     assert {failure.reason for failure in await failures(deployment, absent, 'alice')} == {'ADAPTER_NOT_FOUND'}
 
 
-async def test_deleted_adapter_is_not_found(deployment: TwoTenants) -> None:
-    """A deleted adapter without versions is missing, not unpublished."""
+@pytest.mark.parametrize('is_listed', [True, False])
+async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed: bool) -> None:
+    """A deleted adapter without versions is missing, not unpublished, whether the catalogue lists it or not."""
     run_id = await make_unpublished(deployment)
+    if is_listed:
+        await wait_until(deployment, run_id, is_active=True)
     future = await post(deployment, 'unload_model', model_id=run_id)
     await post(deployment, 'retrieve_future', request_id=future['request_id'])
-    await wait_until(deployment, run_id, is_active=False)
+    if is_listed:
+        await wait_until(deployment, run_id, is_active=False)
     deleted = sampling_pb2.AdapterRef(adapter_id=run_id)
     assert {failure.reason for failure in await failures(deployment, deleted, 'alice')} == {'ADAPTER_NOT_FOUND'}
 

@@ -45,7 +45,9 @@ async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> No
         )
         after = await running.result(lora, 2, forward_only={'batch': batch_of(FEATURES)})
         assert _logprobs(before).tobytes() == _logprobs(after).tobytes()
-        assert _loss_of_exported_model(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
+        assert _loss_of_exported_model(tmp_path / 'state' / exported.save.folder) == pytest.approx(
+            trained.forward.loss, rel=1e-4
+        )
 
 
 async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def _logprobs(result: object) -> np.ndarray:
     return tensor_from_proto(result.forward.logprobs[0], 'logprobs', dtypes=('float32',), dimensions=1)
 
 
-def _loss_of_exported_model(folder: str) -> float:
+def _loss_of_exported_model(folder: Path) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids, labels = (torch.tensor([FEATURES[0][name]]) for name in ('input_ids', 'labels'))
     with torch.no_grad():

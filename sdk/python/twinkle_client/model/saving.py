@@ -158,10 +158,9 @@ class SavingVerbs(ModelHandle):
             adapter_name: Unset: the only adapter.
 
         Returns:
-            The folder on the service's machine, or the checkpoint path if the service does not report the folder.
+            The folder, relative to the state folder of the model service.
         """
-        save = (await self._run(adapter_name, export_merged=operation_pb2.ExportMerged(name=name))).save
-        return save.folder or save.checkpoint_path
+        return (await self._run(adapter_name, export_merged=operation_pb2.ExportMerged(name=name))).save.folder
 
     @remote_method
     async def get_adapter(self, *, adapter_name: str | None = None) -> adapter_pb2.Adapter:

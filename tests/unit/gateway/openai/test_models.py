@@ -1,12 +1,25 @@
-"""Cancellation of a stream that merges the responses to several prompts."""
+"""Names of models that the catalogue does not list, and cancellation of a stream of several prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
-from services.gateway.openai.models import sample_all
+import pytest
+
+from fixtures.gateway_stores import MemoryRunStore
+from services.gateway.catalogue.runs import Runs
+from services.gateway.openai.models import ModelResolver, sample_all
 from services.kit.caller import Caller
+from services.kit.errors import (
+    AdapterNotFound,
+    BaseModelNotFound,
+    CheckpointNotFound,
+    DomainError,
+    InvalidField,
+    ServiceUnreachable,
+)
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
@@ -47,3 +60,83 @@ async def test_cancelled_reader_leaves_no_task() -> None:
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
     assert samplers.open_count == 0
+
+
+class FakeWeights:
+    """Fake `WeightFacts` of one adapter and one checkpoint; a test can make it fail."""
+
+    def __init__(self) -> None:
+        self.failure: DomainError | None = None
+
+    async def base_of_adapter(self, adapter_id: str) -> str:
+        """Return the base model of the adapter 'new'."""
+        if adapter_id != 'new':
+            raise AdapterNotFound(adapter_id)
+        return self._base_model()
+
+    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
+        """Return the base model of the checkpoint 'public' of the run 'theirs'."""
+        if checkpoint_path not in {'twinkle://theirs/weights/public.sampler', 'twinkle://theirs/weights/public'}:
+            raise self.failure or CheckpointNotFound(checkpoint_path)
+        return self._base_model()
+
+    def _base_model(self) -> str:
+        if self.failure is not None:
+            raise self.failure
+        return 'tiny'
+
+
+class FakeModels:
+    """Fake samplers of the base model 'tiny'."""
+
+    def base_model_names(self) -> list[str]:
+        """Return the names of the base models."""
+        return ['tiny']
+
+
+ALICE = Caller(tenant_id='alice')
+PUBLIC = 'tinker://theirs/sampler_weights/public'
+
+
+def resolver_of(weights: Any) -> ModelResolver:
+    """Return a resolver with an empty catalogue."""
+    models: Any = FakeModels()
+    return ModelResolver(
+        models, runs=Runs(MemoryRunStore()), weights=weights, started_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+
+@pytest.mark.parametrize('prefix', ['', 'tiny;'])
+@pytest.mark.parametrize('name', ['new', 'new@3', PUBLIC, 'twinkle://theirs/weights/public'])
+async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -> None:
+    """A run that the catalogue does not list yet, and a public checkpoint of another tenant, can be sampled."""
+    found = await resolver_of(FakeWeights()).find(ALICE, prefix + name)
+    assert (found.base_model, found.run) == ('tiny', None)
+    assert found.adapter is not None
+    assert found.adapter.adapter_id in {'', 'new'}
+    assert found.adapter.checkpoint_path.partition('/weights/')[0] in {'', 'twinkle://theirs'}
+
+
+@pytest.mark.parametrize('name', ['old', 'old@1', 'tinker://theirs/sampler_weights/private', 'tiny;old', 'tiny;'])
+async def test_other_weights_are_unknown(name: str) -> None:
+    """Weights that the caller may not use are unknown, and their error contains only the requested name."""
+    with pytest.raises(BaseModelNotFound) as caught:
+        await resolver_of(FakeWeights()).find(ALICE, name)
+    assert caught.value.metadata() == {'baseModel': name, 'known': 'tiny'}
+
+
+async def test_public_weights_need_their_base_model() -> None:
+    """Another base model in front of a public path is refused."""
+    with pytest.raises(InvalidField):
+        await resolver_of(FakeWeights()).find(ALICE, f'large;{PUBLIC}')
+
+
+async def test_unreachable_services_do_not_hide_models() -> None:
+    """An unreachable checkpoint service is reported for a path; an unreachable model service makes a name unknown."""
+    weights = FakeWeights()
+    weights.failure = ServiceUnreachable('checkpoint')
+    with pytest.raises(ServiceUnreachable):
+        await resolver_of(weights).find(ALICE, PUBLIC)
+    with pytest.raises(BaseModelNotFound):
+        await resolver_of(weights).find(ALICE, 'new')
+    assert (await resolver_of(weights).find(ALICE, 'tiny')).base_model == 'tiny'

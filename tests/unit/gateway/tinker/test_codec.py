@@ -15,7 +15,7 @@ from services.gateway.errors import FutureExpired, PositionMissing, SessionFinis
 from services.gateway.http.body import parse_object
 from services.gateway.http.validation import read_model
 from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_from_json, array_from_proto, array_to_json
-from services.gateway.tinker.bodies import decompressed
+from services.gateway.tinker.bodies import decompressed_pieces
 from services.gateway.tinker.datums import LOSSES, loss_config, rule_of
 from services.gateway.tinker.models import CreateModelBody, native_lora_config
 from services.gateway.tinker.results import metrics_of, output_to_json, output_to_proto
@@ -130,6 +130,11 @@ def test_sparse_arrays_share_one_budget() -> None:
     array_from_proto(tensor, 'x', budget)
     with pytest.raises(InvalidField):
         array_from_proto(tensor, 'x', budget)
+
+
+def decompressed(data: bytes, *, limit_bytes: int) -> bytes:
+    """Return the decompressed body."""
+    return b''.join(decompressed_pieces(data, limit_bytes=limit_bytes))
 
 
 @given(data=st.binary(max_size=200))

@@ -1,5 +1,6 @@
 """Positions of operations whose bodies cannot be read."""
 
+import json
 import random
 from collections.abc import AsyncIterator
 
@@ -7,9 +8,54 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import BODY_BYTES, TinkerApi, tinker_api
+from services.gateway.tinker.bodies import JSON_LIMIT_BYTES
 from services.gateway.tinker.wire import tinker_pb2 as wire
 
 PROTOBUF = {'content-type': 'application/x-protobuf'}
+PASSES = ('forward', 'forward_backward')
+ROUTES = (
+    *PASSES,
+    'optim_step',
+    'save_weights',
+    'save_weights_for_sampler',
+    'save_weights_external',
+    'load_weights',
+)
+"""Every route whose requests have a position."""
+DAMAGES = {
+    'too long': '"ok": 1',
+    'not UTF-8': '"text": "\udcff"',
+    'not finite': '"number": NaN',
+    'not a JSON value': '"number": -',
+    'duplicate name': '"twice": {"a": 1, "a": 2}',
+    'duplicate name in the object': '"twice": 1, "twice": 2',
+    'unpaired surrogate': '"text": "\\ud800"',
+    'number too large': '"number": 1e999',
+    'nested too deep': f'"list": {"[" * 20_000}{"]" * 20_000}',
+    'other models and positions': '"a": {"model_id": "b", "seq_id": 7}, "text": "\\"model_id\\": 1", "number": NaN',
+}
+"""Members of JSON objects that are refused."""
+
+
+def _json_body(route: str, damage: str, position: str, *, is_first: bool) -> bytes:
+    """Return a long JSON body with `position` as its first or last members."""
+    limit_bytes = BODY_BYTES if route in PASSES else JSON_LIMIT_BYTES
+    # A tail is stored beside the head, so it is found only if the body is longer than the head.
+    padding = 'x' * (limit_bytes + 1 if damage == 'too long' else limit_bytes // 20)
+    rest = f'{DAMAGES[damage]}, "padding": "{padding}"'
+    text = f'{{{position}, {rest}}}' if is_first else f'{{{rest}, {position}, "type": "operation"}}'
+    return text.encode(errors='surrogateescape')
+
+
+async def _assert_the_next_operation_runs(api: TinkerApi, model_id: str) -> None:
+    posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 2})
+    assert (await api.outcome(posted)).status_code == 200
+    # The clock does not advance, so the lane did not give up waiting for the first position.
+    assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == ['clip_grad_and_step']
+
+
+def _position(model_id: str) -> str:
+    return json.dumps({'model_id': model_id, 'seq_id': 1})[1:-1]
 
 
 @pytest.fixture
@@ -55,10 +101,7 @@ async def test_unreadable_operation_uses_its_position(api: TinkerApi, kind: str,
     headers = {**PROTOBUF, 'content-encoding': encoding}
     response = await api.post('forward_backward', content=chunks() if is_chunked else body, headers=headers)
     assert response.status_code == status
-    posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 2})
-    assert (await api.outcome(posted)).status_code == 200
-    # The clock does not advance, so the lane did not give up waiting for the first position.
-    assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == ['clip_grad_and_step']
+    await _assert_the_next_operation_runs(api, model_id)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +113,51 @@ async def test_body_without_a_position_uses_no_position(api: TinkerApi, head: by
     before = set(api.store.futures)
     body = head + b'\xff' * (BODY_BYTES + 1)
     assert (await api.post('forward_backward', content=body, headers=PROTOBUF)).status_code == 413
+    assert set(api.store.futures) == before
+
+
+@pytest.mark.parametrize('is_first', [True, False])
+@pytest.mark.parametrize('encoding', ['identity', 'zstd'])
+@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize('route', ROUTES)
+async def test_damaged_json_uses_its_position(
+    api: TinkerApi, route: str, damage: str, encoding: str, *, is_first: bool
+) -> None:
+    """JSON that is too long or damaged uses its position on every route, wherever the position is in the object."""
+    model_id = await api.model()
+    body = _json_body(route, damage, _position(model_id), is_first=is_first)
+    content = zstandard.compress(body) if encoding == 'zstd' else body
+    response = await api.post(route, content=content, headers={'content-encoding': encoding})
+    assert response.status_code == (413 if damage == 'too long' else 400), response.text
+    await _assert_the_next_operation_runs(api, model_id)
+
+
+@pytest.mark.parametrize('encoding', ['identity', 'zstd', 'gzip'])
+@pytest.mark.parametrize('route', ROUTES)
+async def test_cut_json_uses_the_position_at_its_beginning(api: TinkerApi, route: str, encoding: str) -> None:
+    """JSON that ends early, or has an unknown compression, uses the position that is still in it."""
+    model_id = await api.model()
+    body = f'{{{_position(model_id)}, "padding": "'.encode() + random.Random(1).randbytes(BODY_BYTES // 2)
+    content = zstandard.compress(body)[:-5] if encoding == 'zstd' else body
+    response = await api.post(route, content=content, headers={'content-encoding': encoding})
+    assert response.status_code == 400
+    await _assert_the_next_operation_runs(api, model_id)
+
+
+@pytest.mark.parametrize('route', ROUTES)
+async def test_refused_protobuf_uses_its_position_on_every_route(api: TinkerApi, route: str) -> None:
+    """A damaged or unexpected protobuf body uses its position on every route."""
+    model_id = await api.model()
+    message = wire.ForwardBackwardRequest(model_id=model_id, seq_id=1).SerializeToString()
+    assert (await api.post(route, content=message + b'\xff', headers=PROTOBUF)).status_code == 400
+    await _assert_the_next_operation_runs(api, model_id)
+
+
+@pytest.mark.parametrize('end', ['"seq_id": 1', '"seq_id": "1"}', '"a": {"seq_id": 1}}', 'seq_id: 1}'])
+async def test_damaged_json_without_a_position_uses_no_position(api: TinkerApi, end: str) -> None:
+    """A damaged body whose position is missing, incomplete, nested or not a number uses no position."""
+    model_id = await api.model()
+    before = set(api.store.futures)
+    body = f'{{"a": NaN, "model_id": "{model_id}", {end}'
+    assert (await api.post('optim_step', content=body)).status_code == 400
     assert set(api.store.futures) == before

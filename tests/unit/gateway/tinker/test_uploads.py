@@ -11,6 +11,7 @@ from services.gateway.catalogue.rules import Checkpoint, UploadRequest
 from services.gateway.http.body import ClientDisconnected
 from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.tinker.archives import UploadRoutes
+from services.gateway.tinker.base_models import BaseModels
 from services.kit.errors import DeadlinePassed, StreamOutOfOrder
 
 CHECKPOINT = Checkpoint(
@@ -95,7 +96,7 @@ def upload(sender: Sender, checkpoints: FakeCheckpoints) -> JsonResponse:
         return await call.route.serve(call)
 
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        response = runner.run(serve(sender.call(UploadRoutes(cast(Any, checkpoints)))))
+        response = runner.run(serve(sender.call(UploadRoutes(cast(Any, checkpoints), BaseModels([])))))
     assert isinstance(response, JsonResponse)
     return response
 

@@ -80,7 +80,9 @@ class Checkpoint(_message.Message):
     digest: _builtins.str
     """blake3 digest of the state, in hexadecimal."""
     folder: _builtins.str
-    """PEFT folder of the checkpoint. Set only if the store is a local disk and the caller owns the checkpoint."""
+    """PEFT folder of the checkpoint. Set only if the operator allows it, the store is a local disk and the caller owns
+    the checkpoint.
+    """
     is_public: _builtins.bool
     """Whether every tenant can read the checkpoint."""
     lora_rank: _builtins.int

@@ -230,7 +230,9 @@ class SaveResult(_message.Message):
     size_bytes: _builtins.int
     """Size of the stored files in bytes."""
     folder: _builtins.str
-    """Folder of the files, if they are stored on a local disk of the service."""
+    """Folder of the files. For Save, see checkpoint.v1.Checkpoint.folder. For ExportMerged, relative to the state folder
+    of the model service: "exports/<adapter>/<name>".
+    """
     def __init__(
         self,
         *,
