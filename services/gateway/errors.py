@@ -158,11 +158,11 @@ class ReplicaNotReached(ServiceUnreachable):
 
 @domain_error(
     'REQUEST_CRASHED',
-    '{failure_count} samplers in a row failed while they ran this request, so it is not run again for some minutes; '
+    '{failure_count} processes in a row ended while they ran this request, so it is not run again for some minutes; '
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):
-    """Samplers failed each time they ran the request, which may be the cause."""
+    """The process that ran the request ended each time, which the request may have caused."""
 
     failure_count: int
 
