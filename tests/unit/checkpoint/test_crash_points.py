@@ -178,7 +178,7 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
 async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
     tmp_path: Path, number: int, *, has_old: bool
 ) -> None:
-    """After an error at any step of a commit the complete old or new state is stored, as the answer says."""
+    """The complete old or new state is stored after an error at any step of a commit, as the answer says."""
     threads = Threads('store', count=1)
     counter, step = ChangeCounter(), -1
     while step < 0 or counter.remaining < 0:
