@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,13 @@ def test_exits_of_one_service_never_stop_the_others(tmp_path: Path) -> None:
         command = [sys.executable, '-u', '-m', 'twinkle_client.cli', 'up', *options]
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
-        pids = [_wait_for_service(tmp_path / 'state', 'data', unlike=None)]
+        while 'Ctrl-C' not in (tmp_path / 'up.log').read_text():
+            _pause_while_running(process)
+        pids = [_wait_for_service(process, tmp_path / 'state', 'data', unlike=None)]
         others = _pids(tmp_path / 'state')
         for _ in range(6):
             os.kill(pids[-1], signal.SIGKILL)
-            pids.append(_wait_for_service(tmp_path / 'state', 'data', unlike=pids[-1]))
+            pids.append(_wait_for_service(process, tmp_path / 'state', 'data', unlike=pids[-1]))
         assert process.poll() is None
         assert {**_pids(tmp_path / 'state'), 'data': 0} == {**others, 'data': 0}
         process.send_signal(signal.SIGINT)
@@ -88,10 +91,16 @@ def _pids(folder: Path) -> dict[str, int]:
     return {service.name: service.pid for service in state.services} if state is not None else {}
 
 
-def _wait_for_service(folder: Path, name: str, *, unlike: int | None) -> int:
+def _pause_while_running(process: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        pytest.fail(f'the command exited with {process.wait(timeout=0.2)}')
+
+
+def _wait_for_service(process: subprocess.Popen[bytes], folder: Path, name: str, *, unlike: int | None) -> int:
     """Wait until the stack is up with another process of a service, and return its id."""
     while True:
         state = StackState.load(folder)
         if state is not None and state.is_running() and (pid := _pids(folder).get(name)) not in {None, unlike}:
             assert pid is not None
             return pid
+        _pause_while_running(process)
