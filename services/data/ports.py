@@ -81,7 +81,11 @@ class DatasetStore(Protocol):
     """Stores datasets by id. The use cases check which tenant owns a dataset."""
 
     def get(self, dataset_id: str) -> Dataset | None:
-        """Return a dataset's description; None if it does not exist."""
+        """Return a dataset's description; None if it does not exist.
+
+        Raises:
+            StoredDataDamaged: The stored description is damaged.
+        """
         ...
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
@@ -104,11 +108,16 @@ class DatasetStore(Protocol):
 
         Raises:
             QuotaExceeded, BytesFull: The meter refused the rows.
+            StoredDataDamaged: The stored rows are damaged.
         """
         ...
 
     def reader(self, dataset: Dataset) -> RowReader:
-        """Return a reader of this revision, which remains usable after the dataset changes."""
+        """Return a reader of this revision, which remains usable after the dataset changes.
+
+        Raises:
+            StoredDataDamaged: The stored rows are damaged; `read` may raise it too.
+        """
         ...
 
     async def export(self, dataset: Dataset, file_format: str) -> ExportedFile:

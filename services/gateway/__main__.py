@@ -28,6 +28,7 @@ from services.gateway.futures.open import FutureService, open_futures, open_hand
 from services.gateway.http.server import HttpServer, open_http
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
+from services.gateway.keys.pepper import PepperUnusable
 from services.gateway.keys.servicer import KeyServicer
 from services.gateway.openai.models import FleetSamplers
 from services.gateway.openai.routes import open_openai
@@ -46,6 +47,7 @@ from services.kit.clock import Clock, SystemClock
 from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
+from services.kit.sqlite_seals import DatabaseDamaged
 from services.kit.telemetry import start_telemetry, stop_telemetry
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
@@ -67,7 +69,7 @@ class Gateway:
 async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gateway]:
     """Open the features of a gateway from the bottom up, and close them at the end of the block."""
     async with AsyncExitStack() as stack:
-        database = await Database.open(config.database_address())
+        database = await Database.open(config.database_address(), is_loss_accepted=config.accept_data_loss)
         stack.push_async_callback(database.close)
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
@@ -204,7 +206,7 @@ def main() -> None:
     start_telemetry(config.telemetry, service=config.service)
     try:
         asyncio.run(run(config))
-    except SchemaNotSupported as error:
+    except (SchemaNotSupported, DatabaseDamaged, PepperUnusable) as error:
         raise SystemExit(f'{config.service}: {error}') from error
     finally:
         stop_telemetry()

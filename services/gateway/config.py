@@ -65,8 +65,9 @@ class FleetConfig(BaseModel):
     """Time for which a lost replica stays listed."""
     replica_wait: timedelta = Field(default=timedelta(seconds=30), ge=timedelta())
     """Time for which a started response waits for another sampler that can continue it."""
-    begin_wait: timedelta = Field(default=timedelta(seconds=5), ge=timedelta())
-    """Time for which a new request waits for a sampler if all samplers have left the fleet."""
+    begin_wait: timedelta = Field(default=timedelta(seconds=1), ge=timedelta())
+    """Time for which a new request waits for a sampler if all samplers have left the fleet. Then the client repeats it,
+    and reports that no sampler is available."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
     """Maximum number of a tenant's requests that wait at each sampler; further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
@@ -196,6 +197,9 @@ class GatewayConfig(ServiceConfig):
     Empty: the address `listen`."""
     database_url: str = Field(default='', repr=False)
     """`sqlite:///<path>` or `postgresql://...`. Empty: `gateway.db` in the state folder."""
+    accept_data_loss: bool = False
+    """Whether to start although the SQLite database lost committed transactions or has damaged rows, for example
+    because its write-ahead log was damaged. Set it for one start only."""
     upstreams: UpstreamsConfig = UpstreamsConfig()
     bootstrap_key: str = Field(default='', repr=False)
     """Secret of an initial API key of the tenant 'default' with all scopes. Empty: no such key."""
@@ -301,10 +305,6 @@ class GatewayConfig(ServiceConfig):
     def payload_folder(self) -> Path:
         """Return the folder for requests and results of futures."""
         return self.futures.payload_dir or self.state_dir / 'payloads'
-
-    def is_commit_synced(self) -> bool:
-        """Return whether committed transactions survive a power failure."""
-        return self.database_address().startswith('postgresql')
 
     def pepper_file(self) -> Path:
         """Return the file of the pepper that is used unless one is configured."""

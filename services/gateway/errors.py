@@ -158,11 +158,11 @@ class ReplicaNotReached(ServiceUnreachable):
 
 @domain_error(
     'REQUEST_CRASHED',
-    '{failure_count} samplers in a row failed while they ran this request, so it is not run again for some minutes; '
+    '{failure_count} processes in a row ended while they ran this request, so it is not run again for some minutes; '
     'change the request, for example its length or its parameters',
 )
 class RequestCrashed(FailedPrecondition):
-    """Samplers failed each time they ran the request, which may be the cause."""
+    """The process that ran the request ended each time, which the request may have caused."""
 
     failure_count: int
 
@@ -201,9 +201,11 @@ class PositionPassed(FailedPrecondition):
     position: int
 
 
-@domain_error('PAYLOAD_LOST', 'the request of future {future_id!r} can no longer be read; send it again')
+@domain_error(
+    'PAYLOAD_LOST', 'the request or result of future {future_id!r} is damaged or missing on the disk of the gateway'
+)
 class PayloadLost(DataLoss):
-    """The request of a future can no longer be read."""
+    """The request or the result of a future can no longer be read."""
 
     future_id: str
 

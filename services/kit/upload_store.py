@@ -18,12 +18,12 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from blake3 import blake3
 from pydantic import TypeAdapter
 
+from services.kit.checksums import checked, digest_of, is_prefix_intact, with_checksum, write_prefix_sum
 from services.kit.clock import Clock
 from services.kit.disk_space import check_free_space
-from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
+from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StoredDataDamaged, StreamOutOfOrder
 
 _HEADER_FILE, _BYTES_FILE = 'header.json', 'bytes'
 _Arguments = ParamSpec('_Arguments')
@@ -133,13 +133,22 @@ class UploadStore:
             raise
         return Upload(self, folder, header, committed_bytes, chunk_field=self._rules.chunk_field)
 
-    async def find(self, tenant_id: str, upload_id: str) -> UploadStatus | None:
-        """Return the state of an upload; None if the tenant has no such upload."""
-        return await asyncio.to_thread(_status_in, self._folder(tenant_id, upload_id))
+    async def find(self, tenant_id: str, upload_id: str, *, is_content_read: bool = False) -> UploadStatus | None:
+        """Return the state of an upload; None if the tenant has no such upload.
+
+        Raises:
+            StoredDataDamaged: The header is damaged, or bytes are missing or, if read, changed; a stream starts again.
+        """
+        folder = self._folder(tenant_id, upload_id)
+        return await asyncio.to_thread(_intact_status, folder, upload_id, is_content_read=is_content_read)
 
     async def read(self, tenant_id: str, upload_id: str) -> bytes | None:
-        """Return the bytes of an upload and restart its time to live; None if it is missing, incomplete or damaged."""
-        return await asyncio.to_thread(self._read, self._folder(tenant_id, upload_id))
+        """Return the bytes of an upload and restart its time to live; None if it is missing or incomplete.
+
+        Raises:
+            StoredDataDamaged: See `find`.
+        """
+        return await asyncio.to_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
 
     async def discard_expired(self) -> None:
         """Remove the expired uploads of all tenants; an open upload does not expire."""
@@ -161,6 +170,8 @@ class UploadStore:
             _remove(folder)
 
     def _find_or_create(self, folder: Path, header: UploadHeader) -> int:
+        if not is_prefix_intact(folder / _BYTES_FILE):
+            _remove(folder)  # the sender sends the bytes again
         with self._lock:
             known = _status_in(folder)
             if known is None:
@@ -180,8 +191,8 @@ class UploadStore:
     def _check_header(self, header: UploadHeader, known: UploadStatus) -> None:
         if self._rules.is_header_binding and header != known.header:
             changed = 'digest' if header.size_bytes == known.header.size_bytes else 'size_bytes'
-            problem = f'was {getattr(known.header, changed)} in the first stream of this upload'
-            raise InvalidField(f'header.{changed}', problem)
+            was = getattr(known.header, changed)
+            raise InvalidField(f'header.{changed}', f'was {was} in the first stream of this upload')
         if header.size_bytes < known.committed_bytes:
             problem = f'is {header.size_bytes}, but {known.committed_bytes} bytes are already stored'
             raise InvalidField('header.size_bytes', problem)
@@ -199,14 +210,14 @@ class UploadStore:
         is_reserved = self._rules.is_header_binding or upload.path.parent in self._open
         return upload.header.size_bytes if is_reserved else upload.committed_bytes
 
-    def _read(self, folder: Path) -> bytes | None:
-        status = _status_in(folder)
+    def _read(self, folder: Path, upload_id: str) -> bytes | None:
+        status = _intact_status(folder, upload_id, is_content_read=True)
         if status is None or not status.is_complete:
             return None
         with suppress(FileNotFoundError):  # removed since it was found
             data = status.path.read_bytes()
             self.touch(folder)
-            return data if status.header.digest in {'', blake3(data).hexdigest()} else None
+            return data
         return None
 
     def _discard_expired(self) -> None:
@@ -277,7 +288,7 @@ class Upload:
         """
         if not self._header.digest:
             return
-        actual = await self.run(_digest_of, self.status.path)
+        actual = await self.run(digest_of, self.status.path)
         if actual != self._header.digest:
             await self.discard()
             raise DigestMismatch(expected=self._header.digest, actual=actual)
@@ -308,6 +319,7 @@ class Upload:
             if self._running is not None:
                 await asyncio.wait([self._running])
         finally:
+            await asyncio.to_thread(write_prefix_sum, self.status.path)
             self._store.touch(self._folder)
             self._store.release(self._folder)
 
@@ -319,8 +331,19 @@ def _hash_of(identity: str) -> str:
 def _header_in(folder: Path) -> UploadHeader | None:
     """Return the header in a folder; None if it is missing or was damaged by a power failure."""
     with suppress(OSError, ValueError):
-        return _HEADERS.validate_json((folder / _HEADER_FILE).read_bytes())
+        return _HEADERS.validate_json(checked((folder / _HEADER_FILE).read_bytes()))
     return None
+
+
+def _intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False) -> UploadStatus | None:
+    if (status := _status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
+        return None
+    is_intact = status is not None and is_prefix_intact(status.path, is_content_read=is_content_read)
+    if status is not None and is_content_read and status.is_complete and status.header.digest:
+        is_intact = is_intact and digest_of(status.path) == status.header.digest
+    if not is_intact:
+        raise StoredDataDamaged('upload', upload_id)
+    return status
 
 
 def _status_in(folder: Path) -> UploadStatus | None:
@@ -340,7 +363,7 @@ def _create(folder: Path, header: UploadHeader) -> None:
 
 def _write_header(folder: Path, header: UploadHeader) -> None:
     staging = folder / f'{_HEADER_FILE}.new'
-    staging.write_bytes(_HEADERS.dump_json(header))
+    staging.write_bytes(with_checksum(_HEADERS.dump_json(header)))
     staging.replace(folder / _HEADER_FILE)
 
 
@@ -354,14 +377,6 @@ def append(path: Path, data: memoryview) -> None:
         # A full disk may store a part of the data, which would change the offset of the next chunk.
         os.truncate(path, size_bytes)
         raise
-
-
-def _digest_of(path: Path) -> str:
-    with path.open('rb') as file:
-        hasher = blake3()
-        while piece := file.read(1 << 20):
-            hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def _modified(path: Path) -> float:

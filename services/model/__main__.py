@@ -36,6 +36,8 @@ from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
 """Maximum number of batch uploads that a tenant may have at the same time."""
+_GAP_SECONDS = 5.0
+"""Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
 
 
 def main() -> None:
@@ -104,6 +106,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
         codec=codec_of(backend),
         engine=engine_name(config),
         undo_steps=config.undo_steps,
+        is_loss_accepted=config.accept_data_loss,
     )
     log_environment_changes(folder, replay_environment(config))
     return journal
@@ -158,7 +161,7 @@ def make_limits(config: ModelConfig) -> Limits:
         batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,
         queue=QueueLimits(operation_count=config.limits.queue_length, request_bytes=config.queue_bytes),
-        gap_seconds=config.gap_seconds,
+        gap_seconds=min(config.gap_seconds, _GAP_SECONDS) if config.accept_data_loss else config.gap_seconds,
         residency=ResidencyBounds(
             resident_adapters=config.max_resident_adapters,
             idle_seconds=config.idle_seconds,

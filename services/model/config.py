@@ -67,6 +67,10 @@ class ModelConfig(ServiceConfig):
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
     lost when the process exits."""
+    accept_data_loss: bool = False
+    """Whether to start although the journal lost acknowledged operations or adapters, for example because its
+    write-ahead log was damaged. Set it for one start only. Operations that continue after lost numbers fail after at
+    most five seconds, because the missing numbers are not received."""
     snapshot_device_seconds: float = Field(default=30.0, gt=0)
     """An adapter is snapshotted once replaying the operations since its last snapshot would take this many seconds."""
     snapshot_operations: int = Field(default=256, ge=1)

@@ -1,6 +1,6 @@
 """Ports of the model service: the engine that trains, the store of weights, the model exporter and the journal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -244,6 +244,10 @@ class Journal(Protocol):
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         """Return all adapters, oldest first."""
+        ...
+
+    async def damaged_adapters(self) -> Mapping[str, str]:
+        """Return the tenants of the adapters whose records were damaged, by adapter id; `adapters` omits them."""
         ...
 
     async def creations(self) -> Sequence[CreationRecord]:

@@ -1,5 +1,6 @@
 """Commands that start services stop them when they are interrupted or terminated."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -55,3 +56,42 @@ def test_interrupt_stops_every_process(
     assert 'Traceback' not in output
     assert [service.name for service in state.services if service.is_running()] == []
     assert StackState.load(tmp_path / 'state') is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_exits_of_one_service_never_stop_the_others(tmp_path: Path) -> None:
+    """A service that is killed again and again is restarted each time, and the other services keep running."""
+    model = build_tiny_model(tmp_path / 'model')
+    options = ['--model', str(model), '--engine', 'torch', '--state-dir', str(tmp_path / 'state')]
+    with (tmp_path / 'up.log').open('wb') as log:
+        command = [sys.executable, '-u', '-m', 'twinkle_client.cli', 'up', *options]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        pids = [_wait_for_service(tmp_path / 'state', 'data', unlike=None)]
+        others = _pids(tmp_path / 'state')
+        for _ in range(6):
+            os.kill(pids[-1], signal.SIGKILL)
+            pids.append(_wait_for_service(tmp_path / 'state', 'data', unlike=pids[-1]))
+        assert process.poll() is None
+        assert {**_pids(tmp_path / 'state'), 'data': 0} == {**others, 'data': 0}
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    assert 'End of ' in (tmp_path / 'up.log').read_text()
+
+
+def _pids(folder: Path) -> dict[str, int]:
+    state = StackState.load(folder)
+    return {service.name: service.pid for service in state.services} if state is not None else {}
+
+
+def _wait_for_service(folder: Path, name: str, *, unlike: int | None) -> int:
+    """Wait until the stack is up with another process of a service, and return its id."""
+    while True:
+        state = StackState.load(folder)
+        if state is not None and state.is_running() and (pid := _pids(folder).get(name)) not in {None, unlike}:
+            assert pid is not None
+            return pid

@@ -60,7 +60,6 @@ UNREAD_FIELDS: Mapping[str, str] = {
     'twinkle.rollout.tool.ToolResult.is_cut': RESULT,
     'twinkle.sampler.vllm.step_log.Step.steps_since': RESULT,
     'twinkle.sampler.vllm.step_log.Step.preempted': RESULT,
-    'twinkle_client.stack.state.ServiceState.log_path': RESULT,
 }
 """Fields of public dataclasses that the code may leave unread, with the reason."""
 

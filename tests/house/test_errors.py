@@ -68,6 +68,7 @@ def test_error_can_be_converted_to_a_status_and_back(error: type[DomainError]) -
 
 DECLARED = {
     'CHECKPOINT_DAMAGED': Disposition.REFUSED,
+    'STORED_DATA_DAMAGED': Disposition.REFUSED,
     'CHUNK_CORRUPT': Disposition.INTERRUPTED,
     'DIGEST_MISMATCH': Disposition.INTERRUPTED,
     'DISK_FULL': Disposition.RETRYABLE,

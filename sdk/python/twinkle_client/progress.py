@@ -17,7 +17,7 @@ def byte_progress(description: str, *, is_shown: bool = True) -> Iterator[Report
         description: Text next to the bar.
         is_shown: False disables the bar, for example when the program does not block on the transfer.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     is_disabled = not (is_shown and console.is_terminal)
     with Progress(*columns, console=console, transient=True, disable=is_disabled) as progress:

@@ -163,7 +163,9 @@ def event_to_proto(event: CheckpointEvent) -> checkpoint_service_pb2.WatchCheckp
         response.is_synced = True
         return response
     response.tenant_id = event.key.adapter.tenant_id
-    if event.checkpoint is None:
+    if event.is_damaged:
+        response.damaged_checkpoint_id = event.key.checkpoint_id
+    elif event.checkpoint is None:
         response.deletion.checkpoint_id = event.key.checkpoint_id
     else:
         response.checkpoint.CopyFrom(checkpoint_to_proto(event.checkpoint))

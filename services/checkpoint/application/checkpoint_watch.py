@@ -17,7 +17,9 @@ class CheckpointEvent:
     resume_token: str
     key: CheckpointKey | None = None
     checkpoint: Checkpoint | None = None
-    """Current state of the checkpoint; None if it was deleted."""
+    """Current state of the checkpoint; None if it was deleted or is damaged."""
+    is_damaged: bool = False
+    """Whether the record of the checkpoint cannot be read."""
 
 
 class CheckpointWatch:
@@ -55,6 +57,8 @@ class CheckpointWatch:
                 next_revision = self._registry.catalogue.changes.revision
                 for change in self._changes(revision, is_snapshot=is_snapshot):
                     yield self._event(change)
+                for key in self._registry.catalogue.damaged_checkpoints() if is_snapshot else ():
+                    yield CheckpointEvent('', key, is_damaged=True)
                 revision, is_snapshot = next_revision, False
                 if not is_synced:
                     yield CheckpointEvent(self._token(revision))

@@ -5,9 +5,11 @@ trainer's section to `trainer_state.safetensors`; neither is buffered in memory 
 is written last and makes the state visible.
 """
 
+from contextlib import suppress
 from threading import Lock
 from typing import IO
 
+import structlog
 from blake3 import blake3
 
 from services.checkpoint.backends.disk import Disk
@@ -29,6 +31,8 @@ from twinkle.checkpoint_engine import (
     weights_file,
     weights_header,
 )
+
+_log = structlog.get_logger('folders')
 
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
 """The trainer's section of a state, beside the PEFT files; PEFT ignores it."""
@@ -103,10 +107,38 @@ class FolderWriter:
             self._write_descriptions(disk)
             disk.sync_folder(self._name())
             replaced = replaceable_generation(disk, self._slot)
-            disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
+            is_synced = self._write_record(disk, record)
             self._is_closed = True
-            if replaced is not None:
-                self._folders.remove(f'{self._slot}/{replaced}')
+            if replaced is not None and is_synced:
+                # The next start removes what remains.
+                with suppress(OSError):
+                    self._folders.remove(f'{self._slot}/{replaced}')
+
+    def _write_record(self, disk: Disk, record: Record) -> bool:
+        """Write the record, which makes the state visible; return whether it is also synced.
+
+        A disk may fail after the record is visible. The state then counts as stored, and the folder that it replaces
+        remains, because a power failure may still undo the change.
+
+        Raises:
+            OSError: The record is not visible.
+        """
+        try:
+            disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
+        except OSError as error:
+            self._is_closed = (is_visible := self._is_record_visible(disk)) is not False
+            if not is_visible:
+                raise
+            _log.error('record not synced', slot=self._slot, error=str(error))
+            return False
+        return True
+
+    def _is_record_visible(self, disk: Disk) -> bool | None:
+        """Return whether the record names this folder; None if it cannot be read."""
+        try:
+            return committed_generation(disk, self._slot) == self._generation
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _discard(self) -> None:
         with self._lock:

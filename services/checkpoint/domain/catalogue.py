@@ -146,6 +146,10 @@ class Catalogue:
         self._index_public(checkpoint.key, is_public=checkpoint.is_public)
         self.changes.record(checkpoint.key, is_deletion=False)
 
+    def damaged_checkpoints(self) -> list[CheckpointKey]:
+        """Return the checkpoints whose records cannot be read."""
+        return list(self._damaged)
+
     def is_damaged(self, key: CheckpointKey) -> bool:
         """Return whether the record of a checkpoint cannot be read."""
         return key in self._damaged

@@ -238,7 +238,7 @@ class Datasets:
                 return await self._engine.mix(tables, is_interleaved=source.is_interleaved)
 
     async def _read_upload(self, caller: Caller, source: UploadSource, meter: RowMeter) -> Table:
-        upload = await self._uploads.find(caller.tenant_id, source.upload_id)
+        upload = await self._uploads.find(caller.tenant_id, source.upload_id, is_content_read=True)
         if upload is None:
             raise UploadNotFound(source.upload_id)
         if not upload.is_complete:

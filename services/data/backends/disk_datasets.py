@@ -7,19 +7,23 @@ removes all files that a crash left incomplete.
 import asyncio
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from services.data.backends.record_files import RecordFiles, sync_folder
 from services.data.backends.row_files import RowFiles, write_rows
 from services.data.domain import Dataset, Row, RowMeter, Table
-from services.kit.errors import InvalidField
+from services.kit.checksums import check_sums, write_sums
+from services.kit.errors import InvalidField, StoredDataDamaged
 from services.kit.worker import Threads
 from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
 
+_log = structlog.get_logger('data')
 _RECORD = 'record.json'
 
 
@@ -31,10 +35,16 @@ class DiskDatasets:
         self._root, self._threads = root, threads
         self._records = RecordFiles(Dataset)
         root.mkdir(parents=True, exist_ok=True)
-        self._known = {dataset.dataset_id: dataset for dataset in self._records.read_all(root, f'*/{_RECORD}')}
+        found = dict(self._records.read_all(root, f'*/{_RECORD}'))
+        self._known = {dataset.dataset_id: dataset for dataset in found.values() if dataset is not None}
+        self._damaged = {path.parent.name for path, dataset in found.items() if dataset is None}
+        self._intact = set[Path]()
+        """Folders whose files were compared with their digests since the start."""
         self._remove_incomplete()
 
     def get(self, dataset_id: str) -> Dataset | None:
+        if dataset_id in self._damaged:
+            raise StoredDataDamaged('dataset', dataset_id)
         return self._known.get(dataset_id)
 
     def of_tenant(self, tenant_id: str) -> list[Dataset]:
@@ -49,7 +59,7 @@ class DiskDatasets:
         return await self._threads.run(lambda: sum(map(_size_of_files, folders)))
 
     async def load(self, dataset: Dataset, meter: RowMeter) -> Table:
-        rows = await self._threads.run(lambda: list(counted(RowFiles(self._rows_of(dataset)), meter)))
+        rows = await self._threads.run(lambda: list(counted(self._opened(dataset), meter)))
         return Table(
             rows=rows,
             dataset_id=dataset.dataset_id,
@@ -61,14 +71,15 @@ class DiskDatasets:
         )
 
     def reader(self, dataset: Dataset) -> 'DiskRows':
-        return DiskRows(RowFiles(self._rows_of(dataset)), self._threads)
+        files = self._open(dataset)
+        return DiskRows(files, self._threads, check=lambda: self._check(dataset))
 
     async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
         """Return the dataset as a file; the first call writes it."""
         path = self._rows_of(dataset) / f'export.{file_format}'
         try:
             if not path.exists():
-                await self._threads.run(lambda: write_file(path, RowFiles(path.parent)))
+                await self._threads.run(lambda: write_file(path, self._opened(dataset)))
         except UnreadableFile as error:
             raise InvalidField('format', str(error)) from error
         return DiskFile(path, self._threads)
@@ -87,11 +98,34 @@ class DiskDatasets:
         shutil.rmtree(rows_folder, ignore_errors=True)
         rows_folder.mkdir(parents=True)
         saved = replace(dataset, content_digest=_write_content(rows_folder, table))
+        write_sums(rows_folder)
+        self._intact.discard(rows_folder)
         sync_folder(rows_folder)
         self._records.write(rows_folder.parent / _RECORD, saved)
         sync_folder(self._root)
         self._remove_old_revisions(saved)
         return saved
+
+    def _opened(self, dataset: Dataset) -> RowFiles:
+        """Open the rows of a dataset after comparing all its files with their digests."""
+        self._check(dataset)
+        return self._open(dataset)
+
+    def _open(self, dataset: Dataset) -> RowFiles:
+        try:
+            return RowFiles(self._rows_of(dataset))
+        except Exception as error:  # numpy parses headers as Python code, which raises many errors
+            raise _damage(dataset, error) from error
+
+    def _check(self, dataset: Dataset) -> None:
+        folder = self._rows_of(dataset)
+        if folder in self._intact:
+            return
+        try:
+            check_sums(folder)
+        except (OSError, ValueError) as error:
+            raise _damage(dataset, error) from error
+        self._intact.add(folder)
 
     def _remove(self, dataset_id: str) -> None:
         # The record is removed first: the next start removes a folder without one.
@@ -111,8 +145,16 @@ class DiskDatasets:
         for folder in self._root.iterdir():
             if folder.name in self._known:
                 self._remove_old_revisions(self._known[folder.name])
-            elif folder.is_dir():
+                for export in folder.glob('*/export.*'):
+                    # Exported files have no digests, and are written again.
+                    export.unlink()
+            elif folder.is_dir() and folder.name not in self._damaged:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _damage(dataset: Dataset, error: Exception) -> StoredDataDamaged:
+    _log.error('stored rows damaged', dataset=dataset.dataset_id, error=str(error))
+    return StoredDataDamaged('dataset', dataset.dataset_id)
 
 
 def _size_of_files(folder: Path) -> int:
@@ -136,11 +178,16 @@ def _write_content(folder: Path, table: Table) -> str:
 class DiskRows:
     """The rows of one revision; implements `RowReader`."""
 
-    def __init__(self, files: RowFiles, threads: Threads) -> None:
-        self._files, self._threads = files, threads
+    def __init__(self, files: RowFiles, threads: Threads, *, check: Callable[[], None]) -> None:
+        """Read from `files`; `check` raises if they are damaged."""
+        self._files, self._threads, self._check = files, threads, check
 
     async def read(self, indices: Sequence[int]) -> list[Row]:
-        return await self._threads.run(self._files.read, indices)
+        return await self._threads.run(self._read, indices)
+
+    def _read(self, indices: Sequence[int]) -> list[Row]:
+        self._check()
+        return self._files.read(indices)
 
 
 class DiskFile:

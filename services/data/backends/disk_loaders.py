@@ -4,6 +4,7 @@ from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles
 from services.data.domain import Loader
+from services.kit.errors import StoredDataDamaged
 from services.kit.worker import Threads
 
 
@@ -15,9 +16,13 @@ class DiskLoaders:
         self._root, self._threads = root, threads
         self._records = RecordFiles(Loader)
         root.mkdir(parents=True, exist_ok=True)
-        self._known = {loader.loader_id: loader for loader in self._records.read_all(root, '*.json')}
+        found = dict(self._records.read_all(root, '*.json'))
+        self._known = {loader.loader_id: loader for loader in found.values() if loader is not None}
+        self._damaged = {path.stem for path, loader in found.items() if loader is None}
 
     def get(self, loader_id: str) -> Loader | None:
+        if loader_id in self._damaged:
+            raise StoredDataDamaged('loader', loader_id)
         return self._known.get(loader_id)
 
     def of_tenant(self, tenant_id: str) -> list[Loader]:

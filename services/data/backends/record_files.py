@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import structlog
 from pydantic import TypeAdapter
 
+from services.kit.checksums import checked, with_checksum
+
+_log = structlog.get_logger('data')
 _Record = TypeVar('_Record')
 
 
@@ -21,16 +25,20 @@ class RecordFiles(Generic[_Record]):
         """Write a record durably; a crash leaves either the old content or the new."""
         staging = path.with_name(f'.{path.name}.new')
         with staging.open('wb') as file:
-            file.write(self._adapter.dump_json(record))
+            file.write(with_checksum(self._adapter.dump_json(record)))
             file.flush()
             os.fsync(file.fileno())
         staging.replace(path)
         sync_folder(path.parent)
 
-    def read_all(self, folder: Path, pattern: str) -> Iterator[_Record]:
-        """Yield the records of the files that match `pattern`, in the order of their names."""
+    def read_all(self, folder: Path, pattern: str) -> Iterator[tuple[Path, _Record | None]]:
+        """Yield the files that match `pattern`, in the order of their names, and their records; None if damaged."""
         for path in sorted(folder.glob(pattern)):
-            yield self._adapter.validate_json(path.read_bytes())
+            try:
+                yield path, self._adapter.validate_json(checked(path.read_bytes()))
+            except (ValueError, OSError) as error:
+                _log.error('stored record damaged', path=str(path), error=str(error))
+                yield path, None
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,11 @@ class RowFiles:
     Concurrency: threads may share an instance. Open files stay readable after they are deleted.
     """
 
+    _lines: BinaryIO | None = None
+
     def __init__(self, folder: Path) -> None:
         self._lines = (folder / _LINES).open('rb')
+        self._lines_file = self._lines.fileno()
         self._line_offsets = _load(folder / _LINE_OFFSETS)
         has_tokens = (folder / _TOKEN_OFFSETS).exists()
         self._token_offsets = _load(folder / _TOKEN_OFFSETS) if has_tokens else None
@@ -75,7 +78,7 @@ class RowFiles:
 
     def _row(self, index: int) -> Row:
         begin, end = int(self._line_offsets[index]), int(self._line_offsets[index + 1])
-        row: Row = json.loads(os.pread(self._lines.fileno(), end - begin, begin))
+        row: Row = json.loads(os.pread(self._lines_file, end - begin, begin))
         if self._token_offsets is None:
             return row
         first, last = int(self._token_offsets[index]), int(self._token_offsets[index + 1])
@@ -84,7 +87,8 @@ class RowFiles:
         return {**row, **arrays}
 
     def __del__(self) -> None:
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
 
 def as_stored(row: Row) -> Row:

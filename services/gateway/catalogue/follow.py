@@ -13,7 +13,14 @@ from typing import Generic, Never, TypeVar
 import structlog
 
 from services.gateway.catalogue.ports import EntryStore, Feed
-from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDeleted, EntryKey, SnapshotComplete
+from services.gateway.catalogue.rules import (
+    CatalogueEvent,
+    EntryChanged,
+    EntryDamaged,
+    EntryDeleted,
+    EntryKey,
+    SnapshotComplete,
+)
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 
@@ -101,6 +108,10 @@ class FeedFollower(Generic[Entry]):
                 await self._store.mark_deleted(event.key, moment=self._clock.now())
                 if present is not None:
                     present.discard(event.key)
+                return present
+            case EntryDamaged():
+                if present is not None:
+                    present.add(event.key)
                 return present
             case SnapshotComplete():
                 if present is not None:

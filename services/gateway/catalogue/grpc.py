@@ -14,6 +14,7 @@ from services.gateway.catalogue.rules import (
     CatalogueEvent,
     Checkpoint,
     EntryChanged,
+    EntryDamaged,
     EntryDeleted,
     Run,
     SnapshotComplete,
@@ -212,6 +213,8 @@ def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueE
         case 'deletion':
             key = message.tenant_id, message.deletion.adapter_id
             return EntryDeleted(key=key, resume_token=message.resume_token)
+        case 'damaged_adapter_id':
+            return EntryDamaged(key=(message.tenant_id, message.damaged_adapter_id))
         case 'is_synced':
             return SnapshotComplete(resume_token=message.resume_token)
         case None:
@@ -228,6 +231,8 @@ def _checkpoint_event(message: messages.WatchCheckpointsResponse) -> CatalogueEv
         case 'deletion':
             key = message.tenant_id, message.deletion.checkpoint_id
             return EntryDeleted(key=key, resume_token=message.resume_token)
+        case 'damaged_checkpoint_id':
+            return EntryDamaged(key=(message.tenant_id, message.damaged_checkpoint_id))
         case 'is_synced':
             return SnapshotComplete(resume_token=message.resume_token)
         case None:

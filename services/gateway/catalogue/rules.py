@@ -140,11 +140,19 @@ class EntryDeleted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EntryDamaged:
+    """An entry of a snapshot exists, but its content cannot be read; the copy keeps the earlier content."""
+
+    key: EntryKey
+    resume_token: str = ''
+
+
+@dataclass(frozen=True, kw_only=True)
 class SnapshotComplete:
     """All entries were reported; changes follow."""
 
     resume_token: str
 
 
-CatalogueEvent = EntryChanged[Entry] | EntryDeleted | SnapshotComplete
+CatalogueEvent = EntryChanged[Entry] | EntryDeleted | EntryDamaged | SnapshotComplete
 """Event of a feed."""

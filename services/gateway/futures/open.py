@@ -79,7 +79,7 @@ async def open_futures(
         SystemExit: Another gateway on the database stores payloads elsewhere; the message names the setting.
     """
     options, retry = config.futures, Retry()
-    payloads = PayloadFiles(config.payload_folder(), is_synced=config.is_commit_synced())
+    payloads = PayloadFiles(config.payload_folder())
     peers = await _open_peers(config, database, payloads)
     records = FutureRecords(SqlFutureStore(database), payloads, retry=retry, clock=clock)
     runner = Runner(

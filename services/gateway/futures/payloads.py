@@ -1,10 +1,8 @@
 """Requests and results of futures as files, so that large ones never go through the database.
 
-A file is written under a temporary name and renamed, so that a killed process leaves a complete file or none. After
-a loss of power the content depends on the disk, so each file begins with a digest, and a file that does not match
-counts as missing. Syncing files and folders is optional: it is useful if the database syncs its commits
-(PostgreSQL). It has no benefit with SQLite, whose log is synced only from time to time (see `store.database`): a power
-loss would remove the row of the future as well.
+A file is written under a temporary name, synced and renamed, and its folder is synced too, so that it is complete and
+survives a loss of power before the row that names it is committed. Each file begins with a digest, and a file that does
+not match counts as missing.
 
 Small payloads are files too. Storing one in its row would save about 0.1 ms of an operation that takes several
 milliseconds, but the table, whose rows are stored for days, would grow by the size of all results.
@@ -45,16 +43,14 @@ class PayloadFiles:
     Every method raises ServiceUnreachable if the disk fails.
     """
 
-    def __init__(self, folder: Path, *, is_synced: bool, thread_count: int = 4) -> None:
+    def __init__(self, folder: Path, *, thread_count: int = 4) -> None:
         """Create a store, which the caller closes.
 
         Args:
             folder: Folder that contains the files, in subfolders; created when needed.
-            is_synced: Whether `put` returns only after the file would survive a loss of power.
             thread_count: Number of files that are read or written at a time.
         """
         self._folder = folder
-        self._is_synced = is_synced
         self._threads = Threads('payloads', count=thread_count)
 
     async def store_id(self) -> str:
@@ -66,7 +62,7 @@ class PayloadFiles:
         self._threads.close()
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._run(_write, self._path(name), data, is_synced=self._is_synced)
+        await self._run(_write, self._path(name), data)
 
     async def get(self, name: str) -> bytes | None:
         return await self._run(_read, self._path(name))
@@ -106,22 +102,22 @@ def _read_store_id(folder: Path) -> str:
             # If several processes start at the same time, only one creates the file.
             path.hardlink_to(temporary)
         temporary.unlink()
-    return path.read_text()
+    return path.read_bytes().decode(errors='replace')
 
 
-def _write(path: Path, data: bytes, *, is_synced: bool) -> None:
+def _write(path: Path, data: bytes) -> None:
     temporary = path.parent / f'{_TEMPORARY}{new_id("pl")}'
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sync_folder(path.parent.parent)
     try:
         with temporary.open('xb') as file:
             file.write(_digest(data))
             file.write(data)
             file.flush()
-            if is_synced:
-                os.fdatasync(file.fileno())
+            os.fdatasync(file.fileno())
         temporary.rename(path)
-        if is_synced:
-            _sync_folder(path.parent)
+        _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -13,7 +13,7 @@ import structlog
 from services.gateway.errors import FutureExpired, PayloadLost, RequestCrashed
 from services.gateway.futures.ports import FutureStore, PayloadStore
 from services.gateway.futures.retry import Retry
-from services.gateway.futures.rules import Future, FutureTaken, future_id_of_name
+from services.gateway.futures.rules import Future, FutureState, FutureTaken, future_id_of_name
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
@@ -61,12 +61,17 @@ class FutureRecords:
         """Return a payload of a future.
 
         Raises:
-            FutureExpired: The payload is deleted.
+            FutureExpired: The future is expired, or its request is no longer needed.
+            PayloadLost: The payload is missing or damaged.
         """
         data = await self.payloads.get(name)
-        if data is None:
+        if data is not None:
+            return data
+        stored = await self.store.get(future.tenant_id, future.future_id)
+        is_expired = stored is None or stored.state is FutureState.EXPIRED
+        if is_expired or (name == future.payload_name and stored is not None and stored.is_finished):
             raise FutureExpired(future.future_id)
-        return data
+        raise PayloadLost(future.future_id)
 
     async def settle(self, future: Future, outcome: Outcome) -> Future:
         """Store an outcome and return the stored future. The result is stored before the row with the state DONE.

@@ -23,9 +23,13 @@ class Accounts:
 
 
 async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) -> Accounts:
-    """Return the accounts in `database`, after creating the default tenant and the configured bootstrap key."""
+    """Return the accounts in `database`, after creating the default tenant and the configured bootstrap key.
+
+    Raises:
+        PepperUnusable: The pepper of the stored keys is missing or damaged.
+    """
     store = SqlKeyStore(database)
-    hasher = PepperedHasher(pepper_of(config))
+    hasher = PepperedHasher(pepper_of(config, is_creation_allowed=not await store.has_keys()))
     verifier = KeyVerifier(store, hasher=hasher, clock=clock, memory=config.key_memory)
     tenants = Tenants(SqlTenantStore(database), clock=clock)
     projects = Projects(SqlProjectStore(database), tenants, clock=clock)
@@ -34,6 +38,11 @@ async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) 
     return Accounts(tenants, projects, keys, verifier)
 
 
-def pepper_of(config: GatewayConfig) -> bytes:
-    """Return the configured pepper, or the one in the state folder, which the first call creates."""
-    return bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file())
+def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> bytes:
+    """Return the configured pepper, or the one in the state folder, which the first call creates.
+
+    Raises:
+        PepperUnusable: The stored pepper is damaged, or missing although it may not be created.
+    """
+    stored = config.pepper_file()
+    return bytes.fromhex(config.key_pepper) or load_pepper(stored, is_creation_allowed=is_creation_allowed)

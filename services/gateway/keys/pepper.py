@@ -18,6 +18,11 @@ from services.kit.errors import CredentialsInvalid
 _PEPPER_BYTES = 32
 _MIN_PEPPER_BYTES = 16
 _NONCE_BYTES = 12
+_CHECKSUM_BYTES = 8
+
+
+class PepperUnusable(Exception):
+    """The stored pepper is missing or damaged; the message states the remedy."""
 
 
 class PepperedHasher:
@@ -65,27 +70,49 @@ class PepperedSealer:
             raise CredentialsInvalid() from error
 
 
-def load_pepper(path: Path) -> bytes:
+def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     """Return the pepper stored at `path`; the first call creates it, readable by its owner only.
+
+    The file has a checksum, because a changed pepper would invalidate every key without an error. Files of earlier
+    releases have none.
 
     Concurrency: processes that create the pepper at the same time all get the same one.
 
     Raises:
+        PepperUnusable: the file is damaged, or missing although it may not be created.
         OSError: the file cannot be read or created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        temporary = path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}')
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, 'wb') as file:
-            file.write(secrets.token_bytes(_PEPPER_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            # Unlike a rename, a link never replaces the pepper that another process created first.
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
-    return path.read_bytes()
+        if not is_creation_allowed:
+            raise PepperUnusable(
+                f'{path} is missing, but the database has API keys, which are valid only with this file. Restore it, '
+                'or set key_pepper to the pepper of another gateway on this database'
+            )
+        _create(path)
+    content = path.read_bytes()
+    pepper = content[:_PEPPER_BYTES]
+    if content not in (pepper, pepper + _checksum_of(pepper)) or len(pepper) < _PEPPER_BYTES:
+        raise PepperUnusable(f'{path} is damaged, so no API key could be verified; restore the file from a backup')
+    return pepper
+
+
+def _create(path: Path) -> None:
+    temporary = path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}')
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, 'wb') as file:
+        pepper = secrets.token_bytes(_PEPPER_BYTES)
+        file.write(pepper + _checksum_of(pepper))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # Unlike a rename, a link never replaces the pepper that another process created first.
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def _checksum_of(pepper: bytes) -> bytes:
+    return hashlib.blake2s(pepper, digest_size=_CHECKSUM_BYTES, person=b'checksum').digest()

@@ -139,6 +139,11 @@ class SqlKeyStore:
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)
             return await fetch_one(connection, query, ApiKey)
 
+    async def has_keys(self) -> bool:
+        """Return whether any API key is stored, including invalid ones."""
+        async with self._database.read() as connection:
+            return (await connection.execute(select(ApiKeyRow.key_id).limit(1))).first() is not None
+
     async def has_valid(self, tenant_id: str, *, moment: datetime) -> bool:
         ends = (ApiKeyRow.expire_time, ApiKeyRow.retire_time)
         is_valid = (ApiKeyRow.revoke_time.is_(None), *(end.is_(None) | (end > moment) for end in ends))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDeleted, SnapshotComplete
+from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDamaged, EntryDeleted, SnapshotComplete
 from services.gateway.quotas.rules import Reading
 from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
@@ -50,6 +50,8 @@ def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent
             )
         case 'deletion':
             return EntryDeleted(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
+        case 'damaged_adapter_id':
+            return EntryDamaged(key=(message.tenant_id, message.damaged_adapter_id))
         case 'is_synced':
             return SnapshotComplete(resume_token=message.resume_token)
         case None:

@@ -28,26 +28,32 @@ class BatchDivision:
         self.dispatch = dispatch
         self.samplers = samplers
 
-    async def resolve_version(self, request: BatchRequest, *, deadline: float | None) -> int | None:
+    async def resolve_version(self, request: BatchRequest, batch: Attempt) -> int | None:
         """Return the version for all prompts; None if the request names it. The resolving replica stores it.
+
+        Args:
+            request: The batch.
+            batch: State of the batch, whose first call this is.
 
         Raises:
             DomainError: The sampler's error, or no replica is available.
         """
         if not request.is_version_open:
             return None
-        attempt = Attempt(key=request.keys[0], deadline=deadline)
+        attempt = replace(batch, tried=set(batch.tried))
         membership = self.dispatch.membership
         while True:
             replica = await self.dispatch.find(attempt)
             try:
                 with membership.track_sequences(replica, 0):
-                    version = await self.samplers.resolve(replica.address, request, deadline=deadline)
+                    version = await self.samplers.resolve(replica.address, request, deadline=attempt.deadline)
             except DomainError as error:
                 self.dispatch.record_failure(attempt, replica, error)
                 continue
             if (adapter := request.keys[0].adapter) is not None:
                 membership.fleet.note_resident(replica.replica_id, adapter.adapter_id, version)
+            # The batch is not finished: its failures and its turn remain.
+            batch.consecutive_failures, batch.turn = attempt.consecutive_failures, attempt.turn
             return version
 
     async def divide(self, part: BatchPart, attempt: Attempt) -> list[tuple[Replica, BatchPart]]:
@@ -101,7 +107,7 @@ class BatchCompletion:
 
     async def _work(self) -> None:
         async with self._tasks:
-            resolving = self._division.resolve_version(self._request, deadline=self._attempt.deadline)
+            resolving = self._division.resolve_version(self._request, self._attempt)
             version = await self._running.unless_aborted(resolving)
             await self._start(_all_of(self._request, version), self._attempt)
 
@@ -183,7 +189,7 @@ class BatchScoring:
         Raises:
             DomainError: A sampler's error, or no replica is available.
         """
-        version = await self._division.resolve_version(self._request, deadline=attempt.deadline)
+        version = await self._division.resolve_version(self._request, attempt)
         return await self._score(_all_of(self._request, version), attempt)
 
     async def _score(self, part: BatchPart, attempt: Attempt) -> Scores:
@@ -207,6 +213,7 @@ class BatchScoring:
         except DomainError as error:
             dispatch.record_failure(attempt, replica, error)
             return await self._score(part, attempt)
+        dispatch.record_success(attempt, replica, has_tokens=True)
         return [(part.positions, response)]
 
 

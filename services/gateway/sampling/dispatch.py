@@ -285,11 +285,12 @@ class Dispatch:
         attempt.tried.add(replica.replica_id)
         attempt.refusal = error if verdict is Verdict.REFUSED else None
         attempt.consecutive_failures += verdict is Verdict.BROKEN
-        is_lost = isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE'
-        if is_lost:
+        if isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE':
             self.membership.fleet.note_failure(replica.replica_id)
-            if verdict is Verdict.BROKEN:
-                self.suspects.record_failure(attempt)
+        # A service behind the sampler may be unreachable instead, which no request causes.
+        is_lost = verdict is Verdict.BROKEN and error.metadata().get('service') == 'sampler'
+        if is_lost:
+            self.suspects.record_failure(attempt)
         _log.info('sampler failed', replica=replica.replica_id, reason=error.reason, verdict=verdict.value)
         if attempt.is_bound:
             raise CheckpointStreamLost('sampler') from error

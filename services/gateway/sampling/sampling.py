@@ -157,11 +157,14 @@ class Sampling:
             replica = await self._dispatch.find(attempt)
             try:
                 with self._membership.track_sequences(replica, 0):
-                    return await self._samplers.call(
+                    response = await self._samplers.call(
                         replica.address, request.method, request.message, deadline=deadline
                     )
             except DomainError as error:
                 self._dispatch.record_failure(attempt, replica, error)
+            else:
+                self._dispatch.record_success(attempt, replica, has_tokens=True)
+                return response
 
     async def call_all(
         self, caller: Caller, method: str, message: bytes, *, scope: str, deadline: float | None = None

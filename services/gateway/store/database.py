@@ -20,8 +20,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from services.gateway.store.migrations import upgrade_schema
+from services.gateway.store.migrations import is_current, upgrade_schema
+from services.kit import sqlite_seals
 from services.kit.errors import InvalidField, ServiceUnreachable
+from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseConnection, DatabaseMark
 
 Result = TypeVar('Result')
 _BUSY_SECONDS = 30
@@ -86,7 +88,7 @@ async def finish(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Database:
-    """Runs transactions. Committed transactions survive if the process is killed.
+    """Runs transactions. Committed transactions survive if the process is killed or the power fails.
 
     Concurrency: safe for any number of tasks. On one SQLite file, writers of all processes run one at a time.
     """
@@ -97,24 +99,27 @@ class Database:
         # SQLite allows one writer, and waiting writers poll with growing pauses: a lock in this process is fairer.
         is_single = engine.dialect.name == 'sqlite'
         self._writer_lock: AbstractAsyncContextManager[Any] = asyncio.Lock() if is_single else nullcontext()
+        self._mark = DatabaseMark(Path(str(engine.url.database))) if is_single else None
         self._connection_class = ShieldedConnection if is_single else AsyncConnection
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    async def open(cls, url: str, *, is_loss_accepted: bool = False) -> Self:
         """Open the database at `url` and upgrade its schema.
 
         Args:
             url: 'sqlite:///<path>' or 'postgresql://<user>:<password>@<host>/<name>'.
+            is_loss_accepted: Whether to open an SQLite database that lost committed transactions or has damaged rows.
 
         Raises:
             ValueError: the URL has another scheme or names no file.
             SchemaNotSupported: the schema has a revision that this release cannot upgrade.
             ServiceUnreachable: the database does not respond.
+            DatabaseDamaged: the SQLite database is damaged, or lost committed transactions.
         """
         address = _with_driver(url)
         if address.get_backend_name() == 'sqlite':
             engine = _sqlite_engine(address)
-            with _converted_connection_errors():
+            with _converted_connection_errors(), sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
                 await asyncio.to_thread(_use_wal, str(address.database))
         else:
             engine = create_async_engine(
@@ -122,8 +127,9 @@ class Database:
             )
         database = cls(engine)
         try:
-            async with database.write() as connection:
-                await connection.run_sync(_migrate)
+            with sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
+                async with database.write() as connection:
+                    await connection.run_sync(_migrate, mark=database._mark, is_loss_accepted=is_loss_accepted)
         except BaseException:
             await database.close()
             raise
@@ -146,7 +152,16 @@ class Database:
                 # The transaction is begun explicitly, because Alembic would otherwise open its own transactions.
                 await connection.run_sync(_begin)
                 yield connection
-                await connection.commit()
+                await self._commit(connection)
+
+    async def _commit(self, connection: AsyncConnection) -> None:
+        if self._mark is None:
+            await connection.commit()
+            return
+        count = await connection.scalar(text(COUNT_COMMIT))
+        await connection.commit()
+        # Another gateway on the file may have written a higher number; a mark that is too low does no harm.
+        self._mark.write(count)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -174,6 +189,8 @@ class Database:
     async def close(self) -> None:
         """Close all connections."""
         await self._engine.dispose()
+        if self._mark is not None:
+            self._mark.close()
 
 
 class _converted_connection_errors:  # noqa: N801 (used like a function)
@@ -256,9 +273,10 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     # Disables the driver's implicit transactions, which begin too late and never around DDL.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for setting in ('synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
+    for setting in ('synchronous=FULL', 'foreign_keys=ON', 'cache_size=-2000'):
         cursor.execute(f'PRAGMA {setting}')
     cursor.close()
+    sqlite_seals.prepare(connection)
 
 
 def _begin(connection: Connection) -> None:
@@ -271,7 +289,22 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql('BEGIN' if options.get('is_read_only') else 'BEGIN IMMEDIATE')
 
 
-def _migrate(connection: Connection) -> None:
-    if connection.dialect.name == 'postgresql':
+def _migrate(connection: Connection, *, mark: DatabaseMark | None, is_loss_accepted: bool) -> None:
+    """Check the database and upgrade its schema.
+
+    Raises:
+        DatabaseDamaged: the SQLite database is damaged, or lost committed transactions.
+        SchemaNotSupported: the schema has a revision that this release cannot upgrade.
+    """
+    if mark is None:
         connection.execute(text('SELECT pg_advisory_xact_lock(:number)'), {'number': _MIGRATION_LOCK})
-    upgrade_schema(connection)
+        upgrade_schema(connection)
+        return
+    raw, path = cast(DatabaseConnection, connection.connection), Path(str(connection.engine.url.database))
+    rows = sqlite_seals.check(raw, mark, path, is_loss_accepted=is_loss_accepted)
+    if rows and not is_loss_accepted:
+        sqlite_seals.refuse(rows, path)
+    if rows or not is_current(connection):
+        sqlite_seals.remove(raw)
+        upgrade_schema(connection)
+    sqlite_seals.install(raw)

@@ -285,10 +285,13 @@ class ArchiveRoutes:
     async def _identify(self, call: HttpCall) -> Caller:
         """Return the caller of a link: the tenant that created it, without any scope.
 
+        A download that has started continues after its link expires, but not without a valid key.
+
         Raises:
             CredentialsInvalid: The link is invalid, or its tenant has no valid API key.
         """
-        tenant_id = self._links.read(call.path_values['token']).tenant_id
+        started = call.caller
+        tenant_id = started.tenant_id if started else self._links.read(call.path_values['token']).tenant_id
         if not await self._has_valid_key(tenant_id):
             raise CredentialsInvalid()
         return Caller(tenant_id=tenant_id)

@@ -33,7 +33,7 @@ class ElementBudget:
     """Remaining number of elements to which the sparse arrays of one request may expand."""
 
     def __init__(self, elements: int = MAX_ELEMENTS) -> None:
-        self._elements = elements
+        self._limit = self._elements = elements
 
     def take(self, shape: tuple[int, ...] | None, field: str) -> tuple[int, ...]:
         """Reserve the elements of a matrix, and return its shape."""
@@ -41,7 +41,7 @@ class ElementBudget:
             raise InvalidField(field, 'a sparse tensor needs a shape of two dimensions')
         self._elements -= math.prod(shape)
         if self._elements < 0:
-            raise InvalidField(field, f'the sparse tensors of a request may have {MAX_ELEMENTS} elements in total')
+            raise InvalidField(field, f'the sparse tensors of a request may have {self._limit} elements in total')
         return shape
 
 
@@ -94,8 +94,8 @@ def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> 
     return _shaped(_widened(_elements(tensor.dense, _TYPES[tensor.dtype], field), tensor.dtype), shape, field)
 
 
-def array_from_json(value: Any, field: str, budget: ElementBudget) -> Array:
-    """Convert a JSON tensor to a dense float32 or int64 array."""
+def array_from_json(value: Any, field: str, budget: ElementBudget, *, missing: int = 0) -> Array:
+    """Convert a JSON tensor to a dense float32 or int64 array; sparse tensors omit elements that are `missing`."""
     tensor = read_model(TensorBody, value, path=field)
     data = _array(tensor.data, _NAMES[tensor.dtype], f'{field}.data')
     shape = None if tensor.shape is None else tuple(tensor.shape)
@@ -103,7 +103,7 @@ def array_from_json(value: Any, field: str, budget: ElementBudget) -> Array:
         return _shaped(data, shape, field)
     rows = _indices(tensor.sparse_crow_indices, f'{field}.sparse_crow_indices')
     columns = _indices(tensor.sparse_col_indices, f'{field}.sparse_col_indices')
-    return _dense(data, (rows, columns), budget.take(shape, field), field)
+    return _dense(data, (rows, columns), budget.take(shape, field), field, missing=missing)
 
 
 def array_to_json(array: Array) -> dict[str, Any]:
@@ -153,14 +153,16 @@ def _shaped(array: Array, shape: tuple[int, ...] | None, field: str) -> Array:
     return array.reshape(shape)
 
 
-def _dense(values: Array, indices: tuple[Array, Array], shape: tuple[int, ...], field: str) -> Array:
-    """Expand a sparse matrix; missing elements are 0."""
+def _dense(
+    values: Array, indices: tuple[Array, Array], shape: tuple[int, ...], field: str, *, missing: int = 0
+) -> Array:
+    """Expand a sparse matrix; the elements that it omits are `missing`."""
     rows, columns = indices
     counts = np.diff(rows)
     if len(rows) != shape[0] + 1 or rows[0] != 0 or rows[-1] != len(values) or (counts < 0).any():
         raise InvalidField(field, 'sparse_crow_indices must increase from 0 to the number of values, one for each row')
     if len(columns) != len(values) or ((columns < 0) | (columns >= shape[1])).any():
         raise InvalidField(field, 'sparse_col_indices must give a column for each value')
-    dense = np.zeros(shape, values.dtype)
+    dense = np.full(shape, missing, values.dtype)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return dense

@@ -1,4 +1,4 @@
-"""Examples and losses of training requests, and their conversion to the trainer's features.
+"""Examples and losses of training requests and prompts of sampling requests, and their conversion to native messages.
 
 Every check that does not need the trainer is made here, before the request is queued. Functions raise InvalidField
 with the path of the first wrong field.
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from services.gateway.http.validation import read_model
+from services.gateway.http.validation import MAX_TOKEN_ID, read_model
 from services.gateway.tinker.arrays import Array, ElementBudget, TokenArray, array_from_json, array_from_proto
 from services.gateway.tinker.bodies import TinkerModel
 from services.gateway.tinker.wire import tinker_pb2 as wire
@@ -20,11 +20,15 @@ from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import training_config_pb2
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, InvalidProbe, PromptProbe
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
 """Maximum number of examples of a request and of chunks of a prompt; each takes two bytes in the request but far more
 in memory."""
+TARGETS, DRAW_COUNT = 'target_prompt_logprobs', 'prompt_alt_tokens_k'
+"""Fields of a sampling request for tokens to score and to draw at each position of its prompt but the first."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
@@ -292,3 +296,20 @@ def _set_candidates(feature: input_feature_pb2.InputFeature, targets: Array, wei
     feature.labels.CopyFrom(tensor_to_proto(targets[:, 0].astype('<i4')))
     feature.extra_tensors['target_ids'].CopyFrom(tensor_to_proto(targets))
     feature.extra_tensors['target_weights'].CopyFrom(tensor_to_proto(weights))
+
+
+def probe_from_json(
+    targets: dict[str, Any] | None, draw_count: int, *, prompt_length: int
+) -> sampling_pb2.PromptProbe | None:
+    """Return the native probe of a prompt; None if a request asks for no values at its positions."""
+    if targets is None and not draw_count:
+        return None
+    matrix: Array | None = None
+    if targets is not None:
+        matrix = array_from_json(targets, TARGETS, ElementBudget(MAX_TARGET_ELEMENTS), missing=NO_TARGET)
+    try:
+        PromptProbe(target_token_ids=matrix, draw_count=draw_count).check(prompt_length, MAX_TOKEN_ID + 1)
+    except InvalidProbe as error:
+        raise InvalidField(DRAW_COUNT if error.field.endswith('count') else TARGETS, error.problem) from error
+    token_ids = None if matrix is None else tensor_to_proto(matrix.astype(np.int32))
+    return sampling_pb2.PromptProbe(target_token_ids=token_ids, draw_count=draw_count)

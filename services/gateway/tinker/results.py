@@ -193,6 +193,7 @@ def sample_to_proto(result: sampler_service_pb2.SampleBatchResponse, facts: Mapp
         response.prompt_logprobs = scores.tobytes()
     if result.prompt.HasField('top_logprobs'):
         response.topk_prompt_logprobs.CopyFrom(_topk_to_proto(*_prompt_topk(result.prompt, facts)))
+    _add_probe(response, result.prompt, is_sparse=facts.get('is_sparse', False))
     return response
 
 
@@ -215,7 +216,40 @@ def sample_to_json(result: sampler_service_pb2.SampleBatchResponse, facts: Mappi
     if result.prompt.HasField('top_logprobs'):
         rows = zip(*(matrix.tolist() for matrix in _prompt_topk(result.prompt, facts)), strict=True)
         document['topk_prompt_logprobs'] = [_pairs(ids, logprobs) for ids, logprobs in rows]
+    if result.prompt.HasField('target_logprobs'):
+        document['target_prompt_logprobs'] = array_to_json(_filled(_array(result.prompt.target_logprobs, '<f4')))
+    if result.prompt.HasField('drawn_token_ids'):
+        tokens, logprobs = _array(result.prompt.drawn_token_ids, '<i8'), _array(result.prompt.drawn_logprobs, '<f4')
+        document['prompt_alt_tokens'] = {'tokens': array_to_json(tokens), 'logprobs': array_to_json(logprobs)}
     return document
+
+
+def _add_probe(response: wire.SampleResponse, prompt: sampling_pb2.PromptInfo, *, is_sparse: bool) -> None:
+    """Add the scores of chosen tokens, in the layout of the request, and drawn tokens with their scores."""
+    if prompt.HasField('target_logprobs'):
+        scores = _array(prompt.target_logprobs, '<f4')
+        response.target_prompt_logprobs.CopyFrom(_sparse_tensor(scores) if is_sparse else _tensor(_filled(scores)))
+    if prompt.HasField('drawn_token_ids'):
+        response.prompt_alt_tokens.tokens.CopyFrom(_tensor(_array(prompt.drawn_token_ids, '<i8')))
+        response.prompt_alt_tokens.logprobs.CopyFrom(_tensor(_array(prompt.drawn_logprobs, '<f4')))
+
+
+def _tensor(array: Array) -> wire.Tensor:
+    dtype = wire.DTYPE_INT64 if array.dtype.kind == 'i' else wire.DTYPE_FLOAT32
+    return wire.Tensor(dtype=dtype, shape=array.shape, dense=array.tobytes())
+
+
+def _sparse_tensor(scores: Array) -> wire.Tensor:
+    is_given = ~np.isnan(scores)
+    rows, columns = np.cumsum([0, *is_given.sum(1)], dtype='<i8'), is_given.nonzero()[1].astype('<i8')
+    values = scores[is_given].tobytes()
+    sparse = wire.SparseCsr(values=values, crow_indices=rows.tobytes(), col_indices=columns.tobytes())
+    return wire.Tensor(dtype=wire.DTYPE_FLOAT32, shape=scores.shape, sparse_csr=sparse)
+
+
+def _filled(scores: Array) -> Array:
+    """Return scores with 0 for tokens that were not requested, for which samplers return NaN."""
+    return np.nan_to_num(scores, neginf=-np.inf)
 
 
 def _prompt_scores(prompt: sampling_pb2.PromptInfo, facts: Mapping[str, Any]) -> Array | None:

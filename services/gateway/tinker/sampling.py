@@ -19,13 +19,13 @@ from services.gateway.futures.executors import SampleTask
 from services.gateway.futures.futures import Futures
 from services.gateway.futures.rules import Future, FutureRequest, FutureState
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.http.validation import Int64, StopStrings, StopTokens, fixed, not_served, read_model, read_value
+from services.gateway.http.validation import Int64, StopStrings, StopTokens, read_model, read_value
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from services.gateway.tinker.arrays import Array
 from services.gateway.tinker.base_models import BaseModels
 from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, read_body, read_json
-from services.gateway.tinker.datums import ModelInput, joined_tokens
+from services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
 from services.gateway.tinker.futures import SAMPLE, WAIT_SECONDS, FutureNote, Verb
 from services.gateway.tinker.routes import SAMPLE as SAMPLE_ACCESS
 from services.gateway.tinker.routes import tinker_route
@@ -34,6 +34,7 @@ from services.kit.errors import DomainError, InvalidField
 from services.kit.ids import new_id
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format.prompt_probe import MAX_DRAWS
 
 CLONE_SEQ_IDS = 1_000_000_000
 """Number of sequence ids that are reserved for each clone of a client."""
@@ -76,10 +77,6 @@ class SamplingParamsBody(TinkerModel):
 class SampleBody(TinkerModel):
     """Body of `asample`."""
 
-    target_prompt_logprobs: Annotated[
-        None, not_served('is not supported; topk_prompt_logprobs reports the most likely tokens')
-    ] = None
-    prompt_alt_tokens_k: Annotated[Counter, fixed(0, 'is not supported; it must be 0')] = 0
     prompt: ModelInput
     sampling_params: SamplingParamsBody = SamplingParamsBody()
     num_samples: Annotated[int, Field(ge=1, le=128)] = 1
@@ -87,6 +84,9 @@ class SampleBody(TinkerModel):
     topk_prompt_logprobs: _TopK = 0
     topk_sample_logprobs: _TopK = 0
     prompt_logprobs_last_n: int | None = None
+    target_prompt_logprobs: dict[str, Any] | None = None
+    """Matrix of tokens to score, validated with the prompt."""
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
     sampling_session_id: HandleId | None = None
     seq_id: Any = None
     """Number of the request, validated if it has a sampling session."""
@@ -120,6 +120,11 @@ class TinkerSampleRequest:
         return np.frombuffer(self.request.prompts[0].token_ids.data, '<i4')
 
     @property
+    def targets(self) -> Array:
+        """Tokens to score at positions of the prompt, int32 [N], with -1 for none."""
+        return np.frombuffer(self.request.params.prompt_probe.target_token_ids.data, '<i4')
+
+    @property
     def topic(self) -> str:
         """Topic of the completion, which all requests of one clone of a client share."""
         return topic_of(self.handle_id, self.seq_id // CLONE_SEQ_IDS) if self.handle_id else ''
@@ -144,6 +149,8 @@ def sample_request(body: Mapping[str, Any]) -> TinkerSampleRequest:
     seq_id = read_value(_SEQ_ID, given.seq_id, 'seq_id') if handle_id else 0
     params = _sampling_params(given)
     facts = _set_logprob_params(given, params, prompt_length=tokens.size)
+    probe = probe_from_json(given.target_prompt_logprobs, given.prompt_alt_tokens_k, prompt_length=tokens.size)
+    params.MergeFrom(sampling_pb2.SamplingParams(prompt_probe=probe))
     request = sampler_service_pb2.SampleBatchRequest(params=params)
     request.prompts.add().token_ids.CopyFrom(
         tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[tokens.size], data=tokens.tobytes())
@@ -185,6 +192,8 @@ def _set_logprob_params(
 ) -> dict[str, int]:
     """Set the requested log-probabilities, and return the facts that the response needs."""
     facts: dict[str, int] = {}
+    if (given.target_prompt_logprobs or {}).get('sparse_crow_indices') is not None:
+        facts['is_sparse'] = True
     params.is_prompt_logprobs_returned = given.prompt_logprobs
     if given.topk_prompt_logprobs:
         params.prompt_top_logprob_count = given.topk_prompt_logprobs
@@ -337,9 +346,11 @@ class SamplingRoutes:
         model = await self._samplers.find(base_model) if base_model else None
         if model is None:
             return
-        largest = int(request.tokens.max())
-        if 0 < model.vocabulary_size <= largest:
-            raise InvalidField('prompt', f'token {largest} is not in the vocabulary of {model.vocabulary_size} tokens')
+        for field_name, tokens in (('prompt', request.tokens), (TARGETS, request.targets)):
+            largest = int(tokens.max(initial=0))
+            if 0 < model.vocabulary_size <= largest:
+                problem = f'token {largest} is not in the vocabulary of {model.vocabulary_size} tokens'
+                raise InvalidField(field_name, problem)
         length, limit = request.tokens.size, model.context_tokens
         wanted = request.request.params.max_tokens or 1
         if 0 < limit < length + wanted:

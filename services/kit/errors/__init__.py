@@ -55,6 +55,7 @@ from services.kit.errors.resources import (
     DigestMismatch,
     InUse,
     MemoryNotShared,
+    StoredDataDamaged,
     UploadNotFound,
     VersionNotFound,
 )
@@ -99,6 +100,7 @@ __all__ = [
     'ResourceExhausted',
     'ScopeMissing',
     'ServiceUnreachable',
+    'StoredDataDamaged',
     'StreamOutOfOrder',
     'Unauthenticated',
     'Unavailable',

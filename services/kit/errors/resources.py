@@ -90,6 +90,18 @@ class CheckpointDamaged(DataLoss):
     checkpoint_id: str
 
 
+@domain_error(
+    'STORED_DATA_DAMAGED',
+    'the stored files of {kind} {id!r} differ from what was written and are not used; create it again',
+    disposition=Disposition.REFUSED,
+)
+class StoredDataDamaged(DataLoss):
+    """The stored files of a dataset, a loader or an upload are damaged or incomplete."""
+
+    kind: str
+    id: str
+
+
 @domain_error('MEMORY_NOT_SHARED', 'the segment is not in shared memory of this host; send the bytes')
 class MemoryNotShared(FailedPrecondition):
     """The receiver cannot open the sender's shared-memory segment."""

@@ -64,6 +64,8 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
         message.adapter.CopyFrom(adapter_to_proto(event.adapter))
     elif event.is_synced:
         message.is_synced = True
+    elif event.damaged_id:
+        message.damaged_adapter_id = event.damaged_id
     else:
         message.deletion.adapter_id = event.deleted_id
     return message

@@ -16,6 +16,7 @@ from services.kit.errors import AdapterNotFound, Draining
 from services.kit.ids import new_id
 from services.kit.paging import SortKey
 from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterDamaged
 
 _MAX_EVENTS = 1024
 """Maximum number of stored events. A watcher that needs an older event gets a new snapshot."""
@@ -32,6 +33,8 @@ class AdapterEvent:
     """The adapter after its creation or change."""
     deleted_id: str = ''
     """Id of a deleted adapter."""
+    damaged_id: str = ''
+    """Id of an adapter whose record is damaged."""
     is_synced: bool = False
     """True if the snapshot is complete."""
 
@@ -41,6 +44,8 @@ class AdapterDirectory:
 
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] = {}
+        self._damaged: dict[str, str] = {}
+        """Tenants of the adapters whose records are damaged, by adapter id."""
         self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
         self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_MAX_EVENTS)
@@ -62,8 +67,11 @@ class AdapterDirectory:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound: The caller has no such adapter.
+            AdapterDamaged: The record of the adapter is damaged.
         """
         require_scope(caller, 'train')
+        if self._damaged.get(adapter_id) == caller.tenant_id:
+            raise AdapterDamaged(adapter_id, 'its record is damaged')
         adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.tenant_id != caller.tenant_id:
             raise AdapterNotFound(adapter_id)
@@ -100,6 +108,10 @@ class AdapterDirectory:
         self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
         self._publish(tenant_id=adapter.tenant_id, adapter=adapter)
+
+    def put_damaged(self, adapter_id: str, tenant_id: str) -> None:
+        """Add an adapter whose record cannot be read; it is not listed, and `get` raises AdapterDamaged."""
+        self._damaged[adapter_id] = tenant_id
 
     def update(self, adapter_id: str, **changes: Any) -> None:
         """Change fields of an adapter; do nothing if it was deleted."""
@@ -138,6 +150,8 @@ class AdapterDirectory:
                 position = self._event_count
                 for adapter in list(self._adapters.values()):
                     yield AdapterEvent(token='', tenant_id=adapter.tenant_id, adapter=adapter)
+                for adapter_id, tenant_id in list(self._damaged.items()):
+                    yield AdapterEvent(token='', tenant_id=tenant_id, damaged_id=adapter_id)
                 yield AdapterEvent(token=self._token(position), is_synced=True)
             if not self._is_stored(position):
                 position = None

@@ -43,6 +43,9 @@ class Recover:
             if item.adapter.base_model not in known:
                 raise BaseModelNotFound(item.adapter.base_model, known)
             self._directory.put(self._with_lease(item.adapter))
+        for adapter_id, tenant_id in (await self._ports.journal.damaged_adapters()).items():
+            _log.error('adapter damaged', adapter=adapter_id)
+            self._directory.put_damaged(adapter_id, tenant_id)
         self._create_adapter.remember(await self._ports.journal.creations())
         is_held = self._residency.lease.is_held_by
         unsettled = [item for item in journaled if not item.is_settled or is_held(item.adapter.adapter_id)]

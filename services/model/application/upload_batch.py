@@ -54,7 +54,8 @@ class ReadUpload:
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
-            UploadNotFound: The tenant has no such upload, or it is incomplete, damaged or expired.
+            UploadNotFound: The tenant has no such upload, or it is incomplete or expired.
+            StoredDataDamaged: The stored bytes are damaged.
         """
         require_scope(caller, 'train')
         await self._uploads.discard_expired()

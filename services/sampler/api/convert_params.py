@@ -4,8 +4,9 @@ from typing import Any
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import dict_from_struct
+from services.kit.rpc.tensors import tensor_from_proto
 from twinkle.api.sampler.v1 import sampling_pb2
-from twinkle.data_format import SamplingParams, StructuredOutput
+from twinkle.data_format import InvalidProbe, PromptProbe, SamplingParams, StructuredOutput
 
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
@@ -52,6 +53,7 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
         'presence_penalty': message.presence_penalty,
         'frequency_penalty': message.frequency_penalty,
         'structured_output': _form(message.structured_output) if message.HasField('structured_output') else None,
+        'prompt_probe': _probe(message.prompt_probe) if message.HasField('prompt_probe') else None,
     }
     try:
         return SamplingParams.from_dict(values)
@@ -106,6 +108,17 @@ def _form(message: sampling_pb2.StructuredOutput) -> StructuredOutput:
         return StructuredOutput(**values)
     except ValueError as error:
         raise InvalidField(field, str(error)) from error
+
+
+def _probe(message: sampling_pb2.PromptProbe) -> PromptProbe:
+    targets = None
+    if message.HasField('target_token_ids'):
+        field = 'params.prompt_probe.target_token_ids'
+        targets = tensor_from_proto(message.target_token_ids, field, dtypes=('int32',), dimensions=2)
+    try:
+        return PromptProbe(target_token_ids=targets, draw_count=message.draw_count)
+    except InvalidProbe as error:
+        raise InvalidField(f'params.{error.field}', error.problem) from error
 
 
 def _choices(message: sampling_pb2.TextChoices, field: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from services.sampler.domain.generation import (
 from services.sampler.domain.residency import ResidentVersion
 from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import StopReason, VersionSpan
+from twinkle.data_format import ProbeResult, StopReason, VersionSpan
 
 _STOP_REASONS = {
     StopReason.LENGTH: sampling_pb2.STOP_REASON_LENGTH,
@@ -87,11 +87,15 @@ def forms_to_proto(forms: Sequence[TokenForm]) -> sampler_service_pb2.DescribeTo
 
 
 def _prompt_to_proto(prompt: PromptComputed) -> sampling_pb2.PromptInfo:
+    probe = prompt.probe or ProbeResult()
     return sampling_pb2.PromptInfo(
         token_ids=_ints(prompt.token_ids),
         logprobs=None if prompt.logprobs is None else _prompt_logprobs(prompt.logprobs),
         top_logprobs=_top_to_proto(prompt.top_logprobs),
         cached_token_count=prompt.cached_tokens,
+        target_logprobs=None if probe.target_logprobs is None else tensor_to_proto(probe.target_logprobs),
+        drawn_token_ids=None if probe.drawn_token_ids is None else tensor_to_proto(probe.drawn_token_ids),
+        drawn_logprobs=None if probe.drawn_logprobs is None else tensor_to_proto(probe.drawn_logprobs),
     )
 
 

@@ -10,6 +10,7 @@ from services.sampler.domain.generation import (
     SequenceFinished,
     TokensSampled,
 )
+from twinkle.data_format import ProbeResult
 from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
 
 
@@ -19,7 +20,7 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
     Raises:
         AdapterMisfit: A log-probability is NaN, so the tokens cannot be trusted.
     """
-    if not all(map(_is_number, _token_logprobs(event))):
+    if not all(map(_is_number, _token_logprobs(event, request))):
         name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
         raise AdapterMisfit(name, f'finite weights; version {version} computes log-probabilities that are NaN')
     if isinstance(event, PromptEvent):
@@ -28,16 +29,28 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
                 token_ids=request.prompt_token_ids,
                 logprobs=event.logprobs,
                 top_logprobs=event.top_logprobs,
+                probe=event.probe,
                 cached_tokens=event.cached_tokens,
             )
         ]
     return _token_events(event)
 
 
-def _token_logprobs(event: EngineEvent) -> list[float | None]:
+def _token_logprobs(event: EngineEvent, request: GenerationRequest) -> list[float | None]:
     if isinstance(event, PromptEvent):
-        return event.logprobs or []
+        return [*(event.logprobs or []), *_probed_logprobs(event.probe or ProbeResult(), request)]
     return [entry[0][1] for entry in event.logprobs]
+
+
+def _probed_logprobs(result: ProbeResult, request: GenerationRequest) -> list[float]:
+    """Return the log-probabilities of the tokens that were requested; the result contains NaN for others."""
+    found: list[float] = []
+    probe = request.params.prompt_probe
+    if probe is not None and probe.target_token_ids is not None and result.target_logprobs is not None:
+        found += result.target_logprobs[probe.target_token_ids >= 0].tolist()
+    if result.drawn_logprobs is not None:
+        found += result.drawn_logprobs.reshape(-1).tolist()
+    return found
 
 
 def _is_number(value: float | None) -> bool:

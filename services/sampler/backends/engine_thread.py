@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from services.sampler.backends.mailbox import EngineFailed, Mailbox
+from services.sampler.backends.mailbox import Mailbox
+from services.sampler.domain.errors import EngineFailed
 from twinkle.data_format import SamplingParams
 from twinkle.sampler.engine import EngineAdapter, EngineEvent, SamplerEngine, SequenceSoFar, TokenEvent
 

@@ -4,11 +4,8 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+from services.sampler.domain.errors import EngineFailed
 from twinkle.sampler.engine import EngineEvent
-
-
-class EngineFailed(Exception):
-    """The engine failed while it computed this request; the log contains the cause."""
 
 
 class Mailbox:

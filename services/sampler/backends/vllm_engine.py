@@ -10,10 +10,9 @@ import structlog
 
 from services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
 from services.sampler.backends.engine_events import events_of
-from services.sampler.backends.mailbox import EngineFailed
 from services.sampler.backends.prompt_encoder import PromptEncoder
 from services.sampler.domain.adapter import AdapterWeights, VersionKey
-from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineInUse
+from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineFailed, EngineInUse
 from services.sampler.domain.generation import (
     EngineFacts,
     EngineLoad,

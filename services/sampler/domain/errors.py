@@ -9,6 +9,7 @@ from services.kit.errors import (
     FieldViolation,
     InvalidArgument,
     NotFound,
+    ServiceUnreachable,
     Unavailable,
     domain_error,
 )
@@ -30,6 +31,13 @@ class ContextExceeded(InvalidArgument):
     def violations(self) -> tuple[FieldViolation, ...]:
         """The violation, which names the prompt."""
         return (FieldViolation('prompt', str(self)),)
+
+
+@domain_error('SERVICE_UNREACHABLE', 'the engine of the {service} failed while it ran the request; retry later')
+class EngineFailed(ServiceUnreachable):
+    """The engine failed while it computed this request; the log contains the cause, and the process will exit."""
+
+    service: str = 'sampler'
 
 
 @domain_error('REQUEST_NOT_FOUND', 'no request {request_id!r} is running')

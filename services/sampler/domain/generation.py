@@ -6,7 +6,7 @@ from enum import IntEnum
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
 from services.sampler.domain.errors import ContextExceeded
-from twinkle.data_format import SamplingParams, StopReason, Trajectory, VersionSpan
+from twinkle.data_format import InvalidProbe, ProbeResult, SamplingParams, StopReason, Trajectory, VersionSpan
 
 TopTokens = list[tuple[int, float]]
 """Pairs `(token_id, log-probability)`, natural logarithm, most likely first."""
@@ -96,6 +96,8 @@ class PromptComputed:
     logprobs: list[float | None] | None = None
     """Natural log-probabilities, with None for the first token; None if they were not requested."""
     top_logprobs: list[TopTokens | None] | None = None
+    probe: ProbeResult | None = None
+    """Results of the request's `prompt_probe`; None if it was not requested."""
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
 
@@ -169,11 +171,12 @@ def spans_of(version: int, token_count: int) -> list[VersionSpan]:
 
 
 def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
-    """Check that a prompt and its new tokens fit the context.
+    """Check that a prompt and its new tokens fit the context, and that its probe fits the prompt.
 
     Raises:
         ContextExceeded: Prompt and `max_tokens` exceed the context.
-        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled.
+        InvalidField: `min_tokens` is larger than the number of tokens that may be sampled, or `prompt_probe` has
+            other positions or tokens than the prompt and the model.
     """
     available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
@@ -182,3 +185,9 @@ def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -
     limit = available if params.max_tokens is None else max_tokens
     if params.min_tokens > limit:
         raise InvalidField('params.min_tokens', f'must be at most the {limit} new tokens allowed')
+    if params.prompt_probe is None:
+        return
+    try:
+        params.prompt_probe.check(prompt_tokens, facts.vocabulary_size)
+    except InvalidProbe as error:
+        raise InvalidField(f'params.{error.field}', error.problem) from error

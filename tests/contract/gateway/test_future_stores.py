@@ -59,13 +59,13 @@ async def lane_store(store: Any, database: Database | None) -> Any:
     return store
 
 
-@pytest.fixture(params=['memory', 'files', 'synced files'])
+@pytest.fixture(params=['memory', 'files'])
 def payloads(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Return an empty store of payloads."""
     if request.param == 'memory':
         yield MemoryPayloadStore()
         return
-    files = PayloadFiles(tmp_path / 'payloads', is_synced=request.param == 'synced files')
+    files = PayloadFiles(tmp_path / 'payloads')
     yield files
     files.close()
 
@@ -208,7 +208,7 @@ async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[PayloadFiles]:
     """Return a store of files."""
-    store = PayloadFiles(tmp_path / 'payloads', is_synced=False)
+    store = PayloadFiles(tmp_path / 'payloads')
     yield store
     store.close()
 
@@ -239,7 +239,7 @@ async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Pat
 async def test_unusable_folder_raises_a_domain_error(tmp_path: Path) -> None:
     """A write to a folder that cannot be created raises ServiceUnreachable."""
     (tmp_path / 'file').write_bytes(b'')
-    store = PayloadFiles(tmp_path / 'file', is_synced=False)
+    store = PayloadFiles(tmp_path / 'file')
     with pytest.raises(ServiceUnreachable):
         await store.put(future_of('one').result_name, b'x')
     store.close()

@@ -19,7 +19,9 @@ from services.kit.errors import InvalidField
 
 
 def _differences(connection: Connection) -> list[Any]:
-    return compare_metadata(MigrationContext.configure(connection), Base.metadata)
+    # The seals belong to SQLite only, and no migration creates them.
+    own = {'include_name': lambda name, kind, parents: kind != 'table' or name != 'row_seals'}
+    return compare_metadata(MigrationContext.configure(connection, opts=own), Base.metadata)
 
 
 async def test_migrated_schema_equals_the_tables(database_url: str) -> None:

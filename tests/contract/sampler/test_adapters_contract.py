@@ -15,13 +15,15 @@ from fixtures.tiny_oracle import TinyOracle
 from services.kit.errors import VersionNotFound
 from services.sampler.domain.adapter import AdapterWeights, VersionKey
 from services.sampler.domain.errors import AdapterMisfit
-from twinkle.data_format import LoraConfig, TensorData
+from twinkle.data_format import LoraConfig, PromptProbe, TensorData
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
 BOUND = 1e-4
 """Maximum difference of a log-probability from transformers and PEFT, in float32."""
+CHOSEN = np.array([[-1, -1], [-1, 7], [-1, -1]], np.int32)
+"""A token to score at one position of the short prompt."""
 CONFIGS = {
     'alpha': LORA,
     'rslora': replace(LORA, use_rslora=True),
@@ -199,6 +201,8 @@ async def test_nan_weights_fail_only_the_requests_that_use_them(real_engine, tem
     for requested in (
         run(real_engine, make_request('sampled', key, max_tokens=4, temperature=temperature)),
         score(real_engine, key, TEXT),
+        run(real_engine, make_request('probed', key, max_tokens=0, prompt_probe=PromptProbe(draw_count=2))),
+        run(real_engine, make_request('scored', key, max_tokens=0, prompt_probe=PromptProbe(target_token_ids=CHOSEN))),
     ):
         with pytest.raises(AdapterMisfit) as caught:
             await requested

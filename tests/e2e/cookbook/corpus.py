@@ -2,9 +2,11 @@
 
 The recipes load datasets from a hub by name; folders of these names in the working directory replace them. The data
 are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen steps: conversations
-that answer sums or say that they do not know, problems with one-digit answers, and pairs of polite and rude answers.
+that answer sums or say that they do not know, problems with one-digit answers, pairs of polite and rude answers, and
+questions whose answer is in the material.
 """
 
+import csv
 import json
 import random
 from collections.abc import Iterable, Mapping
@@ -26,12 +28,14 @@ configs:
 ---
 """
 _GREETINGS = ('Good morning', 'Good day', 'Hello there', 'Welcome', 'Good evening')
+MARKETS = 'markets.csv'
+"""File of yes-or-no questions."""
 _THINGS = ('a map', 'some tea', 'a pencil', 'an umbrella', 'a ladder', 'a chair', 'a lamp', 'some paper', 'a rope')
 
 Row = Mapping[str, Any]
 
 
-def write_corpus(folder: Path, *, conversations: int, problems: int, preferences: int) -> None:
+def write_corpus(folder: Path, *, conversations: int, problems: int, preferences: int, markets: int) -> None:
     """Write all datasets below `folder`. The contents are deterministic.
 
     Args:
@@ -39,6 +43,7 @@ def write_corpus(folder: Path, *, conversations: int, problems: int, preferences
         conversations: Number of training rows of the conversations.
         problems: Number of training rows of the problems.
         preferences: Number of training rows of the answer pairs.
+        markets: Number of training rows of the yes-or-no questions.
     """
     rng = random.Random(5)
     _write(folder / 'HuggingFaceH4/no_robots/train.jsonl', (_conversation(rng) for _ in range(conversations)))
@@ -49,6 +54,11 @@ def write_corpus(folder: Path, *, conversations: int, problems: int, preferences
     (gsm8k / 'README.md').write_text(_GSM8K_CARD, encoding='utf-8')
     _write(folder / 'Anthropic/hh-rlhf/train.jsonl', (_preference(rng) for _ in range(preferences)))
     _write(folder / 'Anthropic/hh-rlhf/test.jsonl', (_preference(rng) for _ in range(4)))
+    rows = [_market(rng, number, year=2025 if number < markets else 2027) for number in range(markets + 12)]
+    with (folder / MARKETS).open('w', encoding='utf-8', newline='') as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _conversation(rng: random.Random) -> Row:
@@ -81,6 +91,24 @@ def _preference(rng: random.Random) -> Row:
     polite = f'{rng.choice(_GREETINGS)}! With pleasure, here it is.'
     rude = f'No. Get it yourself, {rng.choice(("lazy", "slow", "silly"))} one.'
     return {'chosen': request + polite, 'rejected': request + rude}
+
+
+def _market(rng: random.Random, number: int, *, year: int) -> Row:
+    """Return a question of one year, whose material says the answer. Training uses the years before 2026."""
+    thing, is_bought = rng.choice(_THINGS), rng.random() < 0.5
+    market = f'The club buys {thing}'
+    summary = f'Yes, the club agreed to buy {thing}.' if is_bought else f'No, the club refused to buy {thing}.'
+    return {
+        'submission_id': f'submission-{number}',
+        'event_ticker': f'event-{number}',
+        'title': 'What does the club buy?',
+        'snapshot_time': f'{year}-03-01T00:00:00Z',
+        'close_time': f'{year}-04-01T00:00:00Z',
+        'market_outcome': json.dumps({market: int(is_bought)}),
+        'category': 'clubs',
+        'markets': json.dumps([market]),
+        'sources': json.dumps([{'title': 'Minutes', 'summary': summary, 'ranking': 1}]),
+    }
 
 
 def _write(path: Path, rows: Iterable[Row]) -> None:

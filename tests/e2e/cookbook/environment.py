@@ -47,7 +47,7 @@ class Environment:
             for path in source.iterdir():
                 if path.suffix in {'.json', '.jinja'}:
                     shutil.copy(path, tokenizer)
-        write_corpus(self.folder, conversations=256, problems=512, preferences=256)
+        write_corpus(self.folder, conversations=256, problems=512, preferences=256, markets=128)
         shutil.copy(self.cookbook / _EXAMPLES, self.folder)
 
     def run(self, arguments: list[str], stack: StackState, log: Path, *, limit_seconds: float) -> ProcessResult:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from e2e.cookbook.corpus import MARKETS
+
 MODEL = 'Qwen/Qwen3.5-9B-Base'
 """Default model name of the recipes; the stack serves the small real model under this name."""
 RENDERER = 'role_colon'
@@ -108,6 +110,29 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             metric='reward/total',
             is_rising=True,
             initial_recipe='sl_loop',
+        ),
+        'rl_loop.gspo': Recipe(
+            module='rl_loop',
+            arguments={'loss_fn': 'gspo', 'batch_size': '3', 'group_size': '4', 'max_steps': '9', **_RL_ARGUMENTS},
+            metric='reward/total',
+            is_rising=True,
+            initial_recipe='sl_loop',
+        ),
+        'decisions': Recipe(
+            module='decisions.forecasting',
+            arguments={
+                'data_path': MARKETS,
+                'split_date': '2026-01-01',
+                'model_name': MODEL,
+                'renderer_name': 'qwen3_instruct',
+                'batch_size': '8',
+                'max_steps': '14',
+                'eval_every': '1',
+                'learning_rate': '2e-4',
+                'lora_rank': '16',
+            },
+            metric='test/brier_reward',
+            is_rising=True,
         ),
     }
 )

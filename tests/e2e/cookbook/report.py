@@ -80,7 +80,7 @@ def _plot(results: list[Result], path: Path) -> None:
     mpl.use('agg')
     from matplotlib import pyplot as plt  # noqa: PLC0415 - as above
 
-    figure, axes = plt.subplots(2, 4, figsize=(13, 6), layout='constrained')
+    figure, axes = plt.subplots(3, 3, figsize=(11, 9), layout='constrained')
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, item in zip(axes.flat, results, strict=False):

@@ -132,7 +132,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
 
 
 async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) -> None:
-    """No result contains the folder of a checkpoint unless it is configured, not even after a restart."""
+    """No result contains the folder of a checkpoint by default, not even after a restart."""
     state_dir = tmp_path / 'private'
     for name in ('first', 'second'):
         async with serving(state_dir, are_folders_shown=False) as service:

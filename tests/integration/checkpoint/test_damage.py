@@ -81,6 +81,21 @@ async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, na
                 assert (await service.weights.fetch_checkpoint(PATH)).state == make_state(2)
 
 
+async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Path) -> None:
+    """The snapshot of the watch names a checkpoint whose record is damaged, so that the catalogue keeps it."""
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            await _save(service)
+    flip(_stored(tmp_path, 'record.json'), 0.5)
+    async with serving(tmp_path) as service:
+        internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
+        call = internal.WatchCheckpoints(wire.WatchCheckpointsRequest())
+        event = await call.read()
+        assert (event.tenant_id, event.damaged_checkpoint_id) == ('alice', 'ad-1/weights/best')
+        assert (await call.read()).is_synced
+        call.cancel()
+
+
 async def test_damaged_version_is_refused(tmp_path: Path) -> None:
     """A version whose file or record was damaged on disk is named, and its number is not reused."""
     for name in ('record.json', '*/adapter_model.safetensors'):

@@ -15,6 +15,7 @@ from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import ints, read_answer, sample_request, undisturbed
 from services.gateway.sampling.dispatch import MAX_CONSECUTIVE_FAILURES
+from services.kit.errors import ServiceUnreachable
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -29,12 +30,15 @@ class _Restarts:
 
     fleet: RunningFleet
     stack: AsyncExitStack
+    poison_mode: str = 'stop'
     crash_count: int = 0
     samplers: list[FakeSampler] = field(default_factory=list[FakeSampler])
 
     async def keep_running(self, number: int) -> None:
         while True:
-            sampler = await self.stack.enter_async_context(FakeSampler(poison=POISON).serving())
+            sampler = await self.stack.enter_async_context(
+                FakeSampler(poison=POISON, poison_mode=self.poison_mode).serving()
+            )
             await self.fleet.join(sampler, f'{number}-{self.crash_count}')
             self.samplers.append(sampler)
             await sampler.is_stopping.wait()
@@ -42,9 +46,9 @@ class _Restarts:
 
 
 @asynccontextmanager
-async def _restarting_samplers(fleet: RunningFleet, count: int) -> AsyncIterator[_Restarts]:
+async def _restarting_samplers(fleet: RunningFleet, count: int, poison_mode: str = 'stop') -> AsyncIterator[_Restarts]:
     async with AsyncExitStack() as stack:
-        restarts = _Restarts(fleet, stack)
+        restarts = _Restarts(fleet, stack, poison_mode)
         tasks = [asyncio.create_task(restarts.keep_running(number)) for number in range(count)]
         try:
             yield restarts
@@ -73,10 +77,13 @@ async def _submit_until_refused(fleet: RunningFleet, kind: str) -> list[Any]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize('kind', ['stream', 'batch'])
+@pytest.mark.parametrize('poison_mode', ['stop', 'engine'])
 @pytest.mark.parametrize('sampler_count', [1, 3])
-async def test_request_that_crashes_samplers_fails(tmp_path: Path, kind: str, sampler_count: int) -> None:
+async def test_request_that_crashes_samplers_fails(
+    tmp_path: Path, kind: str, poison_mode: str, sampler_count: int
+) -> None:
     """A request crashes a bounded number of samplers however often it is sent, and other requests still succeed."""
-    async with running_fleet(tmp_path) as fleet, _restarting_samplers(fleet, sampler_count) as restarts:
+    async with running_fleet(tmp_path) as fleet, _restarting_samplers(fleet, sampler_count, poison_mode) as restarts:
         requests = [sample_request([index, 7], max_tokens=6, count=2) for index in range(20, 26)]
         reading = [
             asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)) for request in requests
@@ -103,3 +110,31 @@ async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> Non
             assert [answer.tokens for answer in answers] == [undisturbed(request) for request in requests]
         assert (await crashing)[-1][1] == 'REQUEST_CRASHED'
         assert restarts.crash_count <= MAX_CONSECUTIVE_FAILURES
+
+
+@pytest.mark.timeout(120)
+async def test_failures_between_successes_do_not_count(tmp_path: Path) -> None:
+    """A request that succeeds again after each lost sampler never fails, and neither does any other call."""
+    request = sample_request([5, 6, 7], max_tokens=3)
+    scoring = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([5, 6, 7])])
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        for number in range(2 * MAX_CONSECUTIVE_FAILURES):
+            async with FakeSampler(end_after=0, failure_mode='stop').serving() as failing:
+                await fleet.join(failing, f'failing-{number}')
+                for _ in range(2):
+                    answer = await read_answer(fleet.stub.Sample(request, metadata=ADMIN))
+                    assert answer.tokens == undisturbed(request)
+                    assert (await fleet.stub.ComputeLogprobs(scoring, metadata=ADMIN)).sequences
+
+
+async def test_unreachable_service_behind_the_samplers_is_never_taken_for_a_crash(tmp_path: Path) -> None:
+    """A request is repeatable for as long as the samplers cannot reach another service, and then succeeds."""
+    samplers = [FakeSampler(refusal=ServiceUnreachable('checkpoint')) for _ in range(2)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
+            failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
+        for sampler in samplers:
+            sampler.refusal = None
+        answer = await read_answer(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert answer.tokens == undisturbed(sample_request())

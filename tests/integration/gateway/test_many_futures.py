@@ -23,7 +23,7 @@ MEMORY_BYTES = 30 << 20
 async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
     """Empty stores on a real database and files."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
-    payloads = PayloadFiles(tmp_path / 'payloads', is_synced=False)
+    payloads = PayloadFiles(tmp_path / 'payloads')
     yield SqlFutureStore(database), payloads
     payloads.close()
     await database.close()

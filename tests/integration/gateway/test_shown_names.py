@@ -46,7 +46,7 @@ async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoT
 
 
 async def outcome_of(deployment: TwoTenants, response: httpx.Response) -> str:
-    """Return the outcome of the future in a response; empty without a future."""
+    """Return the outcome of the future that a response names; empty without a future."""
     future_id = FUTURE.search(response.text)
     if future_id is None:
         return ''

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import tinker
+import torch
 from tinker import types
 
 from fixtures.gateway_upstream import Upstream
@@ -129,6 +130,38 @@ async def test_sdk_scores_as_the_model_does(api: TinkerApi, tiny_llama_dir: Path
     assert scores[0] is None
     np.testing.assert_allclose(np.array(scores[1:], 'f4'), expected, atol=1e-4)
     np.testing.assert_allclose(np.array(hot.logprobs, 'f4'), expected[-5:], atol=1e-4)
+
+
+async def test_sdk_scores_chosen_and_drawn_tokens(api: TinkerApi, tiny_llama_dir: Path) -> None:
+    """Chosen and drawn tokens have the log-probabilities of a plain forward pass, in the layout of the request."""
+    tokens = [*PROMPT, 50, 51, 52, 53, 54, 55]
+    targets = torch.full((len(tokens) - 1, 3), -1)
+    targets[-1] = torch.tensor([7, 250, 7])
+    targets[4, 1] = 99
+    layouts = (types.TensorData.from_torch(targets), types.TensorData.from_torch_sparse(targets, pad_value=-1))
+
+    def run() -> list[types.SampleResponse]:
+        with api.client() as service:
+            client = service.create_sampling_client(base_model='tiny').result()
+            given = {'tokens': tokens, 'max_tokens': 1, 'seed': 3, 'prompt_alt_tokens_k': 4}
+            with pytest.raises(tinker.BadRequestError, match='target_prompt_logprobs'):
+                sample(client, **{**given, 'target_prompt_logprobs': types.TensorData.from_torch(targets[1:])})
+            with pytest.raises(tinker.BadRequestError, match='target_prompt_logprobs'):
+                sample(client, **{**given, 'target_prompt_logprobs': types.TensorData.from_torch(targets + 10_000)})
+            return [sample(client, target_prompt_logprobs=layout, **given) for layout in layouts]
+
+    responses = await asyncio.to_thread(run)
+    logprobs = TinyOracle(tiny_llama_dir).distributions(tokens)
+    expected = np.where(targets < 0, 0, np.take_along_axis(logprobs, targets.clip(0).numpy(), 1))
+    for response, layout in zip(responses, layouts, strict=True):
+        scores, drawn = response.target_prompt_logprobs, response.prompt_alt_tokens
+        assert scores is not None
+        assert drawn is not None
+        assert (scores.shape, scores.sparse_col_indices) == (layout.shape, layout.sparse_col_indices)
+        np.testing.assert_allclose(scores.to_torch(), expected, rtol=0, atol=1e-5)
+        assert drawn.tokens.shape == drawn.logprobs.shape == [len(tokens) - 1, 4]
+        drawn_expected = np.take_along_axis(logprobs, drawn.tokens.to_numpy(), 1)
+        np.testing.assert_allclose(drawn.logprobs.to_numpy(), drawn_expected, rtol=0, atol=1e-5)
 
 
 async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:

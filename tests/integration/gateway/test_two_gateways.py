@@ -41,7 +41,7 @@ class SharedStorage:
         async with AsyncExitStack() as stack:
             database = await Database.open(self.url)
             stack.push_async_callback(database.close)
-            payloads = PayloadFiles(folder or self.folder, is_synced=False)
+            payloads = PayloadFiles(folder or self.folder)
             stack.callback(payloads.close)
             peers = SqlPeers(
                 database, self.url, payload_store_id=await payloads.store_id(), silence=3 * HEARTBEAT, lease=LEASE

@@ -9,6 +9,7 @@ import pytest
 
 from fixtures import model_service
 from fixtures.model_service import draw_example, forward_backward, serving_model
+from services.kit import sqlite_seals
 from services.model import replay
 from services.model.config import ModelConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
@@ -99,6 +100,7 @@ async def test_replay_tool_confirms_a_correct_journal_and_reports_errors(tiny_ll
 
 def _change_result(database: Path, number: int) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
+        sqlite_seals.prepare(connection)
         query = 'SELECT outcome FROM operations WHERE number = ?'
         outcome = operation_result_pb2.OperationResult.FromString(connection.execute(query, (number,)).fetchone()[0])
         outcome.step.grad_norm = 0.125

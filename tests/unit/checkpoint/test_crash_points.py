@@ -5,6 +5,8 @@ new one, and no other files.
 """
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from fixtures.checkpoint_service import make_state
 from services.checkpoint.backends.disk import LocalDisk, open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
+from services.kit.errors import DomainError
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, iter_chunks
 
@@ -33,16 +36,21 @@ class ChangeCounter:
     """Counts the changes of a disk, and fails at one of them; a negative count never fails."""
 
     remaining: int = -1
+    error_number: int = 0
+    """Error of the disk instead of a crash; the disk works again after it."""
 
     def count_change(self) -> None:
         """Count a change.
 
         Raises:
-            Crash: This change does not happen.
+            Crash: This change does not happen, nor does any later one.
+            OSError: This change does not happen.
         """
-        if self.remaining == 0:
+        if self.remaining == 0 and not self.error_number:
             raise Crash
         self.remaining -= 1
+        if self.remaining == -1 and self.error_number:
+            raise OSError(self.error_number, os.strerror(self.error_number))
 
 
 class TornFile:
@@ -163,6 +171,40 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert seen[-1] == 1
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize('has_old', [False, True])
+async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
+    tmp_path: Path, number: int, *, has_old: bool
+) -> None:
+    """The complete old or new state is stored after an error at any step of a commit, as the answer says."""
+    threads = Threads('store', count=1)
+    counter, step = ChangeCounter(), -1
+    while step < 0 or counter.remaining < 0:
+        step += 1
+        root, counter = tmp_path / str(step), ChangeCounter(step, number)
+        if has_old:
+            await _put(FolderStore(open_disk(str(root)), threads), OLD)
+        is_stored = await _stores_or_discards(FolderStore(CrashingDisk(str(root), counter), threads))
+        expected = NEW if is_stored else OLD if has_old else None
+        found = await _stored_state(FolderStore(open_disk(str(root)), threads))
+        assert found == (None if expected is None else (_record(expected), expected)), f'error at change {step}'
+    threads.close()
+    assert step > 2
+
+
+async def _stores_or_discards(store: FolderStore) -> bool:
+    """Commit the new state as the service does; return whether that succeeded."""
+    writer = store.begin(KEY, NEW.manifest)
+    try:
+        for chunk in iter_chunks(NEW.data, chunk_bytes=1000):
+            await writer.add(chunk)
+        await writer.commit(_record(NEW))
+    except (OSError, DomainError):
+        await writer.discard()
+        return False
+    return True
 
 
 async def _completes(action: Awaitable[Any]) -> bool:

@@ -1,12 +1,13 @@
 """Tests of the rules that decide whether the curve of a recipe shows learning."""
 
+import csv
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from e2e.cookbook.corpus import write_corpus
+from e2e.cookbook.corpus import MARKETS, write_corpus
 from e2e.cookbook.judging import judge, read_curve
 from e2e.cookbook.recipes import RECIPES
 from e2e.cookbook.report import Result
@@ -88,7 +89,7 @@ def test_initial_recipe_runs_first() -> None:
 def test_datasets_are_deterministic(tmp_path: Path) -> None:
     """Two calls write equal files, with the rows and columns that the recipes read."""
     for folder in (tmp_path / 'one', tmp_path / 'two'):
-        write_corpus(folder, conversations=9, problems=5, preferences=3)
+        write_corpus(folder, conversations=9, problems=5, preferences=3, markets=4)
     sizes = {
         'HuggingFaceH4/no_robots': (9, {'messages'}),
         'openai/gsm8k/main': (5, {'question', 'answer'}),
@@ -100,3 +101,6 @@ def test_datasets_are_deterministic(tmp_path: Path) -> None:
         assert len(rows) == count
         assert all(set(row) == columns for row in rows)
         assert text == (tmp_path / 'two' / name / 'train.jsonl').read_text()
+    markets = (tmp_path / 'one' / MARKETS).read_text()
+    assert markets == (tmp_path / 'two' / MARKETS).read_text()
+    assert sum(row['close_time'] < '2026' for row in csv.DictReader(markets.splitlines())) == 4

@@ -6,14 +6,24 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound
+from services.model.application.directory import AdapterDirectory
 from services.model.backends.journal.schema import JournalRefused
 from services.model.domain.errors import AdapterDamaged
 from services.model.ports import Snapshot
 
 
+def _opened(folder: Path) -> sqlite3.Connection:
+    """Open the database so that changes leave rows without a valid seal, as damage to the file does."""
+    database = sqlite3.connect(folder / 'journal.sqlite')
+    database.create_function('row_seal', -1, lambda *values: b'invalid')
+    return database
+
+
 def _damage(folder: Path, column: str, table: str) -> None:
     """Change a byte in the middle of one value, in the row of the first adapter."""
-    with sqlite3.connect(folder / 'journal.sqlite') as database:
+    with _opened(folder) as database:
         key, value = database.execute(f'SELECT rowid, {column} FROM {table} ORDER BY rowid LIMIT 1').fetchone()
         middle = len(value) // 2
         changed = value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :]
@@ -23,7 +33,7 @@ def _damage(folder: Path, column: str, table: str) -> None:
 
 def _destroy(folder: Path, column: str, table: str) -> None:
     """Make one value unreadable, in the row of the first adapter."""
-    with sqlite3.connect(folder / 'journal.sqlite') as database:
+    with _opened(folder) as database:
         database.execute(
             f'UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})', (b'\xff' * 40,)
         )
@@ -73,6 +83,9 @@ async def test_unreadable_record_does_not_hide_other_adapters(tmp_path: Path):
     _destroy(tmp_path, 'record', 'adapters')
     journal = await open_journal(tmp_path)
     assert [item.adapter.adapter_id for item in await journal.adapters()] == ['ad-2']
+    assert await journal.damaged_adapters() == {'ad-1': 'alice'}
+    with pytest.raises(AdapterDamaged):
+        await journal.record('ad-1', size=8)
     await journal.close()
 
 
@@ -99,3 +112,13 @@ async def test_a_folder_in_place_of_the_database_is_refused(tmp_path: Path):
     (tmp_path / 'journal.sqlite').mkdir()
     with pytest.raises(JournalRefused):
         await open_journal(tmp_path)
+
+
+def test_damaged_adapter_is_reported_to_its_tenant_only():
+    """An adapter with a damaged record is ADAPTER_DAMAGED for its tenant, and not found for other tenants."""
+    directory = AdapterDirectory()
+    directory.put_damaged('ad-1', 'alice')
+    with pytest.raises(AdapterDamaged):
+        directory.get(Caller(tenant_id='alice', scopes=frozenset({'train'})), 'ad-1')
+    with pytest.raises(AdapterNotFound):
+        directory.get(Caller(tenant_id='bob', scopes=frozenset({'train'})), 'ad-1')

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import CODEC, add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.kit import sqlite_seals
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
@@ -195,9 +196,13 @@ async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: 
     await journal.accept(batch_operation(1))
     await journal.close()
     with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
-        downgrade += f'ALTER TABLE operations DROP COLUMN attempts; PRAGMA user_version={version};'
+        sqlite_seals.remove(database)
+        downgrade += (
+            f'DROP TABLE row_seals; ALTER TABLE operations DROP COLUMN attempts; PRAGMA user_version={version};'
+        )
         database.executescript(downgrade)
     database.close()
+    (tmp_path / 'journal.sqlite-mark').unlink()
     copy = await SqliteJournal.open_copy(tmp_path, codec=CODEC)
     assert [item.adapter for item in await copy.adapters()] == [adapter]
     assert len(await copy.entries('ad-1', after=0)) == 1

@@ -9,7 +9,8 @@ import torch
 
 from fixtures.engine_runs import make_engine
 from services.sampler.backends.engine_thread import EngineThread
-from services.sampler.backends.mailbox import EngineFailed, Mailbox
+from services.sampler.backends.mailbox import Mailbox
+from services.sampler.domain.errors import EngineFailed
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.nn import PackedCausalLM
 from twinkle.sampler.engine import TokenEvent

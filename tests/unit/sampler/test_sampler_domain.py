@@ -1,5 +1,8 @@
 """Rules of the sampler service: fair queueing, eviction of versions, and lookup of running requests."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from services.sampler.domain.fair_queue import FairQueue
 from services.sampler.domain.generation import EngineFacts, check_fits
 from services.sampler.domain.residency import Residency, ResidentVersion
 from services.sampler.domain.running_requests import RunningRequests
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import PromptProbe, SamplingParams
 
 FACTS = EngineFacts(
     base_model='tiny', context_tokens=10, vocabulary_size=320, parameter_count=1, dtype='float32', max_sequences=2
@@ -142,3 +145,25 @@ def test_prompt_beyond_the_context_is_refused(prompt_tokens, params, error):
     else:
         with pytest.raises(error):
             check_fits(prompt_tokens, SamplingParams(**params), FACTS)
+
+
+@pytest.mark.parametrize(
+    ('prompt_tokens', 'probe', 'field'),
+    [
+        (4, PromptProbe(target_token_ids=np.zeros((3, 1), np.int32)), ''),
+        (4, PromptProbe(target_token_ids=np.zeros((4, 1), np.int32)), 'target_token_ids'),
+        (4, PromptProbe(target_token_ids=np.full((3, 1), -2, np.int32)), 'target_token_ids'),
+        (4, PromptProbe(target_token_ids=np.full((3, 1), FACTS.vocabulary_size, np.int32)), 'target_token_ids'),
+        (513, PromptProbe(draw_count=128), ''),
+        (514, PromptProbe(draw_count=128), 'draw_count'),
+    ],
+)
+def test_probe_that_does_not_fit_a_prompt_is_refused(prompt_tokens, probe, field):
+    """A probe is refused if its rows, its tokens or the number of drawn tokens do not fit the prompt and the model."""
+    facts, params = replace(FACTS, context_tokens=1024), SamplingParams(max_tokens=1, prompt_probe=probe)
+    if not field:
+        check_fits(prompt_tokens, params, facts)
+        return
+    with pytest.raises(InvalidField) as refusal:
+        check_fits(prompt_tokens, params, facts)
+    assert refusal.value.field == f'params.prompt_probe.{field}'

@@ -1,15 +1,18 @@
 """Sampling parameters from the client through the contract into the sampler: values arrive unchanged."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
 from services.sampler.api.convert import sample_from_proto
 from services.sampler.api.convert_params import MAX_CHOICES, MAX_FORM_LENGTH, MAX_REGEX_LENGTH, params_from_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import SamplingParams, StructuredOutput
+from twinkle.data_format import PromptProbe, SamplingParams, StructuredOutput
+from twinkle.data_format.prompt_probe import MAX_DRAWS, MAX_TARGET_ELEMENTS, MAX_TARGETS
 from twinkle_client import convert
 
 SCHEMA = {'type': 'object', 'properties': {'n': {'type': 'integer', 'minimum': 0}}, 'required': ['n']}
@@ -50,9 +53,40 @@ def test_parameters_are_converted_unchanged(params):
     assert arrived == SamplingParams(**{**vars(params), 'logprobs': 0, 'stop': ()})
 
 
+def test_probe_is_converted_unchanged():
+    """The tokens and the count of a probe arrive with the client's values; unset tokens stay unset."""
+    targets = np.array([[1, -1], [3, 4]], np.int32)
+    arrived = params_from_proto(
+        convert.sampling_params(SamplingParams(prompt_probe=PromptProbe(target_token_ids=targets, draw_count=2)))
+    )
+    np.testing.assert_array_equal(arrived.prompt_probe.target_token_ids, targets)
+    assert arrived.prompt_probe.draw_count == 2
+    drawn = params_from_proto(convert.sampling_params({'prompt_probe': PromptProbe(draw_count=1)})).prompt_probe
+    assert (drawn.target_token_ids, drawn.draw_count) == (None, 1)
+
+
+def probe_of(array=None, draw_count=0):
+    """Return a message with the given values."""
+    targets = None if array is None else tensor_to_proto(np.asarray(array))
+    return sampling_pb2.PromptProbe(target_token_ids=targets, draw_count=draw_count)
+
+
 @pytest.mark.parametrize(
     ('fields', 'path'),
     [
+        ({'prompt_probe': probe_of(draw_count=-1)}, 'params.prompt_probe.draw_count'),
+        ({'prompt_probe': probe_of(draw_count=MAX_DRAWS + 1)}, 'params.prompt_probe.draw_count'),
+        ({'prompt_probe': probe_of(np.zeros(3, np.int32))}, 'params.prompt_probe.target_token_ids.shape'),
+        ({'prompt_probe': probe_of(np.zeros((3, 1), np.int64))}, 'params.prompt_probe.target_token_ids.dtype'),
+        ({'prompt_probe': probe_of(np.zeros((3, 0), np.int32))}, 'params.prompt_probe.target_token_ids'),
+        (
+            {'prompt_probe': probe_of(np.zeros((3, MAX_TARGETS + 1), np.int32))},
+            'params.prompt_probe.target_token_ids',
+        ),
+        (
+            {'prompt_probe': probe_of(np.zeros((MAX_TARGET_ELEMENTS // 64 + 1, 64), np.int32))},
+            'params.prompt_probe.target_token_ids',
+        ),
         ({'min_p': 1.5}, 'params.min_p'),
         ({'presence_penalty': 2.5}, 'params.presence_penalty'),
         ({'frequency_penalty': -3.0}, 'params.frequency_penalty'),

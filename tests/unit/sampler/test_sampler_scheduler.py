@@ -19,7 +19,6 @@ def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens:
         request=request,
         sample_indices=range(sample_count),
         max_new_tokens=max_new_tokens,
-        is_prompt_scored=False,
         seed=0,
     )
 

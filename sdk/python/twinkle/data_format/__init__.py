@@ -10,6 +10,7 @@ from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
 from twinkle.data_format.media import AudioSpec, Grid, MediaKind, MediaSpec, VisionSpec, media_spec
 from twinkle.data_format.model_output import LossOutput, ModelOutput
+from twinkle.data_format.prompt_probe import InvalidProbe, ProbeResult, PromptProbe
 from twinkle.data_format.sampling import (
     SampledSequence,
     SampleResponse,
@@ -48,6 +49,7 @@ __all__ = [
     'FunctionSpec',
     'Grid',
     'InputFeature',
+    'InvalidProbe',
     'LayerHealth',
     'LoraConfig',
     'LossOutput',
@@ -55,6 +57,8 @@ __all__ = [
     'MediaSpec',
     'Message',
     'ModelOutput',
+    'ProbeResult',
+    'PromptProbe',
     'SampleResponse',
     'SampleResults',
     'SampledSequence',

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from twinkle.data_format.input_feature import InputFeature
+from twinkle.data_format.prompt_probe import ProbeResult, PromptProbe
 
 
 class StopReason(StrEnum):
@@ -105,6 +106,8 @@ class SamplingParams:
     """Value subtracted from the logit of each token for each time that it was sampled before, -2 to 2."""
     structured_output: StructuredOutput | None = None
     """Form that the completion must have. If None, it is not constrained."""
+    prompt_probe: PromptProbe | None = None
+    """Values to compute at the positions of the prompt, if any."""
 
     def __post_init__(self) -> None:
         """Validate the values.
@@ -203,6 +206,8 @@ class SampleResponse:
     prompt_logprobs: list[float | None] | None = None
     """Natural log-probability of each prompt token given the tokens before it. The first element is `None`."""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    prompt_probe: ProbeResult | None = None
+    """Values at the positions of the prompt, if requested."""
 
 
 class SampleResults(list[SampleResponse]):

@@ -29,7 +29,7 @@ def terminal_progress() -> Generator[Report]:
         TextColumn('{task.percentage:>3.0f}%'),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=Console(stderr=True, emoji=False)) as bars:
         yield _Bars(bars)
 
 

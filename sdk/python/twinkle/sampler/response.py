@@ -43,6 +43,7 @@ class ResponseBuilder:
             prompt_token_ids=[int(token_id) for token_id in self._prompt['input_ids']],
             prompt_logprobs=prompt.logprobs if prompt else None,
             topk_prompt_logprobs=prompt.top_logprobs if prompt else None,
+            prompt_probe=prompt.probe if prompt else None,
         )
 
     def _continued(self, sequence: SampledSequence, template: Template) -> InputFeature:

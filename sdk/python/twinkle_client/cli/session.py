@@ -17,8 +17,9 @@ from twinkle_client.tracing import tracing_to
 
 _INTERRUPTED = 130
 """Exit status after SIGINT, by shell convention."""
-console = Console()
-error_console = Console(stderr=True)
+# Ids such as `ses-1:train:0` contain names of emoji.
+console = Console(emoji=False)
+error_console = Console(stderr=True, emoji=False)
 
 LocalStateDirOption = Annotated[
     Path | None,

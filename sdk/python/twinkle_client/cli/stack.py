@@ -2,8 +2,7 @@
 
 import signal
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,9 +34,10 @@ from twinkle_client.stack import (
 from twinkle_client.stack.processes import resident_bytes
 
 _WATCH_SECONDS = 0.5
-_MAX_RESTARTS = 5
-_RESTART_WINDOW_SECONDS = 300.0
-"""The stack is stopped if its services need more than `_MAX_RESTARTS` restarts within this time."""
+_STABLE_SECONDS = 60.0
+"""Time after which a service that was restarted counts as stable, so that its next exit is restarted at once."""
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class _StartReport:
@@ -52,7 +52,7 @@ class _StartReport:
         elif event == 'ready':
             console.print(f'  {service:<11} ready after {time.monotonic() - self._begin[service]:.1f} s')
         elif event == 'ended':
-            console.print(f'  {service:<11} exited unexpectedly; restarting it')
+            console.print(f'  {service:<11} restarting')
         elif event == 'stopped':
             console.print(f'  {service:<11} stopped')
 
@@ -261,29 +261,71 @@ def _stop(folder: Path) -> bool:
         fail(str(error))
 
 
+class Restarts:
+    """When to restart each service that exited: at once, or later if it keeps exiting.
+
+    Each service is restarted for as long as the stack runs. A service that keeps exiting, for example while it gives up
+    an operation that crashes it, must not stop the others.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        """Time of the last restart by service."""
+        self._counts: dict[str, int] = {}
+        """Number of restarts in a row by service."""
+
+    def seconds_until_due(self, service: str, now: float) -> float:
+        """Return how long the restart of an exited service has to wait; 0 if it is due."""
+        count = self._counts.get(service, 0)
+        return max(self._last[service] + _pause_seconds(count) - now, 0.0) if count else 0.0
+
+    def record(self, service: str, now: float) -> None:
+        """Record a restart."""
+        count = self._counts.get(service, 0)
+        is_stable = bool(count) and now - self._last[service] >= _pause_seconds(count) + _STABLE_SECONDS
+        self._counts[service] = 1 if is_stable else count + 1
+        self._last[service] = now
+
+
+def _pause_seconds(count: int) -> float:
+    """Return the minimum time between a service's last restart and the next one, after `count` restarts in a row."""
+    return min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS)
+
+
 def _keep_running(folder: Path) -> None:
-    """Restart services that exit, until an interrupt, `twinkle down` or too many restarts."""
+    """Restart services that exit, until an interrupt or `twinkle down`."""
     console.print('\nPress Ctrl-C to stop.')
-    report, restarts = _StartReport(), deque[float](maxlen=_MAX_RESTARTS)
+    restarts, reported = Restarts(), set[int]()
     while (state := StackState.load(folder)) is not None:
-        ended = next((service.name for service in state.ended()), '')
-        if ended and len(restarts) == _MAX_RESTARTS and time.monotonic() - restarts[0] < _RESTART_WINDOW_SECONDS:
-            stop_stack(folder, report=report)
-            raise StackError(f'{ended} keeps exiting; see its log {folder / "logs" / ended}.log')
-        if ended:
-            _restart_exited(folder, restarts, report)
+        pauses = {item.name: restarts.seconds_until_due(item.name, time.monotonic()) for item in state.ended()}
+        for service in state.ended():
+            if service.pid not in reported:
+                _report_exit(service, pauses.get(service.name, 0.0))
+            reported.add(service.pid)
+        due = [name for name, seconds in pauses.items() if not seconds]
+        if due:
+            _restart_exited(folder, waiting=pauses.keys() - due)
+        for name in due:
+            restarts.record(name, time.monotonic())
         time.sleep(_WATCH_SECONDS)
     console.print('Stopped')
 
 
-def _restart_exited(folder: Path, restarts: deque[float], report: _StartReport) -> None:
+def _report_exit(service: ServiceState, seconds: float) -> None:
+    lines = Path(service.log_path).read_text(encoding='utf-8', errors='replace').splitlines()
+    last = next((line.strip() for line in reversed(lines) if line.strip()), 'its log is empty')
+    when = f'in {seconds:.0f} s' if seconds else 'now'
+    text = f'  {service.name:<11} exited unexpectedly; restarting it {when}. End of {service.log_path}: {last}'
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _restart_exited(folder: Path, waiting: Collection[str]) -> None:
     try:
-        revive_stack(folder, report=report)
+        revive_stack(folder, report=_StartReport(), waiting=waiting)
     except StackBusyError:
         return
     except StackError as error:
         console.print(str(error), markup=False, highlight=False)
-    restarts.append(time.monotonic())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

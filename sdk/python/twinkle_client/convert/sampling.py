@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf import duration_pb2
 
 from twinkle.api.sampler.v1 import sampling_pb2 as pb
-from twinkle.data_format import SamplingParams, StructuredOutput
+from twinkle.data_format import PromptProbe, SamplingParams, StructuredOutput
 from twinkle_client.convert.config import struct
 from twinkle_client.convert.tensors import tensor_to_proto, vector
 from twinkle_client.convert.trajectories import trajectory_to_proto
@@ -51,6 +51,15 @@ def sampling_params(
         presence_penalty=values.presence_penalty,
         frequency_penalty=values.frequency_penalty,
         structured_output=_structured_output(values.structured_output),
+        prompt_probe=_probe(values.prompt_probe) if values.prompt_probe else None,
+    )
+
+
+def _probe(probe: PromptProbe) -> pb.PromptProbe:
+    targets = probe.target_token_ids
+    return pb.PromptProbe(
+        target_token_ids=None if targets is None else tensor_to_proto(targets.astype(np.int32)),
+        draw_count=probe.draw_count,
     )
 
 

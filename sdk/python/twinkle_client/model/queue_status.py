@@ -49,7 +49,7 @@ async def show_queue_status(query: Query, terminal: TextIO, *, delay: float, ref
         delay: Seconds before the first line.
         refresh: Seconds between refreshes.
     """
-    console = Console(file=terminal)
+    console = Console(file=terminal, emoji=False)
     await asyncio.sleep(delay)
     try:
         while True:

@@ -8,7 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
-from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, SampleResponse, StopReason, VersionSpan
+from twinkle.data_format import (
+    IGNORE_INDEX,
+    InputFeature,
+    ProbeResult,
+    SampledSequence,
+    SampleResponse,
+    StopReason,
+    VersionSpan,
+)
 from twinkle_client.convert import tensor_from_proto
 
 _STOP_REASONS: dict[int, StopReason] = {
@@ -49,7 +57,13 @@ def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt
         prompt_token_ids=[int(token) for token in prompt_ids],
         prompt_logprobs=logprobs,
         topk_prompt_logprobs=top,
+        prompt_probe=_probe_result(response.prompt),
     )
+
+
+def _probe_result(prompt: sampling_pb2.PromptInfo) -> ProbeResult | None:
+    names = [field.name for field, _ in prompt.ListFields() if field.name.startswith(('target_', 'drawn_'))]
+    return ProbeResult(**{name: tensor_from_proto(getattr(prompt, name)) for name in names}) if names else None
 
 
 def delta_from_proto(delta: sampling_pb2.TokenDelta) -> SampleDelta:

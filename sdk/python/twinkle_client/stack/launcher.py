@@ -5,7 +5,7 @@ import importlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,8 +72,13 @@ def _start(options: StackOptions, *, report: Report) -> StackState:
             raise
 
 
-def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
+def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = ()) -> StackState | None:
     """Restart the exited services of a running stack, with their configuration and at their addresses.
+
+    Args:
+        state_dir: State folder of the stack.
+        report: Called with a service and an event.
+        waiting: Names of services that are not restarted now.
 
     Returns:
         The stack, or None if it was stopped.
@@ -90,6 +95,8 @@ def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
         ended = state.ended()
         state = state.without([item for item in state.services if not item.is_running() and item not in ended])
         for service in ended:
+            if service.name in waiting:
+                continue
             report(service.name, 'ended')
             spawner.spawn(service.name, listen=service.address)
             spawner.addresses[service.name] = service.address
@@ -97,7 +104,7 @@ def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
             state.save()
         for name in spawner.started:
             spawner.wait_for(name)
-        _wait_for_fleet(state, spawner)
+        _wait_for_fleet(state, spawner, waiting)
         return state
 
 
@@ -339,8 +346,9 @@ def _next_sampler(state: StackState) -> str:
     return next(name for number in range(1, len(taken) + 2) if (name := _numbered('sampler', number)) not in taken)
 
 
-def _wait_for_fleet(state: StackState, spawner: Spawner) -> None:
-    samplers = {item.address for item in state.services if service_of(item.name) == 'sampler' and item.is_restarted}
+def _wait_for_fleet(state: StackState, spawner: Spawner, waiting: Collection[str] = ()) -> None:
+    running = [item for item in state.services if item.is_restarted and item.name not in waiting]
+    samplers = {item.address for item in running if service_of(item.name) == 'sampler'}
     wait_until_joined(
         reachable(state.address), state.read_api_key(), samplers, check=spawner.check_running, ca=state.ca
     )

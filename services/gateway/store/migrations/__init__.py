@@ -8,7 +8,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-__all__ = ['SchemaNotSupported', 'upgrade_schema']
+__all__ = ['SchemaNotSupported', 'is_current', 'upgrade_schema']
 
 
 class SchemaNotSupported(Exception):
@@ -30,11 +30,22 @@ def upgrade_schema(connection: Connection) -> None:
     Raises:
         SchemaNotSupported: the database is at an unknown revision, such as one from before the first release.
     """
-    config = Config()
-    config.set_main_option('script_location', str(Path(__file__).parent))
-    config.attributes['connection'] = connection
+    config = _config_of(connection)
     scripts = ScriptDirectory.from_config(config)
     revision = MigrationContext.configure(connection).get_current_revision()
     if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
         raise SchemaNotSupported(revision, scripts.get_current_head() or '')
     command.upgrade(config, 'head')
+
+
+def is_current(connection: Connection) -> bool:
+    """Return whether the schema has all migrations of this release."""
+    head = ScriptDirectory.from_config(_config_of(connection)).get_current_head()
+    return MigrationContext.configure(connection).get_current_revision() == head
+
+
+def _config_of(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option('script_location', str(Path(__file__).parent))
+    config.attributes['connection'] = connection
+    return config

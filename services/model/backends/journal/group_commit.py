@@ -13,6 +13,7 @@ import structlog
 
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
+from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseMark
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
@@ -48,10 +49,11 @@ class _Job:
 class Writer:
     """Runs jobs in order of arrival, in groups. Concurrency: use it from one event loop only."""
 
-    def __init__(self, connection: sqlite3.Connection, *, is_read_only: bool = False) -> None:
-        """Start the writer, which takes ownership of `connection`."""
+    def __init__(self, connection: sqlite3.Connection, *, mark: DatabaseMark | None = None) -> None:
+        """Start the writer, which takes ownership of `connection`; without a `mark` it only reads."""
         self._connection = connection
-        self._begin = 'BEGIN' if is_read_only else 'BEGIN IMMEDIATE'
+        self._mark = mark
+        self._begin = 'BEGIN' if mark is None else 'BEGIN IMMEDIATE'
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lazy: list[_Job] = []
         self._retries: list[_Job] = []
@@ -91,6 +93,13 @@ class Writer:
             self._jobs.put(job)
         self._lazy.clear()
 
+    def shorten_log(self) -> None:
+        """Copy the write-ahead log to the database and sync the mark; call this in the writer's thread."""
+        with suppress(sqlite3.Error):
+            self._connection.execute('PRAGMA wal_checkpoint(PASSIVE)')
+        if self._mark is not None:
+            self._mark.sync()
+
     async def close(self) -> None:
         """Run the remaining jobs and stop the thread."""
         self.flush()
@@ -107,6 +116,8 @@ class Writer:
             is_closing = None in received
             self._write([*self._retries, *(job for job in received if job is not None)])
         self._connection.close()
+        if self._mark is not None:
+            self._mark.close()
 
     def _write(self, jobs: list[_Job]) -> None:
         self._retries = []
@@ -128,6 +139,7 @@ class Writer:
             self._connection.execute(self._begin)
             for job in jobs:
                 self._run_job(job)
+            count = 0 if self._mark is None else self._connection.execute(COUNT_COMMIT).fetchone()[0]
             reach('journal.commit.before')
             self._connection.execute('COMMIT')
         except sqlite3.Error as error:
@@ -137,6 +149,8 @@ class Writer:
             for job in jobs:
                 job.error, job.after_commit = error, []
             return False
+        if self._mark is not None:
+            self._mark.write(count)
         reach('journal.commit.after')
         return True
 

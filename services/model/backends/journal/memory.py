@@ -5,7 +5,7 @@ It supports eviction and undo like the journal on disk, but is lost when the pro
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
@@ -55,6 +55,9 @@ class MemoryJournal:
             JournaledAdapter(adapter=history.adapter, is_settled=_is_settled(history))
             for history in self._adapters.values()
         ]
+
+    async def damaged_adapters(self) -> Mapping[str, str]:
+        return {}
 
     async def creations(self) -> Sequence[CreationRecord]:
         return list(self._creations)

@@ -58,12 +58,11 @@ def key_of(tx: Transaction, adapter_id: str) -> int:
     return row[0]
 
 
-def all_adapters(tx: Transaction) -> list[tuple[bytes, bool]]:
-    """Return each adapter's record, and whether all its operations have outcomes; oldest first."""
+def all_adapters(tx: Transaction) -> list[tuple[str, bytes, bool]]:
+    """Return each adapter's id and record, and whether all its operations have outcomes; oldest first."""
     unsettled = {key for (key,) in tx.execute('SELECT DISTINCT adapter FROM operations WHERE outcome IS NULL')}
-    return [
-        (record, key not in unsettled) for key, record in tx.execute('SELECT key, record FROM adapters ORDER BY key')
-    ]
+    found = tx.execute('SELECT key, adapter_id, record FROM adapters ORDER BY key')
+    return [(adapter_id, record, key not in unsettled) for key, adapter_id, record in found]
 
 
 def all_creations(tx: Transaction) -> list[CreationRecord]:

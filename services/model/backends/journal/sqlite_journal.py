@@ -7,7 +7,7 @@ have no row because of a crash.
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ from services.kit.worker import Threads
 from services.model.backends.journal import rows
 from services.model.backends.journal.group_commit import Transaction, Writer
 from services.model.backends.journal.payloads import PayloadDamaged, Payloads
-from services.model.backends.journal.schema import FolderLock, open_database, open_to_read
+from services.model.backends.journal.schema import FolderLock, OpenedDatabase, open_database, open_to_read
 from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
@@ -52,6 +52,8 @@ class SqliteJournal:
         self._undo_steps = undo_steps
         self._threads = Threads('journal-files', count=4)
         self._lock: FolderLock | None = None
+        self._damaged: Mapping[str, str] = {}
+        self._unreadable: frozenset[str] = frozenset()
 
     @classmethod
     async def open(
@@ -61,6 +63,7 @@ class SqliteJournal:
         codec: RecordCodec,
         engine: str,
         undo_steps: int = 8,
+        is_loss_accepted: bool = False,
         sync: Callable[[int], None] = os.fsync,
     ) -> 'SqliteJournal':
         """Open or create the journal in `folder`, and delete files without rows.
@@ -70,20 +73,21 @@ class SqliteJournal:
             codec: Serializes records.
             engine: Name of the engine, such as base model and dtype.
             undo_steps: Maximum number of steps of an adapter that can be undone.
+            is_loss_accepted: Whether to use a journal that lost committed transactions.
             sync: Flushes a file descriptor to disk.
 
         Raises:
             JournalRefused: The journal is in use or cannot be used; the message states the reason.
         """
-        lock, connection = await asyncio.to_thread(_open, folder, engine)
+        lock, database = await asyncio.to_thread(_open, folder, engine, is_loss_accepted=is_loss_accepted)
         journal = cls(
-            Writer(connection),
+            Writer(database.connection, mark=database.mark),
             Payloads(folder / 'payloads', sync=sync),
             SnapshotFiles(folder / 'snapshots', sync=sync),
             codec=codec,
             undo_steps=undo_steps,
         )
-        journal._lock = lock
+        journal._lock, journal._damaged, journal._unreadable = lock, database.damaged, database.unreadable
         await journal._sweep()
         return journal
 
@@ -94,15 +98,22 @@ class SqliteJournal:
         Raises:
             JournalRefused: The folder contains no readable journal.
         """
-        writer = Writer(open_to_read(folder / _DATABASE), is_read_only=True)
+        writer = Writer(open_to_read(folder / _DATABASE))
         payloads = Payloads(folder / 'payloads', sync=os.fsync)
         snapshots = SnapshotFiles(folder / 'snapshots', sync=os.fsync)
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         found = await self._run('', rows.all_adapters)
-        readable = [(self._adapter_of(record), is_settled) for record, is_settled in found]
+        readable = [
+            (self._adapter_of(record), is_settled)
+            for adapter_id, record, is_settled in found
+            if adapter_id not in self._unreadable
+        ]
         return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in readable if adapter]
+
+    async def damaged_adapters(self) -> Mapping[str, str]:
+        return {adapter_id: self._damaged[adapter_id] for adapter_id in self._unreadable}
 
     async def creations(self) -> Sequence[CreationRecord]:
         return await self._run('', rows.all_creations)
@@ -126,7 +137,7 @@ class SqliteJournal:
             await self._run(adapter.adapter_id, add)
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        await self._run(adapter_id, lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id)))
+        await self._run('', lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id)))
 
     async def accept(self, operation: Operation) -> None:
         if len(operation.payload) <= INLINE_BYTES:
@@ -199,6 +210,7 @@ class SqliteJournal:
                     dropped += rows.undo(tx, key, undone_from, number)
                 if row is not None:
                     dropped += rows.add_snapshot(tx, key, row) + rows.trim(tx, key, undo_steps=self._undo_steps)
+                    tx.after_commit.append(self._writer.shorten_log)
                 self._drop(tx, dropped)
 
             await self._run(adapter.adapter_id, write)
@@ -213,6 +225,7 @@ class SqliteJournal:
                 key = rows.key_of(tx, adapter.adapter_id)
                 dropped = rows.add_snapshot(tx, key, row)
                 self._drop(tx, dropped + rows.trim(tx, key, undo_steps=self._undo_steps))
+                tx.after_commit.append(self._writer.shorten_log)
 
             await self._run(adapter.adapter_id, write)
         reach('snapshot.recorded')
@@ -346,10 +359,15 @@ class SqliteJournal:
             tx.after_commit.append(lambda digest=digest: self._payloads.drop(digest))
 
     async def _run(self, adapter_id: str, work: Callable[[Transaction], _Result]) -> _Result:
+        if adapter_id in self._damaged:
+            raise AdapterDamaged(adapter_id, 'rows of the adapter differ from what was written')
         with _disk_errors_as_unavailable(adapter_id):
             return await self._writer.run(work)
 
     async def _sweep(self) -> None:
+        if self._damaged:
+            # Damaged rows may refer to files that a backup of the database needs.
+            return
         snapshots, digests = await self._run('', rows.all_files)
         swept = await self._threads.run(self._snapshots.sweep, snapshots)
         swept += await self._threads.run(self._payloads.sweep, digests)
@@ -357,12 +375,15 @@ class SqliteJournal:
             _log.info('deleted unused files', files=swept)
 
 
-def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
+def _open(folder: Path, engine: str, *, is_loss_accepted: bool) -> tuple[FolderLock, OpenedDatabase]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder / 'lock')
     try:
         files = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
-        return lock, open_database(folder / _DATABASE, engine=engine, is_creation_allowed=not files)
+        database = open_database(
+            folder / _DATABASE, engine=engine, is_creation_allowed=not files, is_loss_accepted=is_loss_accepted
+        )
+        return lock, database
     except BaseException:
         lock.release()
         raise

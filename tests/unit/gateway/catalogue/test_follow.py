@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
 from services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
-from services.gateway.catalogue.rules import EntryChanged, EntryDeleted, Run, RunFilter, SnapshotComplete
+from services.gateway.catalogue.rules import EntryChanged, EntryDamaged, EntryDeleted, Run, RunFilter, SnapshotComplete
 from services.gateway.paging import Page
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, ServiceUnreachable
@@ -62,6 +62,14 @@ async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
     await runs.save(changed('old', '').entry)
     await follow(ScriptedFeed([changed('a', '1'), changed('b', '2'), SnapshotComplete(resume_token='3')]), runs)
     assert await activity(runs) == {'old': False, 'a': True, 'b': True}
+
+
+async def test_damaged_run_stays_active() -> None:
+    """A run whose record is damaged is part of the snapshot, so it stays active with its earlier content."""
+    runs = MemoryRunStore()
+    await runs.save(changed('old', '').entry)
+    await follow(ScriptedFeed([EntryDamaged(key=('alice', 'old')), SnapshotComplete(resume_token='3')]), runs)
+    assert await activity(runs) == {'old': True}
 
 
 async def test_incomplete_snapshot_is_restarted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from services.gateway.config import GatewayConfig
 from services.gateway.credentials import MIN_SECRET_LENGTH, Scope
 from services.gateway.keys.open import pepper_of
-from services.gateway.keys.pepper import PepperedHasher, load_pepper
+from services.gateway.keys.pepper import PepperedHasher, PepperUnusable, load_pepper
 from services.gateway.keys.rules import ApiKey, new_secret
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -66,3 +66,20 @@ def test_each_state_folder_has_a_permanent_pepper(tmp_path: Path) -> None:
     """A state folder always gives the same pepper, and two folders have different ones."""
     first = pepper_of(GatewayConfig(state_dir=tmp_path / 'a'))
     assert pepper_of(GatewayConfig(state_dir=tmp_path / 'a')) == first != pepper_of(GatewayConfig(state_dir=tmp_path))
+
+
+def test_damaged_or_missing_pepper_is_refused_by_name(tmp_path: Path) -> None:
+    """A pepper file with a changed byte, or one that is missing but has keys, is refused; older files are read."""
+    path = tmp_path / 'key_pepper'
+    pepper = load_pepper(path)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(PepperUnusable, match=str(path)):
+            load_pepper(path)
+    path.write_bytes(pepper)
+    assert load_pepper(path) == pepper
+    path.unlink()
+    with pytest.raises(PepperUnusable, match='is missing'):
+        load_pepper(path, is_creation_allowed=False)
+    assert not path.exists()

@@ -215,7 +215,7 @@ async def test_sampling_sessions_of_other_tenants_are_not_found(api: TinkerApi) 
         {'prompt_logprobs_last_n': 1},
         {'prompt_logprobs': True, 'prompt_logprobs_last_n': 3},
         {'target_prompt_logprobs': {'data': [1], 'dtype': 'int64', 'shape': [1, 1]}},
-        {'prompt_alt_tokens_k': 1},
+        {'prompt_alt_tokens_k': -1},
         {'seq_id': -1},
     ],
 )

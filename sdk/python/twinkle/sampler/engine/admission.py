@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import InvalidProbe, PromptProbe, SamplingParams
 from twinkle.sampler.errors import ContextExceeded, InvalidPrompt, InvalidSamplingParams, NotSupportedByEngine
 
 
@@ -35,7 +35,15 @@ class Admission:
             raise ContextExceeded(prompt_tokens=len(prompt), max_tokens=needed, context_tokens=self.context_tokens)
         max_new_tokens = available_tokens if params.max_tokens is None else needed
         self._check_params(params, max_new_tokens)
+        if params.prompt_probe is not None:
+            self._check_probe(params.prompt_probe, len(prompt))
         return max_new_tokens
+
+    def _check_probe(self, probe: PromptProbe, prompt_tokens: int) -> None:
+        try:
+            probe.check(prompt_tokens, self.vocab_size)
+        except InvalidProbe as error:
+            raise InvalidSamplingParams(error.field, error.problem) from error
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

@@ -18,8 +18,9 @@ from twinkle.nn import KVCache, PackedCausalLM, log_probabilities
 from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
-from twinkle.sampler.engine.events import aborted_event, last_event, prompt_event, version_spans
+from twinkle.sampler.engine.events import aborted_event, last_event, version_spans
 from twinkle.sampler.engine.pack import PackItem, adapter_spans, pack
+from twinkle.sampler.engine.prompt_scores import PromptScores
 from twinkle.sampler.engine.request import (
     EngineAdapter,
     EngineEvent,
@@ -32,7 +33,7 @@ from twinkle.sampler.engine.request import (
 from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 from twinkle.sampler.engine.stopping import StopDetector, StopRules
-from twinkle.sampler.engine.token_sampling import most_likely, sample_token, top_logprobs, uniform
+from twinkle.sampler.engine.token_sampling import sample_token, top_logprobs, uniform
 from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64
@@ -275,8 +276,7 @@ class SamplerEngine:
                 request=request,
                 sample_indices=samples[begin : begin + size],
                 max_new_tokens=max_new_tokens,
-                is_prompt_scored=begin == 0 and params.prompt_logprobs is not None and not request.is_continued,
-                is_prompt_reported=begin == 0 and not request.is_continued,
+                scores=None if begin or request.is_continued else PromptScores(request, seed=seed),
                 replays=replays or {},
                 seed=seed,
                 cache=KVCache(len(request.prompt_token_ids) + max_new_tokens),
@@ -318,23 +318,19 @@ class SamplerEngine:
         """Record that a chunk is in the cache, and score the prompt tokens that its rows predict."""
         group = chunk.group
         group.computed_tokens = chunk.end
-        if not group.is_prompt_scored:
+        if group.scores is None:
             return
-        count = group.request.params.prompt_logprobs or 0
-        labels = group.request.prompt_token_ids[chunk.begin + 1 : chunk.end + 1]
-        for begin in range(0, len(labels), SCORED_ROWS):
-            scored = labels[begin : begin + SCORED_ROWS]
+        rows = group.scores.rows_among(chunk.begin, chunk.end)
+        for begin in range(0, len(rows), SCORED_ROWS):
+            scored = rows[begin : begin + SCORED_ROWS]
             owner = [(group.request.adapter, range(len(scored)))]
-            rows_RD = hidden_RD[begin : begin + len(scored)]
-            logprobs_RV = log_probabilities(self._model.logits(rows_RD, adapters=adapter_spans(owner)))
-            for logprobs_V, label in zip(logprobs_RV, scored, strict=True):
-                group.prompt_logprobs.append(float(logprobs_V[label]))
-                group.prompt_top_logprobs.append(most_likely(logprobs_V, count))
+            rows_RD = hidden_RD[[row - chunk.begin for row in scored]]
+            group.scores.record(scored, self._model.logits(rows_RD, adapters=adapter_spans(owner)))
 
     def _start(self, group: SampleGroup, logits_V: Tensor) -> list[EngineEvent]:
         """Report a computed prompt, and sample the first token of each sequence that has none."""
         request = group.request
-        events: list[EngineEvent] = [prompt_event(group)] if group.is_prompt_reported else []
+        events: list[EngineEvent] = [group.scores.event] if group.scores else []
         if group.max_new_tokens == 0:
             self._scheduler.start(group, [])
             del self._unfinished[request.request_id]

@@ -1,18 +1,8 @@
-"""Events without a new token: computed prompts and ends of sequences."""
+"""Events that end a sequence without a new token."""
 
 from twinkle.data_format import StopReason, VersionSpan
-from twinkle.sampler.engine.request import EngineRequest, PromptEvent, TokenEvent
+from twinkle.sampler.engine.request import EngineRequest, TokenEvent
 from twinkle.sampler.engine.sequence import SampleGroup
-
-
-def prompt_event(group: SampleGroup) -> PromptEvent:
-    """Return the event that reports the computed prompt of `group`."""
-    params = group.request.params
-    return PromptEvent(
-        request_id=group.request.request_id,
-        logprobs=group.prompt_logprobs if group.is_prompt_scored else None,
-        top_logprobs=group.prompt_top_logprobs if params.prompt_logprobs else None,
-    )
 
 
 def last_event(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+from twinkle.data_format import ProbeResult, SamplingParams, StopReason, VersionSpan
 
 if TYPE_CHECKING:
     from twinkle.nn import LoraWeights, MediaSpan
@@ -103,6 +103,8 @@ class PromptEvent:
     """Natural log-probability of each prompt token, with None for the first. None: not requested."""
     top_logprobs: list[TopTokens | None] | None = None
     """Most likely tokens at each prompt position, with None for the first. None: not requested."""
+    probe: ProbeResult | None = None
+    """Results of the request's `prompt_probe`. None: not requested."""
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twinkle.sampler.engine.request import EngineRequest, TopTokens
+from twinkle.sampler.engine.request import EngineRequest
 
 if TYPE_CHECKING:
     from twinkle.sampler.engine.continuation import Replay
+    from twinkle.sampler.engine.prompt_scores import PromptScores
     from twinkle.sampler.engine.stopping import StopDetector, StopRules
 
 
@@ -21,11 +22,9 @@ class SampleGroup:
     """Indices of the samples in the request; at least one."""
     max_new_tokens: int
     """Maximum number of new tokens. 0: only the prompt is computed."""
-    is_prompt_scored: bool
-    """Whether log-probabilities of the prompt are reported."""
     seed: int
-    is_prompt_reported: bool = True
-    """Whether this group reports the computed prompt; true for one group per request."""
+    scores: 'PromptScores | None' = None
+    """Collects the scores of the prompt. Only the group that reports the prompt has them, one per new request."""
     replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
     """Samples that another engine started, by index."""
     computed_tokens: int = 0
@@ -34,8 +33,6 @@ class SampleGroup:
     """`KVCache` of the prompt while it is being computed."""
     is_parked: bool = False
     """Whether the sequences are parked: they keep their memory and are not computed."""
-    prompt_logprobs: list[float | None] = field(default_factory=lambda: [None])
-    prompt_top_logprobs: list[TopTokens | None] = field(default_factory=lambda: [None])
 
     @property
     def prompt_length(self) -> int:

@@ -45,10 +45,25 @@ def sample_token(
     if params.temperature == 0.0:
         return int(scores_V.argmax())
     weights, token_ids = _candidates(scores_V, params)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
-    index = min(index, int(weights.nonzero()[-1]))
+    index = int(_inverted(weights, [number]))
     return index if token_ids is None else int(token_ids[index])
+
+
+def draw_tokens(logits_V: Tensor, temperature: float, numbers: Sequence[float]) -> Tensor:
+    """Draw tokens from the complete vocabulary, without filters and penalties.
+
+    Args:
+        logits_V: float32 [V], the model's logits; not modified.
+        temperature: divides the logits; 0 selects the most likely token.
+        numbers: a uniform random number in [0, 1) for each token.
+
+    Returns:
+        int64 [N], a token for each number.
+    """
+    if temperature == 0.0:
+        return logits_V.argmax().expand(len(numbers))
+    weights, _ = _candidates(logits_V, SamplingParams(temperature=temperature))
+    return _inverted(weights, numbers)
 
 
 def top_logprobs(logprobs_V: Tensor, token_id: int, count: int) -> TopTokens:
@@ -62,6 +77,13 @@ def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
         return []
     values, token_ids = logprobs_V.topk(min(count, logprobs_V.shape[0]))
     return list(zip(token_ids.tolist(), values.tolist(), strict=True))
+
+
+def _inverted(weights: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Return the index that the inverse of the cumulative distribution gives for each number, as int64 [N]."""
+    cumulative = weights.cumsum(0)
+    wanted = torch.tensor(numbers, dtype=cumulative.dtype, device=cumulative.device) * cumulative[-1]
+    return torch.searchsorted(cumulative, wanted, right=True).clamp(max=int(weights.nonzero()[-1]))
 
 
 def _penalize(

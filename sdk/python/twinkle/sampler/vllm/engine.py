@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import SamplingParams as VllmParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from twinkle.data_format import StopReason, StructuredOutput, TensorData
@@ -37,6 +39,7 @@ from twinkle.sampler.vllm.heartbeat import HANG_SECONDS
 from twinkle.sampler.vllm.merge import merged
 from twinkle.sampler.vllm.model_facts import ModelFacts
 from twinkle.sampler.vllm.options import is_cpu
+from twinkle.sampler.vllm.probes import probe_prompt
 from twinkle.sampler.vllm.request import Run, Sequence, VllmRequest, prompt_event
 from twinkle.sampler.vllm.sampling import vllm_params
 
@@ -176,7 +179,8 @@ class VllmEngine:
         run = self._runs.get(request_id)
         if run is not None:
             run.is_aborted = True
-            await self._core.abort([item.engine_id for item in run.sequences if not item.is_ended])
+            sequence_ids = [item.engine_id for item in run.sequences if not item.is_ended]
+            await self._core.abort([*sequence_ids, *run.probe_ids])
 
     async def add_adapter(self, key: str, version: int, source: AdapterSource) -> VllmAdapter:
         """Load an adapter version from memory. Running requests continue.
@@ -350,7 +354,8 @@ class VllmEngine:
                     if sequence.index:
                         delayed += [event] if event else []
                         continue
-                    yield prompt_event(run.request, output)
+                    probe = await probe_prompt(run, partial(self._outputs, run.request))
+                    yield prompt_event(run.request, output, probe)
                     for earlier in delayed:
                         yield earlier
                     delayed = None
@@ -364,22 +369,24 @@ class VllmEngine:
         """Yield vLLM's outputs of one sequence until its end by our rules. Closing the generator aborts it in vLLM."""
         if run.is_aborted:
             return
-        request = run.request
-        outputs = self._core.generate(
-            sequence.engine_id,
-            [*request.prompt_token_ids, *sequence.sampled_ids],
-            vllm_params(
-                request.params,
-                run.rules,
-                sequence_index=sequence.index,
-                sampled_ids=sequence.sampled_ids,
-                form=run.constraint,
-            ),
-            lora=self._adapters.request_of(request.adapter),
-            salt=f'{self._cache_epoch}/{request.cache_salt}',
+        params = vllm_params(
+            run.request.params,
+            run.rules,
+            sequence_index=sequence.index,
+            sampled_ids=sequence.sampled_ids,
+            form=run.constraint,
         )
-        async with aclosing(outputs):
+        token_ids = [*run.request.prompt_token_ids, *sequence.sampled_ids]
+        async with aclosing(self._outputs(run.request, sequence.engine_id, token_ids, params)) as outputs:
             async for output in outputs:
                 yield sequence, output
                 if sequence.is_ended:
                     return
+
+    def _outputs(
+        self, request: VllmRequest, engine_id: str, token_ids: list[int], params: VllmParams
+    ) -> AsyncGenerator[Any, None]:
+        """Return vLLM's outputs of one sequence with the adapter and the cached prefixes of a request."""
+        lora = self._adapters.request_of(request.adapter)
+        salt = f'{self._cache_epoch}/{request.cache_salt}'
+        return self._core.generate(engine_id, token_ids, params, lora=lora, salt=salt)

@@ -6,6 +6,8 @@
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs it again.
 * Adapters in mapped memory are copied into slots by one batched copy.
 * On a CPU, blocks of keys and values are cleared before use. Structured output has time limits and can be continued.
+* If one request in a step chooses the tokens whose log-probabilities it wants, the sampler omits the most likely tokens
+  of all other requests. The patch keeps them.
 """
 
 from collections.abc import Callable
@@ -13,11 +15,14 @@ from typing import Any
 
 import vllm
 from torch import Tensor
+from torch.nn.functional import pad
 from vllm.lora import model_manager
 from vllm.lora.punica_wrapper import punica_cpu
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
@@ -47,6 +52,8 @@ def apply() -> None:
     XgrammarGrammar.accept_tokens = _accept_tokens
     XgrammarGrammar.fill_bitmask = _fill_bitmask
     StructuredOutputManager._create_grammar = _create_grammar  # noqa: SLF001 - no public name exists
+    Sampler.forward = _sample
+    Sampler.gather_specific_token_logprobs = _gather_chosen
     if current_platform.is_cpu():
         KVCacheConfig.needs_kv_cache_zeroing = property(_is_cleared)
         punica_cpu.PunicaWrapperCPU.update_metadata = _update_metadata
@@ -60,6 +67,8 @@ _stock_update_metadata: Callable[..., None] = punica_cpu.PunicaWrapperCPU.update
 _stock_activate_adapter: Callable[..., bool] = model_manager.LoRAModelManager.activate_adapter
 _stock_accept_tokens: Callable[..., bool] = XgrammarGrammar.accept_tokens
 _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
+_stock_sample: Callable[..., Any] = Sampler.forward
+_stock_gather_chosen: Callable[..., Any] = Sampler.gather_specific_token_logprobs
 _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - no public name exists
 
 
@@ -93,6 +102,27 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
     self._active_adapters[lora_id] = None
     self.lora_index_to_id[slot] = lora_id
     return True
+
+
+def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sample, and record how many most likely tokens the requests of this step want."""
+    self.twinkle_top_count = sampling_metadata.max_num_logprobs or 0
+    return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
+
+
+def _gather_chosen(self: Any, logprobs_RV: Tensor, chosen: dict[int, list[int]], sampled_R: Tensor) -> Any:
+    """Gather the chosen tokens of the rows in `chosen`, and the most likely tokens of the other rows."""
+    gathered = _stock_gather_chosen(self, logprobs_RV, chosen, sampled_R)
+    others = [row for row in range(len(logprobs_RV)) if row not in chosen]
+    if gathered is None or not others or self.twinkle_top_count < 1:
+        return gathered
+    best = self.gather_logprobs(logprobs_RV[others], self.twinkle_top_count, token_ids=sampled_R[others])
+    width = best.logprobs.shape[1]
+    missing = (0, max(width - gathered.logprobs.shape[1], 0))
+    token_ids = pad(gathered.logprob_token_ids, missing)
+    logprobs = pad(gathered.logprobs, missing, value=float('-inf'))
+    token_ids[others, :width], logprobs[others, :width] = best.logprob_token_ids, best.logprobs
+    return LogprobsTensors(token_ids, logprobs, gathered.selected_token_ranks)
 
 
 def _budget_of(grammar: Any) -> FormBudget:

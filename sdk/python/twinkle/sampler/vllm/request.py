@@ -1,11 +1,11 @@
 """The state of one request to vLLM: its sequences, and the conversion of vLLM's outputs to events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams
 
-from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+from twinkle.data_format import ProbeResult, SamplingParams, StopReason, VersionSpan
 from twinkle.sampler.engine.request import PromptEvent, SequenceSoFar, TokenEvent, TopTokens
 from twinkle.sampler.engine.stopping import StopDetector, StopRules
 from twinkle.sampler.errors import EngineFailed, InvalidSamplingParams
@@ -119,6 +119,8 @@ class Run:
     constraint: StructuredOutputsParams | None = None
     """Checked structured output."""
     is_aborted: bool = False
+    probe_ids: set[str] = field(default_factory=set[str])
+    """Ids of the running sequences of the request's probe in vLLM."""
 
     @property
     def open_sequences(self) -> int:
@@ -131,17 +133,18 @@ class Run:
         return len(self.request.prompt_token_ids) + sum(item.token_count for item in self.sequences)
 
 
-def prompt_event(request: VllmRequest, output: Any) -> PromptEvent:
-    """Return the event that reports the computed prompt, from the first output of the first sequence."""
+def prompt_event(request: VllmRequest, output: Any, probe: ProbeResult | None) -> PromptEvent:
+    """Return the event that reports the computed prompt, from the first output of the first sequence and the probe."""
     found = output.prompt_logprobs
     wanted = request.params.prompt_logprobs
     cached = output.num_cached_tokens or 0
     if wanted is None or not found:
-        return PromptEvent(request_id=request.request_id, cached_tokens=cached)
+        return PromptEvent(request_id=request.request_id, probe=probe, cached_tokens=cached)
     entries = [top_tokens(found, position, count=wanted) for position in range(1, len(request.prompt_token_ids))]
     return PromptEvent(
         request_id=request.request_id,
         logprobs=[None, *(entry[0][1] for entry in entries)],
         top_logprobs=[None, *(entry[1:] for entry in entries)] if wanted else None,
+        probe=probe,
         cached_tokens=cached,
     )

@@ -612,11 +612,14 @@ class WatchCheckpointsResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     DELETION_FIELD_NUMBER: _builtins.int
     IS_SYNCED_FIELD_NUMBER: _builtins.int
+    DAMAGED_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Tenant that owns the checkpoint. Empty in `is_synced` events."""
     is_synced: _builtins.bool
     """The snapshot is complete. All later events are changes."""
+    damaged_checkpoint_id: _builtins.str
+    """Id of a checkpoint that exists, but whose record is damaged. Sent in snapshots only, without a resume token."""
     resume_token: _builtins.str
     """Token for resuming the watch after this event."""
     @_builtins.property
@@ -634,13 +637,14 @@ class WatchCheckpointsResponse(_message.Message):
         checkpoint: _checkpoint_pb2.Checkpoint | None = ...,
         deletion: Global___CheckpointDeletion | None = ...,
         is_synced: _builtins.bool = ...,
+        damaged_checkpoint_id: _builtins.str = ...,
         resume_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "damaged_checkpoint_id", b"damaged_checkpoint_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "damaged_checkpoint_id", b"damaged_checkpoint_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["checkpoint", "deletion", "is_synced"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["checkpoint", "deletion", "is_synced", "damaged_checkpoint_id"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -180,10 +180,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     adapterId.
     """
     ERROR_REASON_PAYLOAD_LOST: _ErrorReason.ValueType  # 103
-    """DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
+    """DATA_LOSS. The stored request or result of the future is damaged or missing; the request was not executed again.
+    Metadata: futureId.
+    """
     ERROR_REASON_CHECKPOINT_DAMAGED: _ErrorReason.ValueType  # 105
     """DATA_LOSS. A stored checkpoint or version differs from the bytes that were saved, and is not served. Other
     checkpoints are not affected. Metadata: checkpointId.
+    """
+    ERROR_REASON_STORED_DATA_DAMAGED: _ErrorReason.ValueType  # 106
+    """DATA_LOSS. A stored dataset, loader or upload differs from what was written, and is not used. Others are not
+    affected. Metadata: kind, id.
     """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
@@ -397,10 +403,16 @@ ERROR_REASON_ADAPTER_DAMAGED: ErrorReason.ValueType  # 102
 adapterId.
 """
 ERROR_REASON_PAYLOAD_LOST: ErrorReason.ValueType  # 103
-"""DATA_LOSS. The stored request of the future can no longer be read and was not executed again. Metadata: futureId."""
+"""DATA_LOSS. The stored request or result of the future is damaged or missing; the request was not executed again.
+Metadata: futureId.
+"""
 ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 105
 """DATA_LOSS. A stored checkpoint or version differs from the bytes that were saved, and is not served. Other
 checkpoints are not affected. Metadata: checkpointId.
+"""
+ERROR_REASON_STORED_DATA_DAMAGED: ErrorReason.ValueType  # 106
+"""DATA_LOSS. A stored dataset, loader or upload differs from what was written, and is not used. Others are not
+affected. Metadata: kind, id.
 """
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still

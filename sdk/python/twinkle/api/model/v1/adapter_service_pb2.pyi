@@ -559,11 +559,14 @@ class WatchAdaptersResponse(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     DELETION_FIELD_NUMBER: _builtins.int
     IS_SYNCED_FIELD_NUMBER: _builtins.int
+    DAMAGED_ADAPTER_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Tenant that owns the adapter. Empty in `is_synced` events."""
     is_synced: _builtins.bool
     """The snapshot is complete. All later events are changes."""
+    damaged_adapter_id: _builtins.str
+    """Id of an adapter that exists, but whose record is damaged. Sent in snapshots only, without a resume token."""
     resume_token: _builtins.str
     """Token for resuming the watch after this event."""
     @_builtins.property
@@ -581,13 +584,14 @@ class WatchAdaptersResponse(_message.Message):
         adapter: _adapter_pb2.Adapter | None = ...,
         deletion: Global___AdapterDeletion | None = ...,
         is_synced: _builtins.bool = ...,
+        damaged_adapter_id: _builtins.str = ...,
         resume_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "damaged_adapter_id", b"damaged_adapter_id", "deletion", b"deletion", "event", b"event", "is_synced", b"is_synced", "resume_token", b"resume_token", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["adapter", "deletion", "is_synced"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["adapter", "deletion", "is_synced", "damaged_adapter_id"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

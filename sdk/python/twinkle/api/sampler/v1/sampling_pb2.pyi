@@ -168,6 +168,40 @@ class StructuredOutput(_message.Message):
 Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
+class PromptProbe(_message.Message):
+    """Values to compute at each position of a prompt after the first, in addition to the log-probabilities of its tokens. A
+    prompt of T tokens has T - 1 such positions; row i of a matrix belongs to position i + 1.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAW_COUNT_FIELD_NUMBER: _builtins.int
+    draw_count: _builtins.int
+    """Number of tokens to draw at each position, 0 to 128; at most 65,536 for a prompt. They are drawn independently, with
+    replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
+    """
+    @_builtins.property
+    def target_token_ids(self) -> _tensor_pb2.Tensor:
+        """Tokens whose log-probabilities to return: int32 [T - 1, K], with K from 1 to 128 and at most 1,048,576 elements. -1
+        requests nothing. All prompts of the request must then have T tokens.
+        """
+
+    def __init__(
+        self,
+        *,
+        target_token_ids: _tensor_pb2.Tensor | None = ...,
+        draw_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target_token_ids", b"target_token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_count", b"draw_count", "target_token_ids", b"target_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptProbe: _TypeAlias = PromptProbe  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """Parameters of sampling."""
 
@@ -191,6 +225,7 @@ class SamplingParams(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    PROMPT_PROBE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Maximum number of new tokens, at least 0. 0 returns only log-probabilities of the prompt. If unset, the model's
     context is the limit.
@@ -241,6 +276,10 @@ class SamplingParams(_message.Message):
     def structured_output(self) -> Global___StructuredOutput:
         """Form that the completion must have. If unset, it is not constrained."""
 
+    @_builtins.property
+    def prompt_probe(self) -> Global___PromptProbe:
+        """Values to compute at the positions of the prompt, if any."""
+
     def __init__(
         self,
         *,
@@ -262,10 +301,11 @@ class SamplingParams(_message.Message):
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         structured_output: Global___StructuredOutput | None = ...,
+        prompt_probe: Global___PromptProbe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_probe", b"prompt_probe", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_probe", b"prompt_probe", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -542,6 +582,9 @@ class PromptInfo(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TARGET_LOGPROBS_FIELD_NUMBER: _builtins.int
+    DRAWN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAWN_LOGPROBS_FIELD_NUMBER: _builtins.int
     cached_token_count: _builtins.int
     """Number of prompt tokens that were found in the prefix cache."""
     @_builtins.property
@@ -556,6 +599,22 @@ class PromptInfo(_message.Message):
     def top_logprobs(self) -> Global___TopLogprobs:
         """Most likely tokens at each position, if requested. Row 0 contains only -infinity."""
 
+    @_builtins.property
+    def target_logprobs(self) -> _tensor_pb2.Tensor:
+        """Natural log-probability of each token of `target_token_ids`, if requested: float32 [T - 1, K]. NaN where -1 was
+        given.
+        """
+
+    @_builtins.property
+    def drawn_token_ids(self) -> _tensor_pb2.Tensor:
+        """Tokens that were drawn, if requested: int32 [T - 1, draw_count]."""
+
+    @_builtins.property
+    def drawn_logprobs(self) -> _tensor_pb2.Tensor:
+        """Natural log-probability of each drawn token under the model's distribution before temperature: float32
+        [T - 1, draw_count].
+        """
+
     def __init__(
         self,
         *,
@@ -563,10 +622,13 @@ class PromptInfo(_message.Message):
         logprobs: _tensor_pb2.Tensor | None = ...,
         top_logprobs: Global___TopLogprobs | None = ...,
         cached_token_count: _builtins.int = ...,
+        target_logprobs: _tensor_pb2.Tensor | None = ...,
+        drawn_token_ids: _tensor_pb2.Tensor | None = ...,
+        drawn_logprobs: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "logprobs", b"logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,158 @@
+"""Damage to the state folder of a gateway is refused by name, reported for its future, or has no effect."""
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
+from fixtures.damage import apply, damages_below
+from fixtures.running_gateway import ADMIN_KEY
+from services.gateway.config import GatewayConfig
+from services.gateway.errors import PayloadLost
+from services.gateway.futures.payloads import PayloadFiles
+from services.gateway.futures.records import FutureRecords
+from services.gateway.futures.retry import Retry
+from services.gateway.futures.rules import Future, FutureRequest
+from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.keys.open import open_keys
+from services.gateway.keys.pepper import PepperUnusable
+from services.gateway.store.database import Database
+from services.kit.clock import FakeClock
+from services.kit.sqlite_seals import DatabaseDamaged
+
+CLOCK = FakeClock()
+
+
+def _future(key: str) -> Future:
+    request = FutureRequest(kind='execute', key=key, payload=key.encode(), session_id='ses-1')
+    return Future.accepted(request, tenant_id='default', moment=CLOCK.now())
+
+
+DONE, WAITING = _future('done'), _future('waiting')
+
+
+class _Opened:
+    """The stores of a gateway in one folder."""
+
+    def __init__(self, config: GatewayConfig, database: Database) -> None:
+        self.config, self.database = config, database
+        self.payloads = PayloadFiles(config.payload_folder())
+        self.records = FutureRecords(SqlFutureStore(database), self.payloads, retry=Retry(), clock=CLOCK)
+
+    async def close(self) -> None:
+        self.payloads.close()
+        await self.database.close()
+
+    async def fill(self) -> None:
+        """Store a key, a future with its result, and an unfinished future."""
+        await open_keys(self.config, self.database, clock=CLOCK)
+        for future in (DONE, WAITING):
+            await self.payloads.put(future.payload_name, b'request of ' + future.future_id.encode())
+            await self.records.store.add_if_absent(future)
+        await self.records.settle(DONE, b'result' * 50)
+
+    async def content(self) -> list[object]:
+        """Return all that was acknowledged; 'lost' for a payload that is reported as lost."""
+        accounts = await open_keys(self.config, self.database, clock=CLOCK)
+        key = await accounts.verifier.verify(ADMIN_KEY)
+        stored = [await self.records.store.get(future.tenant_id, future.future_id) for future in (DONE, WAITING)]
+        found: list[object] = [key.tenant_id, key.scopes, stored]
+        for future, name in ((DONE, DONE.result_name), (WAITING, WAITING.payload_name)):
+            try:
+                found.append(await self.records.read(future, name))
+            except PayloadLost:
+                found.append('lost')
+        return found
+
+
+async def _open(folder: Path, *, is_loss_accepted: bool = False) -> _Opened:
+    config = GatewayConfig(state_dir=folder, bootstrap_key=ADMIN_KEY)
+    return _Opened(config, await Database.open(config.database_address(), is_loss_accepted=is_loss_accepted))
+
+
+async def _killed(folder: Path) -> Path:
+    """Return the state folder of a gateway that was killed."""
+    opened = await _open(folder / 'live')
+    await opened.fill()
+    shutil.copytree(folder / 'live', folder / 'killed')
+    await opened.close()
+    return folder / 'killed'
+
+
+async def _read(folder: Path) -> list[object] | str:
+    """Return the content of a state folder, or the message with which the start is refused."""
+    try:
+        opened = await _open(folder)
+        try:
+            return await opened.content()
+        finally:
+            await opened.close()
+    except (DatabaseDamaged, PepperUnusable) as refusal:
+        return str(refusal)
+
+
+async def test_damage_to_any_file_of_a_gateway_is_named_or_without_effect(tmp_path: Path) -> None:
+    """A gateway with any damaged file refuses to start, reports the lost payload, or has all that was stored."""
+    killed, work = await _killed(tmp_path), tmp_path / 'work'
+    shutil.copytree(killed, work)
+    undamaged = await _read(work)
+    assert isinstance(undamaged, list)
+    shutil.copytree(work, tmp_path / 'stopped')
+    for source in (killed, tmp_path / 'stopped'):
+        for path, damage, content in damages_below(source, flips=3):
+            shutil.rmtree(work)
+            shutil.copytree(source, work)
+            apply(work / path, content)
+            found, case = await _read(work), f'{source.name}/{path}: {damage}'
+            if isinstance(found, str):
+                assert path.name.removesuffix('-wal').removesuffix('-shm') in found, case
+                continue
+            assert found[:3] == undamaged[:3], case
+            assert all(part in (whole, 'lost') for part, whole in zip(found[3:], undamaged[3:], strict=True)), case
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'expected'),
+    [
+        ('key_pepper', None, 'is missing, but the database has API keys'),
+        ('key_pepper', b'short', 'is damaged, so no API key could be verified'),
+        ('gateway.db', b'not a database' * 500, 'gateway.db is damaged'),
+        ('gateway.db', None, 'lost its last'),
+    ],
+)
+async def test_gateway_process_states_what_is_damaged(
+    tmp_path: Path, name: str, content: bytes | None, expected: str
+) -> None:
+    """A gateway with a damaged file exits with a message that names the file, and without a traceback."""
+    folder = await _killed(tmp_path)
+    for log in folder.glob('gateway.db-[ws]*'):
+        log.unlink()
+    opened = await _open(folder, is_loss_accepted=True)
+    await opened.fill()
+    await opened.close()
+    apply(folder / name, content)
+    fields = {'state_dir': folder, 'bootstrap_key': ADMIN_KEY, 'listen': '127.0.0.1:0'}
+    arguments = [word for field, value in fields.items() for word in ('--set', f'{field}={value}')]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, '-m', 'services.gateway', *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert expected in errors.decode()
+    assert name in errors.decode()
+    assert 'Traceback' not in errors.decode()
+
+
+async def test_gateway_starts_without_lost_transactions_if_the_loss_is_accepted(tmp_path: Path) -> None:
+    """A database that lost transactions is refused until the switch is set, and is used normally afterwards."""
+    folder = await _killed(tmp_path)
+    (folder / 'gateway.db-wal').unlink()
+    with pytest.raises(DatabaseDamaged, match=r'lost its last \d+ transactions.*accept_data_loss: true'):
+        await _open(folder)
+    opened = await _open(folder, is_loss_accepted=True)
+    await opened.fill()
+    await opened.close()
+    assert isinstance(await _read(folder), list)

@@ -1,0 +1,44 @@
+"""Two tenants whose names, request ids and operation numbers are all equal, in shared passes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.model_service import RunningModel, draw_example, forward_backward, serving_model
+from twinkle.api.model.v1 import operation_pb2, training_config_pb2
+
+CONFIG = training_config_pb2.TrainingConfig(
+    loss=training_config_pb2.LossConfig(name='CrossEntropyLoss', reduction=training_config_pb2.LOSS_REDUCTION_MEAN)
+)
+LORA = training_config_pb2.LoraConfig(lora_rank=4, seed=3)
+LENGTHS = {'alice': (30, 7), 'bob': (5,), 'carol': (12, 12, 40)}
+"""Lengths of each tenant's examples: their numbers of labels, the denominators of the means, differ."""
+
+
+async def _train(model: RunningModel, tenant: str) -> list[Any]:
+    """Train an adapter with the same name and ids for each tenant; return losses and gradient norms."""
+    adapter = await model.create(tenant=tenant, request_id='run', lora_config=LORA, training_config=CONFIG)
+    found: list[Any] = []
+    for number in range(1, 7, 2):
+        examples = [draw_example(length, seed=number + index) for index, length in enumerate(LENGTHS[tenant])]
+        batch = forward_backward(examples)
+        trained = await model.result(adapter.adapter_id, number, tenant=tenant, forward_backward=batch)
+        step = operation_pb2.ClipGradAndStep(max_grad_norm=1.0)
+        stepped = await model.result(adapter.adapter_id, number + 1, tenant=tenant, clip_grad_and_step=step)
+        found.append((trained.forward.loss, trained.receipt.token_count, stepped.step.grad_norm))
+    return found
+
+
+@pytest.mark.timeout(180)
+async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Mean losses and gradients of each tenant are bitwise those of a service without the other tenants."""
+    alone: dict[str, list[Any]] = {}
+    for tenant in LENGTHS:
+        async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:
+            alone[tenant] = await _train(model, tenant)
+    async with serving_model(tiny_llama_dir, tmp_path / 'shared') as model:
+        together = await asyncio.gather(*(_train(model, tenant) for tenant in LENGTHS))
+    assert dict(zip(LENGTHS, together, strict=True)) == alone
+    assert len({str(numbers) for numbers in alone.values()}) == len(LENGTHS)

@@ -1,0 +1,115 @@
+"""Damage to any file of a journal is refused by name, reported for its adapter, or has no effect."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from fixtures.damage import apply, damages_below
+from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.kit.errors import AdapterNotFound
+from services.model.backends.journal.schema import JournalRefused
+from services.model.backends.journal.sqlite_journal import SqliteJournal
+from services.model.domain.errors import AdapterDamaged
+from services.model.ports import Snapshot
+
+LARGE = 20_000
+"""Number of tokens in a batch whose payload is stored as a file."""
+NAMES = ('ad-1', 'ad-2')
+
+
+async def _killed(folder: Path) -> Path:
+    """Return the folder of a journal whose process was killed: two adapters with snapshots and later operations."""
+    live = folder / 'live'
+    journal = await open_journal(live)
+    for name in NAMES:
+        adapter = await add(journal, make_adapter(name))
+        for number in (1, 2, 3, 4):
+            operation = batch_operation(number, name, length=LARGE if number == 3 else 12, seed=number)
+            await journal.accept(operation)
+            after = replace(adapter, sequence_number=number)
+            if number < 4:
+                journal.note(after, operation, forward_result(operation))
+            if number == 2:
+                await journal.add_snapshot(Snapshot(sequence_number=2, adapter=after, state=state_of(number)))
+    killed = folder / 'killed'
+    await journal.record('ad-1', size=1)
+    shutil.copytree(live, killed)
+    await journal.close()
+    return killed
+
+
+async def _content(journal: SqliteJournal, name: str) -> object:
+    """Return all that a restore of an adapter reads; 'damaged' if it is reported as damaged."""
+    if name in await journal.damaged_adapters():
+        return 'damaged'
+    try:
+        known = {item.adapter.adapter_id: item for item in await journal.adapters()}
+        snapshot = await journal.snapshot_before(name)
+        entries = await journal.entries(name, after=snapshot.sequence_number)
+        values = [(blake3(entry.operation.payload).hexdigest(), repr(entry.outcome)) for entry in entries]
+        record = [repr(entry) for entry in await journal.record(name, size=64)]
+        steps = await journal.applied_steps(name)
+    except AdapterDamaged:
+        return 'damaged'
+    state = None if snapshot.state is None else [bytes(tensor.data) for tensor in snapshot.state.adapter.values()]
+    # An older snapshot gives the same adapter after replaying more operations.
+    return repr((known[name], steps, record)), state, values, snapshot.sequence_number
+
+
+async def _outcome(folder: Path, undamaged: dict[str, object]) -> str:
+    try:
+        journal = await open_journal(folder)
+    except JournalRefused as refusal:
+        return 'refused' if 'journal.sqlite' in str(refusal) else f'not named: {refusal}'
+    try:
+        found = {name: await _content(journal, name) for name in NAMES}
+    except AdapterNotFound as error:
+        raise AssertionError(f'an adapter is gone without a word: {error}') from error
+    finally:
+        await journal.close()
+    for name in NAMES:
+        is_older = found[name] != 'damaged' and found[name][3] < undamaged[name][3]
+        assert found[name] in ('damaged', undamaged[name]) or is_older, name
+    return 'named' if 'damaged' in found.values() else 'equal'
+
+
+async def test_damage_to_any_file_of_a_journal_is_named_or_without_effect(tmp_path: Path):
+    """The journal with any damaged file refuses to open, names the adapter, or returns what was recorded."""
+    killed = await _killed(tmp_path)
+    work = tmp_path / 'work'
+    shutil.copytree(killed, work)
+    journal = await open_journal(work)
+    undamaged = {name: await _content(journal, name) for name in NAMES}
+    await journal.close()
+    cold = tmp_path / 'cold'
+    shutil.copytree(work, cold)
+    for source in (killed, cold):
+        for path, damage, content in damages_below(source, flips=3):
+            shutil.rmtree(work)
+            shutil.copytree(source, work)
+            apply(work / path, content)
+            try:
+                assert await _outcome(work, undamaged) in ('refused', 'named', 'equal')
+            except Exception as error:
+                raise AssertionError(f'{source.name}/{path}: {damage}') from error
+
+
+async def test_a_journal_that_lost_transactions_is_refused_until_the_loss_is_accepted(tmp_path: Path):
+    """Damage to the log that loses transactions is refused by name; with the switch, the journal opens without them."""
+    killed = await _killed(tmp_path)
+    log = killed / 'journal.sqlite-wal'
+    content = bytearray(log.read_bytes())
+    # The first frame: everything after it is dropped as well.
+    content[1000] ^= 1
+    log.write_bytes(content)
+    with pytest.raises(JournalRefused, match=r'lost its last \d+ transactions: journal.sqlite-wal .* accept_data_loss'):
+        await open_journal(killed)
+    journal = await open_journal(killed, is_loss_accepted=True)
+    kept = [item.adapter.adapter_id for item in await journal.adapters()]
+    numbers = [entry.sequence_number for name in kept for entry in await journal.record(name, size=64)]
+    assert len(numbers) < 8
+    await journal.close()
+    await (await open_journal(killed)).close()

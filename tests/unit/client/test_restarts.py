@@ -1,0 +1,41 @@
+"""When the supervisor of `twinkle up` restarts services that exit."""
+
+from twinkle_client.cli.stack import Restarts
+
+
+def test_first_exit_is_restarted_at_once() -> None:
+    """A service that exits for the first time, or after it was stable, is restarted without a pause."""
+    restarts = Restarts()
+    assert restarts.seconds_until_due('model', 10.0) == 0.0
+    restarts.record('model', 10.0)
+    assert restarts.seconds_until_due('model', 10.0 + 3600.0) == 0.0
+
+
+def test_pauses_grow_to_a_limit_and_never_end_the_restarts() -> None:
+    """A service that keeps exiting is restarted after growing pauses, without a limit to their number."""
+    restarts, now, pauses = Restarts(), 0.0, list[float]()
+    for _ in range(50):
+        pauses.append(restarts.seconds_until_due('model', now))
+        now += pauses[-1]
+        restarts.record('model', now)
+    assert pauses[:4] == [0.0, 2.0, 4.0, 8.0]
+    assert pauses == sorted(pauses)
+    assert max(pauses) == 60.0
+
+
+def test_services_do_not_affect_each_other() -> None:
+    """A service that keeps exiting does not delay the restart of another one."""
+    restarts = Restarts()
+    for _ in range(20):
+        restarts.record('model', 0.0)
+    assert restarts.seconds_until_due('model', 0.0) == 60.0
+    assert restarts.seconds_until_due('gateway', 0.0) == 0.0
+
+
+def test_stable_service_starts_over() -> None:
+    """The next exits of a service that was stable for a minute have short pauses again."""
+    restarts = Restarts()
+    for _ in range(20):
+        restarts.record('model', 0.0)
+    restarts.record('model', 200.0)
+    assert restarts.seconds_until_due('model', 200.0) == 2.0
