@@ -170,6 +170,7 @@ def _check(killed: Any, folder: Path, names: list[str]) -> None:
         assert tracebacks(folder) == [], name
 
 
+@pytest.mark.slow
 def test_damaged_files_of_a_killed_stack_are_named(killed: Any, tmp_path: Path) -> None:
     """Damage to the write-ahead logs of both databases is refused by name or changes nothing."""
     names = [name for name in _state_files(killed[0]) if name.endswith('-wal')]
