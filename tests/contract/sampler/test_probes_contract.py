@@ -21,7 +21,9 @@ LONG_PROMPT = tuple(3 + (5 * index) % 250 for index in range(90))
 """A prompt of several chunks on the torch engine, and of several blocks of vLLM's cache."""
 MILD = VersionKey(ONE.adapter, 5)
 """A version with smaller weights than the others, so that rounding errors stay below the tolerance."""
-TOLERANCE = {'torch': 1e-5, 'vllm': 2e-5}
+TOLERANCE = {'torch': 1e-5, 'vllm': 1e-4}
+"""Maximum difference of a log-probability from transformers; vLLM's rounding depends on the requests of a step, and
+differences of 2.8e-5 were measured."""
 """Maximum difference to transformers in float32; vLLM sums in another order."""
 
 
@@ -82,7 +84,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
 
     separate = [await one for one in (*probes(), *others())]
     batched = await asyncio.gather(*probes(), *others())
-    tolerance = 0.0 if real_engine.facts.engine == 'torch' else 1e-5
+    tolerance = 0.0 if real_engine.facts.engine == 'torch' else TOLERANCE['vllm']
     for one, other in zip(separate, batched, strict=True):
         assert one.tokens == other.tokens
         for entry, same in zip(one.logprobs[0], other.logprobs[0], strict=True):
