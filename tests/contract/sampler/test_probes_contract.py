@@ -21,9 +21,11 @@ LONG_PROMPT = tuple(3 + (5 * index) % 250 for index in range(90))
 """A prompt of several chunks on the torch engine, and of several blocks of vLLM's cache."""
 MILD = VersionKey(ONE.adapter, 5)
 """A version with smaller weights than the others, so that rounding errors stay below the tolerance."""
-TOLERANCE = {'torch': 1e-5, 'vllm': 1e-4}
-"""Maximum difference of a log-probability from transformers; vLLM's rounding depends on the requests of a step, and
-differences of 2.8e-5 were measured."""
+TOLERANCE = {'torch': 1e-5, 'vllm': 2e-5}
+"""Maximum difference of a log-probability from transformers."""
+SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
+"""Maximum difference between a request in a shared step and alone. vLLM's rounding depends on the requests of a step;
+2.8e-5 was measured, and the other contract tests of vLLM allow 1e-4."""
 """Maximum difference to transformers in float32; vLLM sums in another order."""
 
 
@@ -84,7 +86,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
 
     separate = [await one for one in (*probes(), *others())]
     batched = await asyncio.gather(*probes(), *others())
-    tolerance = 0.0 if real_engine.facts.engine == 'torch' else TOLERANCE['vllm']
+    tolerance = SHARED_STEP_TOLERANCE[real_engine.facts.engine]
     for one, other in zip(separate, batched, strict=True):
         assert one.tokens == other.tokens
         for entry, same in zip(one.logprobs[0], other.logprobs[0], strict=True):
