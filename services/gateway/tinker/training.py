@@ -41,6 +41,7 @@ from services.gateway.tinker.submission import KnownModels, Operations, acknowle
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
 from services.kit.rpc.json_values import struct_of
+from services.kit.rpc.message_elements import check_elements
 from twinkle.api.model.v1 import operation_pb2, training_config_pb2
 
 _Rate = Annotated[float, Field(ge=0, le=1e6)]
@@ -96,6 +97,7 @@ class PassRequest:
 
 def parse_message(data: bytes) -> wire.ForwardBackwardRequest:
     """Parse a protobuf body."""
+    check_elements(data, wire.ForwardBackwardRequest.DESCRIPTOR, 'body')
     try:
         return wire.ForwardBackwardRequest.FromString(data)
     except DecodeError as error:

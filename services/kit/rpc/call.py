@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from services.kit.byte_gate import Hold
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
+from services.kit.rpc.message_elements import check_request_elements
 
 UNKNOWN_METHOD = '_OTHER'
 """Label of all methods that the server does not have. Callers without credentials could otherwise create labels."""
@@ -79,7 +80,7 @@ class Call:
         if self.hold is not None and not hasattr(message, '__aiter__'):
             await self.hold.grow(len(message))
 
-    def received(self, message: Any) -> Any:
+    async def received(self, message: Any) -> Any:
         """Return the parsed request, or a stream of parsed requests, after checking the sizes.
 
         Bytes are parsed here because grpc would reveal its internal error message to the caller.
@@ -91,6 +92,9 @@ class Call:
             return self._received_stream(message)
         if self.message_limit_bytes and len(message) > self.message_limit_bytes:
             raise MessageTooLarge(size_bytes=len(message), limit_bytes=self.message_limit_bytes)
+        if self.caller is None or not self.caller.is_internal:
+            # The gateway has checked the messages of calls between services.
+            await check_request_elements(message, self.method)
         return self._decoded(message)
 
     def _decoded(self, message: bytes) -> Any:
@@ -106,6 +110,6 @@ class Call:
             if self.recheck is not None:
                 await self.recheck()
             await self.take(message)
-            yield self.received(message)
+            yield await self.received(message)
             if self.hold is not None:
                 self.hold.shrink_to(0)

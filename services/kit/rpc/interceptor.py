@@ -82,7 +82,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             call = Call.begin(method, context, decode=decode, is_stream=hasattr(request, '__aiter__'))
             async with self._around(call, request), reading_rest(request):
-                return await behaviour(call.received(request), context)
+                return await behaviour(await call.received(request), context)
 
         return serve
 
@@ -96,7 +96,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             async with (
                 self._around(call, request),
                 reading_rest_if_refused(request),
-                aclosing(behaviour(call.received(request), context)) as responses,
+                aclosing(behaviour(await call.received(request), context)) as responses,
             ):
                 async for response in responses:
                     await _write(response, context)

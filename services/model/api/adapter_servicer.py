@@ -84,7 +84,8 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def Estimate(  # noqa: N802 - name of the RPC
         self, request: wire.EstimateRequest, context: Context[Any, Any]
     ) -> wire.EstimateResponse:
-        return cost_to_proto(await self._service.estimate(current_caller(), estimate_request_from_proto(request)))
+        converted = await convert_large(estimate_request_from_proto, request)
+        return cost_to_proto(await self._service.estimate(current_caller(), converted))
 
     async def WatchAdapters(  # noqa: N802 - name of the RPC
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]

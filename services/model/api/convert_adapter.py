@@ -116,9 +116,11 @@ def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig,
     names = tuple(message.target_modules)
     if len(names) > MAX_NAMES:
         raise InvalidField(f'{field}.target_modules', f'must have at most {MAX_NAMES} names, got {len(names)}')
+    seen: set[str] = set()
     for index, name in enumerate(names):
-        if not name or name in names[:index]:
+        if not name or name in seen:
             raise InvalidField(f'{field}.target_modules[{index}]', f'must be a name that occurs once, got {name!r}')
+        seen.add(name)
     return names
 
 

@@ -13,6 +13,7 @@ from services.kit.caller import Caller
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import id_from_proto
 from services.kit.rpc.message_bounds import THREAD_BYTES, check_options
+from services.kit.rpc.message_elements import check_elements
 from services.model.api.convert_features import check_example_count
 from services.model.api.convert_operation import operation_from_proto
 from services.model.application.upload_batch import ReadUpload
@@ -83,6 +84,7 @@ class OperationReader:
 
 
 def _insert_features(batch: Any, content: bytes, field: str) -> None:
+    check_elements(content, input_feature_pb2.FeatureBatch.DESCRIPTOR, field)
     try:
         batch.features.CopyFrom(input_feature_pb2.FeatureBatch.FromString(content))
     except DecodeError as error:

@@ -12,6 +12,7 @@ import pytest
 from fixtures.gateway_upstream import Upstream
 from fixtures.running_gateway import Failure, RunningGateway, bearer, failure_of, running_gateway
 from services.kit.config import LimitsConfig
+from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
 MIB = 1 << 20
@@ -71,6 +72,19 @@ async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(
     ) is None or failure.reason == 'QUEUE_FULL':
         pass
     assert failure.reason == 'ADAPTER_NOT_FOUND'
+
+
+async def test_message_with_too_many_elements_is_refused(gateway: RunningGateway) -> None:
+    """Empty submessages, which would block the service while it parses them, are refused before they are parsed."""
+    alice = (await gateway.make_key('alice')).secret
+    channel: Any = gateway.channel
+    request = training_service_pb2.ExecuteRequest()
+    features = [input_feature_pb2.InputFeature()] * 900_000
+    request.operation.forward_backward.batch.features.features.extend(features)
+    method = channel.unary_unary('/twinkle.api.model.v1.TrainingService/Execute')
+    failure = await failure_of(method(request.SerializeToString(), metadata=bearer(alice)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+    assert failure.metadata['field'] == 'request'
 
 
 async def test_stream_holds_one_message_at_a_time(gateway: RunningGateway) -> None:

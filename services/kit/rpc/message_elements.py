@@ -1,0 +1,111 @@
+"""Limits the elements of a serialized message before it is parsed.
+
+Parsing keeps the interpreter's lock until it ends, in a worker thread too. An empty submessage takes two bytes on the
+wire, but about 100 in memory and 0.4 microseconds to parse: without this limit, a message of 64 MiB would stop all
+calls of the process for 13 seconds and occupy 3.3 GiB. Counting is slower than parsing, but it does not keep the lock.
+"""
+
+import asyncio
+from functools import lru_cache
+from typing import Any
+
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from services.kit.errors import InvalidField
+
+MAX_ELEMENTS = 400_000
+"""Maximum number of fields of a message and all its submessages, which are parsed within about 150 ms."""
+_ELEMENT_BYTES = 2
+"""Minimum size of an element, so that short messages need not be counted."""
+_PACKED_BYTES = 4
+"""Number of bytes of packed numbers that count as one element."""
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+"""Wire types, see https://protobuf.dev/programming-guides/encoding/."""
+
+
+async def check_request_elements(message: bytes, method: str) -> None:
+    """Check the number of elements of a request; long requests are counted in a worker thread.
+
+    Args:
+        message: Serialized request.
+        method: Full name of the method, with a leading slash. Requests of unknown methods are not counted.
+
+    Raises:
+        InvalidField: The message has too many elements.
+    """
+    request_type = _request_type(method) if len(message) > _ELEMENT_BYTES * MAX_ELEMENTS else None
+    if request_type is not None:
+        await asyncio.to_thread(check_elements, message, request_type)
+
+
+def check_elements(
+    message: bytes, message_type: Descriptor, field: str = 'request', *, limit: int = MAX_ELEMENTS
+) -> None:
+    """Check the number of elements of a serialized message. Damaged bytes pass, because the parser refuses them.
+
+    Raises:
+        InvalidField: The message has too many elements; the error names `field`.
+    """
+    if len(message) <= _ELEMENT_BYTES * limit:
+        return
+    count = 0
+    pending: list[tuple[int, int, Descriptor]] = [(0, len(message), message_type)]
+    while pending:
+        position, end, current = pending.pop()
+        known = _fields_of(current)
+        while position < end:
+            tag, position = _varint(message, position, end)
+            begin, position = _value(message, position, end, tag & 7)
+            inner = known.get(tag >> 3) if tag & 7 == _DELIMITED else None
+            if isinstance(inner, Descriptor):
+                pending.append((begin, min(position, end), inner))
+            count += 1 if inner is not True else 1 + (position - begin) // _PACKED_BYTES
+            if count > limit:
+                raise InvalidField(field, f'may have at most {limit} elements; send several smaller messages')
+
+
+def _value(message: bytes, position: int, end: int, wire_type: int) -> tuple[int, int]:
+    """Return begin and end of the value at a position; the end of the message if its wire type is not in use."""
+    if wire_type == _DELIMITED:
+        size, position = _varint(message, position, end)
+        return position, position + size
+    if wire_type == _VARINT:
+        return position, _varint(message, position, end)[1]
+    if wire_type in (_FIXED64, _FIXED32):
+        return position, position + (8 if wire_type == _FIXED64 else 4)
+    return position, end
+
+
+def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return a number of variable length and the position behind it; the end of the message if it is incomplete."""
+    value = shift = 0
+    while position < end and shift < 70:
+        byte = message[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+    return 0, end
+
+
+@lru_cache(maxsize=4096)
+def _fields_of(message_type: Descriptor) -> dict[int, Descriptor | bool]:
+    """Return, by number, the types of submessages, and True for fields whose numbers may be packed."""
+    found: dict[int, Descriptor | bool] = {}
+    fields: list[Any] = list(message_type.fields)
+    for field in fields:
+        if field.message_type is not None:
+            found[field.number] = field.message_type
+        elif field.is_repeated and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            found[field.number] = True
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _request_type(method: str) -> Descriptor | None:
+    try:
+        return descriptor_pool.Default().FindMethodByName(method.removeprefix('/').replace('/', '.')).input_type
+    except KeyError:
+        return None
