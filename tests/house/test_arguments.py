@@ -20,7 +20,6 @@ RESULT = 'a result, for programs to read'
 EMPTY_MESH = 'a mesh of one rank has no sequence to split, and larger meshes are refused'
 SHARED_SAMPLER = 'documented: weights are never merged into a sampler that tenants share; True writes a log line'
 HOST_MEMORY = 'documented: transfers use the memory of the host on both platforms'
-LOGGED = 'the argument is a part of a log line'
 READ_BY_NAME = 'the attribute is read by getattr'
 WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.checkpoint_engine.manager.CheckpointEngineManager.__init__(platform)': HOST_MEMORY,
@@ -44,7 +43,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle_client.checkpoint_engine.manager.CheckpointEngineManager.sync_weights(merge_and_sync)': SHARED_SAMPLER,
     'twinkle_client.dataset.dataset.IterableDataset.__init__(client)': REFUSED,
     'twinkle_client.dataset.dataset.IterableDataset.__init__(dataset_meta)': REFUSED,
-    'twinkle_client.rpc.outages.Outages.add(seconds)': LOGGED,
 }
 """Arguments that the code may leave unread, with the reason."""
 UNREAD_FIELDS: Mapping[str, str] = {

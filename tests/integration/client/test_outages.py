@@ -8,11 +8,14 @@ import grpc
 import pytest
 
 from fixtures.fake_gateway import FakeGateway
+from fixtures.fake_samplers import until
 from fixtures.fake_wire import failure
 from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
 
 UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', service='model')
+CONTINUES = 'the response continues when it is back'
 NOT_READY = failure(grpc.StatusCode.UNAVAILABLE, 'VERSION_NOT_READY')
 
 
@@ -88,3 +91,43 @@ async def test_expected_refusals_are_not_reported(
     gateway.fail('GetServerInfo', *[NOT_READY] * 3)
     await client.get_server_info.aio()
     assert warnings.messages == []
+
+
+async def test_service_that_a_running_response_waits_for_is_reported(
+    gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
+) -> None:
+    """Silent streams share one warning; the next outage of the same streams is reported again."""
+    sampler = Sampler('tiny', client=client)
+    streams = [asyncio.create_task(read_all(sampler)) for _ in range(3)]
+    for count in (1, 2):
+        warnings.first.clear()
+        gateway.unreachable = {'sampler'}
+        await warnings.first.wait()
+        gateway.unreachable = {'model'}
+        for _ in range(2):
+            await question(gateway)
+        assert warnings.messages == [f'the sampler service is unavailable; {CONTINUES}'] * count
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_slow_response_is_not_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
+    """A stream that is silent while all services respond leads to questions, but to no warning."""
+    stream = asyncio.create_task(read_all(Sampler('tiny', client=client)))
+    await question(gateway)
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+    assert warnings.messages == []
+
+
+async def read_all(sampler: Sampler) -> None:
+    """Read a stream that the fake gateway never ends."""
+    async for _ in sampler.sample_stream.aio('x', {'max_tokens': 8}):
+        pass
+
+
+async def question(gateway: FakeGateway) -> None:
+    """Wait until the client asks which services respond."""
+    count = len(gateway.calls['GetServerInfo'])
+    await until(lambda: len(gateway.calls['GetServerInfo']) > count)

@@ -5,7 +5,7 @@ Failures are raised as `twinkle_client.errors`. Retryable failures are retried u
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -16,17 +16,22 @@ import grpc
 from google.protobuf.message import Message
 from opentelemetry import propagate, trace
 
+from twinkle.api.server.v1 import server_service_pb2
+from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle_client.errors import Error, ErrorFacts, RetryableError, UsageError, error_from_rpc
 from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
 from twinkle_client.rpc.outages import Outages
+from twinkle_client.rpc.silence import Silence
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
 
+_QUESTION_TIMEOUT = timedelta(seconds=5)
+"""Timeout of the question which services respond."""
 DEFAULT_RETRY_TIMEOUT = timedelta(seconds=120)
 """Enough time for a service to restart and restore its state."""
 _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -87,6 +92,7 @@ class Connection:
         self._api_key = api_key
         self._retry_timeout = retry_timeout.total_seconds()
         self._outages = Outages(address.target)
+        self._silence = Silence(self._unreachable_services, self._outages)
         self.channel = self.loop_thread.run(self._open())
 
     async def _open(self) -> grpc.aio.Channel:
@@ -125,14 +131,24 @@ class Connection:
                     return response
 
     async def stream(
-        self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
+        self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request, *, service: str = ''
     ) -> AsyncGenerator[_Response]:
         """Send a request and yield the responses; retried only until the first response has arrived.
+
+        Args:
+            call: Method of a stub.
+            request: Message to send. It may be sent more than once.
+            service: Service that is reported if it is unavailable while the stream is silent. Empty: none is, as for
+                streams that are usually silent.
 
         Raises:
             Error: see `twinkle_client.errors`.
         """
-        with _client_span(type(request)) as context, self.backoff() as backoff:
+        with (
+            _client_span(type(request)) as context,
+            self.backoff() as backoff,
+            self._silence.watched(service) as record_message,
+        ):
             while True:
                 has_begun = False
                 responses = call(request, metadata=context.metadata(self._api_key))
@@ -140,7 +156,9 @@ class Connection:
                     async for response in responses:
                         has_begun = self._has_connected = True
                         backoff.reset()
+                        record_message()
                         yield response
+                        record_message()
                     return
                 except grpc.aio.AioRpcError as error:
                     if has_begun:
@@ -198,6 +216,15 @@ class Connection:
         if not problem:
             return error
         return UsageError(ErrorFacts(code=error.code, message=problem, request_id=error.request_id))
+
+    async def _unreachable_services(self) -> frozenset[str]:
+        """Return the services that do not respond to the gateway; none if the gateway does not respond."""
+        metadata, seconds = _CallContext(trace.INVALID_SPAN).metadata(self._api_key), _QUESTION_TIMEOUT.total_seconds()
+        call = ServerServiceStub(self.channel).GetServerInfo
+        with suppress(grpc.aio.AioRpcError):
+            info = await call(server_service_pb2.GetServerInfoRequest(), metadata=metadata, timeout=seconds)
+            return frozenset(item.service for item in info.services if not item.is_reachable)
+        return frozenset()
 
     def close(self) -> None:
         """Close the channel and cancel running calls; closing again does nothing."""

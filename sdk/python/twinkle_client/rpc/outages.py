@@ -37,11 +37,11 @@ class Outages:
         """
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason in _EXPECTED:
             return
-        problem = self._problem(error)
-        waiters = self._waiters.setdefault(problem, set())
-        if not waiters:
-            _log.warning('%s; retrying for up to %.0f s', problem, seconds)
-        waiters.add(waiter)
+        self._begin(waiter, self._problem(error), f'retrying for up to {seconds:.0f} s')
+
+    def add_stream(self, waiter: object, service: str) -> None:
+        """Record that a running response waits for a service; the first waiter logs a warning."""
+        self._begin(waiter, _unavailable(service), 'the response continues when it is back')
 
     def remove(self, waiter: object) -> None:
         """Record that a call does not wait any more."""
@@ -50,9 +50,19 @@ class Outages:
             if not waiters:
                 del self._waiters[problem]
 
+    def _begin(self, waiter: object, problem: str, reaction: str) -> None:
+        waiters = self._waiters.setdefault(problem, set())
+        if not waiters:
+            _log.warning('%s; %s', problem, reaction)
+        waiters.add(waiter)
+
     def _problem(self, error: Error) -> str:
         if not error.reason:
             return f'the gateway at {self._address} is unavailable'
         if error.reason == _UNREACHABLE:
-            return f'the {error.metadata.get("service", "requested")} service is unavailable'
+            return _unavailable(error.metadata.get('service', 'requested'))
         return error.message.removesuffix('; retry later')
+
+
+def _unavailable(service: str) -> str:
+    return f'the {service} service is unavailable'

@@ -145,7 +145,7 @@ class Sampler:
             prompt=convert.prompt_to_proto(prompt, is_thinking_enabled=self._is_thinking_enabled),
             params=convert.sampling_params(sampling_params, num_samples=num_samples),
         )
-        async with aclosing(self._connection.stream(self._stub.Sample, request)) as responses:
+        async with aclosing(self._connection.stream(self._stub.Sample, request, service='sampler')) as responses:
             async for response in responses:
                 if response.HasField('delta'):
                     yield delta_from_proto(response.delta)
@@ -247,7 +247,7 @@ class Sampler:
             prompts=list(pending.values()),
             params=params,
         )
-        async with aclosing(self._connection.stream(self._stub.SampleBatch, request)) as responses:
+        async with aclosing(self._connection.stream(self._stub.SampleBatch, request, service='sampler')) as responses:
             async for response in responses:
                 yield indexes[response.prompt_index], response
 
