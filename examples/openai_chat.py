@@ -6,8 +6,8 @@ This requires `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is
 `<run>@<version>`, or the path of a checkpoint.
 """
 
+import argparse
 import os
-import sys
 
 from openai import OpenAI
 
@@ -32,4 +32,8 @@ def main(base_url: str, model: str, question: str) -> None:
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:4])
+    parser = argparse.ArgumentParser(description='Chat with a model of a gateway, streamed.')
+    parser.add_argument('base_url', help="address of the gateway's OpenAI API, such as http://127.0.0.1:8080/v1")
+    parser.add_argument('model', help='base model, run, <run>@<version>, or path of a checkpoint')
+    parser.add_argument('question')
+    main(**vars(parser.parse_args()))

@@ -138,8 +138,10 @@ def load_config(config_class: type[_Config], arguments: Sequence[str] | None = N
         values = _read_file(options.config) if options.config else {}
         _merge(values, _from_environment(service, os.environ))
         for assignment in cast(list[str], options.set):
-            field, _, text = assignment.partition('=')
-            _assign(values, field.split('.'), yaml.safe_load(text))
+            field, equals, text = assignment.partition('=')
+            if not field or not equals:
+                raise ValueError(f'--set requires FIELD=VALUE, got {assignment!r}')
+            _assign(values, field.split('.'), _parsed(text))
         config = config_class.model_validate(values)
         load_material(config.tls)
         for listener in config.listeners():
@@ -163,14 +165,21 @@ def _from_environment(service: str, environment: Mapping[str, str]) -> dict[str,
     values: dict[str, Any] = {}
     for name, text in environment.items():
         if name.startswith(prefix) and name not in _NOT_FIELDS:
-            _assign(values, name[len(prefix) :].lower().split('__'), yaml.safe_load(text))
+            _assign(values, name[len(prefix) :].lower().split('__'), _parsed(text))
     return values
+
+
+def _parsed(text: str) -> object:
+    """Return a YAML value; an empty text is an empty string, as most fields without a value are documented."""
+    return yaml.safe_load(text) if text else ''
 
 
 def _assign(values: dict[str, Any], path: Sequence[str], value: object) -> None:
     *parents, last = path
     for name in parents:
         values = values.setdefault(name, {})
+        if not isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance] (a file may hold anything)
+            raise ValueError(f'{".".join(path)}: {name} is not a section')
     values[last] = value
 
 
@@ -184,5 +193,11 @@ def _merge(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return '; '.join(f'{".".join(map(str, item["loc"]))}: {item["msg"]}' for item in error.errors())
+        return '; '.join(_problem(item['loc'], item['msg']) for item in error.errors())
     return str(error)
+
+
+def _problem(place: Sequence[int | str], message: str) -> str:
+    """Describe an error; an error that compares several fields has no place."""
+    message = message.removeprefix('Value error, ')
+    return f'{".".join(map(str, place))}: {message}' if place else message

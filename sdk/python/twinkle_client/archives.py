@@ -4,7 +4,7 @@ import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -65,7 +65,16 @@ class ArchiveDownload:
             Error: The checkpoint does not exist, or the server cannot be reached.
             ValueError: The archive was damaged or replaced repeatedly.
         """
-        await asyncio.to_thread(self._archive.parent.mkdir, parents=True, exist_ok=True)
+        folder = self._archive.parent
+        is_new = not await asyncio.to_thread(folder.exists)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        try:
+            await self._download()
+        except Error:
+            await asyncio.to_thread(self._discard_nothing, is_folder_new=is_new)
+            raise
+
+    async def _download(self) -> None:
         for _ in range(_MAX_RESTARTS):
             try:
                 await receive_file(self._archive, self._chunks)
@@ -109,6 +118,14 @@ class ArchiveDownload:
     def _discard(self) -> None:
         self._archive.unlink(missing_ok=True)
         self._digest_file.unlink(missing_ok=True)
+
+    def _discard_nothing(self, *, is_folder_new: bool) -> None:
+        """Remove the traces of a download that received no bytes."""
+        if self._archive.exists() and not self._archive.stat().st_size:
+            self._discard()
+            if is_folder_new:
+                with suppress(OSError):
+                    self._archive.parent.rmdir()
 
     def _unpack(self) -> None:
         with tarfile.open(self._archive) as content:

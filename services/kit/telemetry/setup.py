@@ -75,19 +75,28 @@ def stop_telemetry() -> None:
 
 def _start_logs(config: TelemetryConfig, *, service: str) -> None:
     level = getattr(logging, config.log_level)
-    stream = LogStream(sys.stderr)
-    logging.basicConfig(level=max(level, logging.WARNING), stream=stream, format='%(name)s: %(message)s')
+    stream = cast(TextIO, LogStream(sys.stderr))
+    common = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt='iso'),
+    ]
+    renderers = _renderers(is_json=config.is_log_json)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt='iso'),
-            *_renderers(is_json=config.is_log_json),
-        ],
+        processors=[*common, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, stream)),
+        logger_factory=structlog.PrintLoggerFactory(file=stream),
     )
     structlog.contextvars.bind_contextvars(service=service)
+    # Lines of libraries, which use the standard library's loggers, have the same form.
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
 
 
 def _renderers(*, is_json: bool) -> list[structlog.typing.Processor]:

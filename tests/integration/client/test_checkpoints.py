@@ -180,6 +180,11 @@ async def test_checkpoint_commands(deployment: Deployment, tmp_path: Path) -> No
     await run('push', path, 'hf://org/name', status=1)
     await run('download', path, str(tmp_path / 'back'))
     assert read_peft_folder(tmp_path / 'back')[0] == TENSORS
+    (tmp_path / 'existing').mkdir()
+    for folder in ('missing', 'existing'):
+        await run('download', path.replace('weights', 'nothing'), str(tmp_path / folder), status=1)
+    assert not (tmp_path / 'missing').exists()
+    assert list((tmp_path / 'existing').iterdir()) == []
     await run('delete', path)
     with pytest.raises(NotFoundError):
         await deployment.run(lambda client, _: client.get_checkpoint(path))

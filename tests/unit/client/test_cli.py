@@ -101,7 +101,7 @@ def test_stack_file_is_checked(tmp_path: Path) -> None:
     options = StackOptions(state_dir=tmp_path).with_file(path)
     assert (options.base_model, options.services) == ('tiny', {'model': {'thread_count': 1}})
     path.write_text('modle: {}\n')
-    with pytest.raises(ValueError, match='modle'):
+    with pytest.raises(ValueError, match='modle: unknown field; did you mean model'):
         StackOptions(state_dir=tmp_path).with_file(path)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict
 from typer.testing import CliRunner
 
 from twinkle_client.cli import app
@@ -28,6 +29,7 @@ from twinkle_client.stack import (
     stop_stack,
 )
 from twinkle_client.stack.processes import start_mark
+from twinkle_client.stack.sections import problems_of
 
 runner = CliRunner()
 
@@ -123,6 +125,41 @@ def test_wrong_field_of_a_section_is_refused_before_the_start(
     assert not (tmp_path / 'state').exists()
     with pytest.raises(ValueError, match=f'{service}.{message}'):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'up.yaml')
+
+
+class Inner(BaseModel):
+    """A section inside a configuration."""
+
+    model_config = ConfigDict(extra='forbid')
+    size_bytes: int = 0
+
+
+class Outer(BaseModel):
+    """A configuration with sections in all forms."""
+
+    model_config = ConfigDict(extra='forbid')
+    plain: Inner = Inner()
+    optional: Inner | None = None
+    listed: list[Inner] = []
+    mapped: dict[str, Inner] = {}
+    both: dict[str, list[Inner] | None] = {}
+
+
+@pytest.mark.parametrize(
+    'section',
+    [
+        {'plain': {'size_byte': 1}},
+        {'optional': {'size_byte': 1}},
+        {'listed': [{}, {'size_byte': 1}]},
+        {'mapped': {'x': {'size_byte': 1}}},
+        {'both': {'x': [{'size_byte': 1}]}},
+    ],
+    ids=lambda section: next(iter(section)),
+)
+def test_fields_of_sections_in_all_forms_are_suggested(section: dict[str, object]) -> None:
+    """A field of an optional, listed or mapped section is suggested like one of a plain section."""
+    (problem,) = problems_of('probe', Outer, section)
+    assert problem.endswith('size_byte: unknown field; did you mean size_bytes?')
 
 
 def test_right_fields_of_a_section_are_accepted(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_encoded_rows_keep_their_other_columns(tiny_llama_dir: Path) -> None:
     assert 'labels' not in dataset[0]
 
 
+@pytest.mark.parametrize('name', ['rows.csv', 'folder/rows.JSONL', 'rows.parquet'])
+def test_name_of_a_missing_file_is_no_hub_dataset(name: str) -> None:
+    """An id with the suffix of a data file is the name of a file, which must exist."""
+    with pytest.raises(DatasetError, match=f"there is no file '{name}' in /"):
+        Dataset(DatasetMeta(name))
+
+
 def test_failed_map_changes_nothing() -> None:
     """A row that cannot be read is reported with its index in the dataset, and all rows stay unchanged."""
     rows = [*ROWS, {'query': 'q'}]

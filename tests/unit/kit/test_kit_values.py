@@ -90,14 +90,32 @@ def test_config_ignores_the_variable_of_model_aliases(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ('argument', 'named'),
-    [('lisden=x', 'lisden'), ('limits.queue_length=-1', 'limits.queue_length'), ('limits=3', 'limits')],
+    [
+        ('lisden=x', ': lisden: '),
+        ('limits.queue_length=-1', ': limits.queue_length: '),
+        ('limits=3', ': limits: '),
+        ('limits', ": --set requires FIELD=VALUE, got 'limits'"),
+        ('=3', ': --set requires FIELD=VALUE'),
+        ('listen.port=3', ': listen.port: listen is not a section'),
+        ('tls.certificate=/nowhere/cert.pem', ': tls'),
+    ],
 )
 def test_invalid_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An invalid setting prevents the start with a message that names the setting."""
     with pytest.raises(SystemExit) as caught:
-        load_config(ProbeConfig, ['--set', argument])
+        load_config(ProbeConfig, ['--set', 'listen=127.0.0.1:3', '--set', argument])
     assert caught.value.code == 2
-    assert named in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert named in message
+    assert 'Value error' not in message
+    assert ': :' not in message
+
+
+def test_empty_text_of_a_setting_is_an_empty_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting without a value is the empty string, on the command line and in the environment."""
+    assert load_config(ProbeConfig, ['--set', 'internal_token=']).internal_token == ''
+    monkeypatch.setenv('TWINKLE_PROBE_INTERNAL_TOKEN', '')
+    assert load_config(ProbeConfig, []).internal_token == ''
 
 
 def test_config_does_not_show_its_secret() -> None:

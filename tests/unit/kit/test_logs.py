@@ -1,5 +1,6 @@
-"""Log lines of a service whose disk is full."""
+"""Log lines of a service: their form, and their loss while the disk is full."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -33,3 +34,33 @@ def test_full_disk_fails_no_log_call(tmp_path: Path) -> None:
         lines = path.read_text()
         assert 'before' in lines
         assert 'after' in lines
+
+
+FORMS = """
+import logging, structlog
+from services.kit.telemetry import TelemetryConfig, start_telemetry
+start_telemetry(TelemetryConfig(is_log_json=IS_JSON), service='test')
+structlog.get_logger().warning('own line')
+logging.getLogger('library').info('not logged')
+try:
+    raise ValueError('the cause')
+except ValueError:
+    logging.getLogger('library').exception('line %d of a library', 7)
+"""
+
+
+def test_lines_of_libraries_have_the_form_of_own_lines() -> None:
+    """Lines of the standard library's loggers are JSON objects if the service's own are, with the same fields."""
+    own, library = map(json.loads, _stderr(FORMS.replace('IS_JSON', 'True')).splitlines())
+    assert own.keys() <= library.keys()
+    assert (library['event'], library['level'], library['logger']) == ('line 7 of a library', 'error', 'library')
+    assert library['service'] == 'test'
+    assert 'ValueError: the cause' in library['exception']
+    text = _stderr(FORMS.replace('IS_JSON', 'False'))
+    assert 'line 7 of a library' in text
+    assert text.count('ValueError: the cause') == 1
+
+
+def _stderr(program: str) -> str:
+    command = [sys.executable, '-c', program]
+    return subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=True, text=True).stderr

@@ -101,8 +101,12 @@ def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path
 
     Raises:
         HubError: the dataset cannot be found or downloaded.
-        DatasetError: the dataset does not have the subset or split.
+        DatasetError: the dataset does not have the subset or split, or the id is the name of a file that does not
+            exist.
     """
+    given = Path(meta.dataset_id or '')
+    if is_local_allowed and '://' not in str(meta.dataset_id) and format_of(given) and not given.exists():
+        raise DatasetError(f'there is no file {str(given)!r} in {Path.cwd()}; a hub dataset is named org/name')
     path = resolve_dataset(meta.dataset_id or '', is_local_allowed=is_local_allowed)
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 

@@ -34,6 +34,8 @@ def sample(given: SampleOptions) -> None:
     """Send a prompt to a model and stream its answer. Ctrl-C stops the generation."""
     if given.version is not None and not given.adapter:
         fail('--version requires --adapter')
+    if not given.prompt:
+        fail('the prompt is empty; give a text')
     chat = {'messages': [{'role': 'user', 'content': given.prompt}]}
     params = {'max_tokens': given.max_tokens, 'temperature': given.temperature}
     adapter, version = given.adapter, given.version
@@ -52,7 +54,8 @@ def sample(given: SampleOptions) -> None:
         finally:
             waiting.stop()
         seconds = time.monotonic() - begin
-    weights = f'version {used}' if adapter and used else adapter or 'base model'
+    # The version of a checkpoint is the number of its steps, which its path does not contain.
+    weights = f'version {used}' if 'adapter_name' in target and adapter and used else adapter or 'base model'
     console.print(f'\n[dim]{count} tokens, {count / seconds:.1f} tokens/s, {weights}[/dim]')
 
 

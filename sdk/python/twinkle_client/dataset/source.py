@@ -59,6 +59,7 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
 
     Raises:
         ValueError: There is neither an id nor rows, or the source does not support `data_slice`.
+        FileNotFoundError: The id is the name of a file that does not exist.
     """
     data = split_of(meta.data, meta.split)
     if is_table(data):
@@ -69,8 +70,12 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
     if not meta.dataset_id:
         raise ValueError('dataset_id is empty; pass an id, a file, or rows as data=')
     path = Path(meta.dataset_id)
-    if path.suffix not in _FORMATS or not _is_file(path):
+    if path.suffix not in _FORMATS or '://' in meta.dataset_id:
         return _hub_source(meta)
+    if not _is_file(path):
+        raise FileNotFoundError(
+            f'there is no file {meta.dataset_id!r} in {os.getcwd()}; a hub dataset is named org/name'
+        )
     if meta.data_slice is None:
         return await _upload_file(connection, path, _FORMATS[path.suffix])
     if _FORMATS[path.suffix] != dataset_pb2.FILE_FORMAT_JSONL:
@@ -100,8 +105,9 @@ def _hub_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
     return dataset_pb2.DatasetSource(hub=hub)
 
 
-def _is_file(path: Path) -> bool:
-    return path.is_file()
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {str(path)!r} in {Path.cwd()}; a hub dataset is named org/name')
 
 
 def _file_size(path: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from opentelemetry import trace
 
+from twinkle_client.errors import Error
 from twinkle_client.rpc.loop import LoopThread
 
 _tracer = trace.get_tracer('twinkle.client')
@@ -56,6 +57,9 @@ class RemoteMethod(Generic[_Params, _Result]):
         token = IS_BLOCKING.set(True)
         try:
             return self._owner.loop_thread.run(self._traced(*args, **kwargs))
+        except Error as error:
+            # The frames below are those of the transport; the message says what failed.
+            raise error.with_traceback(None) from None
         finally:
             IS_BLOCKING.reset(token)
 
@@ -127,6 +131,11 @@ class _Descriptor(Generic[_Owner, _Result_co]):
         if instance is None:
             return self
         return self._bind(instance, self._function)
+
+    def __call__(self, instance: _Owner, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of an instance, as `Class.method(instance, ...)`."""
+        bound: Any = self._bind(instance, self._function)
+        return bound(*args, **kwargs)
 
 
 def remote_method(

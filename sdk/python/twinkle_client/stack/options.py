@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 
 from twinkle.data_format import base_model_id
-from twinkle_client.stack.sections import check_sections
+from twinkle_client.stack.sections import check_sections, suggestion
 
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier ones."""
@@ -111,9 +111,10 @@ class StackOptions:
             raise ValueError(f'{path}: must contain a mapping')
         values = cast(dict[str, Any], content)
         known = {*_SCALARS, *_MAPPINGS}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(set(values) - known, key=str)
         if unknown:
-            raise ValueError(f'{path}: unknown keys {unknown}; known keys are {sorted(known)}')
+            problems = '; '.join(f'{name}: unknown field; {suggestion(str(name), known)}' for name in unknown)
+            raise ValueError(f'{path}: {problems}')
         for name, value in values.items():
             kind, kind_text = _SCALARS.get(name, (Mapping, 'a mapping'))
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):

@@ -2,8 +2,8 @@
 
 import difflib
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 
 def check_sections(sections: Mapping[str, Mapping[str, Any]]) -> None:
@@ -22,7 +22,17 @@ def check_sections(sections: Mapping[str, Mapping[str, Any]]) -> None:
 def _problems(service: str, section: Mapping[str, Any]) -> list[str]:
     # The services are installed with their extra, and not with the client alone.
     module = importlib.import_module(f'services.{service}.config')
-    config_class: Any = getattr(module, f'{service.capitalize()}Config')
+    return problems_of(service, getattr(module, f'{service.capitalize()}Config'), section)
+
+
+def problems_of(service: str, config_class: Any, section: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a section; required fields may be absent.
+
+    Args:
+        service: Name of the section, for messages.
+        config_class: The service's configuration, a pydantic model.
+        section: Given settings.
+    """
     try:
         config_class.model_validate(dict(section))
     except ValueError as error:
@@ -36,16 +46,30 @@ def _problems(service: str, section: Mapping[str, Any]) -> list[str]:
 def _text(service: str, config_class: Any, item: Mapping[str, Any]) -> str:
     path = '.'.join(map(str, (service, *item['loc'])))
     if item['type'] != 'extra_forbidden':
-        return f'{path}: {item["msg"]}'
+        return f'{path}: {item["msg"].removeprefix("Value error, ")}'
     known = _fields_at(config_class, item['loc'][:-1])
-    similar = difflib.get_close_matches(str(item['loc'][-1]), known, n=3)
-    hint = f'did you mean {" or ".join(similar)}?' if similar else f'known fields are {", ".join(sorted(known))}'
-    return f'{path}: unknown field; {hint}'
+    return f'{path}: unknown field; {suggestion(str(item["loc"][-1]), known)}'
 
 
-def _fields_at(config_class: Any, place: Sequence[str | int]) -> list[str]:
-    """Return the names of the fields of a section inside a configuration; empty if it is not a fixed set."""
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return the known names that are similar to an unknown one, or all of them, as the second half of a message."""
+    similar = difflib.get_close_matches(name, known, n=3)
+    return f'did you mean {" or ".join(similar)}?' if similar else f'known fields are {", ".join(sorted(known))}'
+
+
+def _fields_at(config_class: Any, place: Sequence[str | int]) -> set[str]:
+    """Return the names of the fields at a place in a configuration; empty if it is not a fixed set."""
+    annotation = config_class
     for name in place:
-        field = getattr(config_class, 'model_fields', {}).get(name)
-        config_class = field.annotation if field else None
-    return list(getattr(config_class, 'model_fields', {}))
+        fields = {key: field for model in _models_in(annotation) for key, field in model.model_fields.items()}
+        # A name that is no field is a key or an index of the mapping or list that has the models.
+        annotation = fields[name].annotation if name in fields else annotation
+    return {name for model in _models_in(annotation) for name in model.model_fields}
+
+
+def _models_in(annotation: Any) -> Iterator[Any]:
+    """Yield the configuration classes in a type such as `X`, `X | None`, `list[X]` or `dict[str, X]`."""
+    if hasattr(annotation, 'model_fields'):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
