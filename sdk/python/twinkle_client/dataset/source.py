@@ -72,10 +72,7 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
     path = Path(meta.dataset_id)
     if path.suffix not in _FORMATS or '://' in meta.dataset_id:
         return _hub_source(meta)
-    if not _is_file(path):
-        raise FileNotFoundError(
-            f'there is no file {meta.dataset_id!r} in {os.getcwd()}; a hub dataset is named org/name'
-        )
+    _check_file(path)
     if meta.data_slice is None:
         return await _upload_file(connection, path, _FORMATS[path.suffix])
     if _FORMATS[path.suffix] != dataset_pb2.FILE_FORMAT_JSONL:
