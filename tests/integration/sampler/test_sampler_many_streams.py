@@ -79,7 +79,10 @@ async def test_thousand_streams_finish(sampler):
     ]
     answers = await asyncio.gather(*(read_answer(call) for call in calls))
     assert {len(answer.tokens[0]) for answer in answers} == {4}
-    assert sampler.engine.load.running_sequences == sampler.engine.buffered_events == 0
+    # The last event arrives before the engine has freed the slot of its sequence.
+    while sampler.engine.load.running_sequences:
+        await sampler.engine.abort('unknown')
+    assert sampler.engine.buffered_events == 0
 
 
 async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
