@@ -1,15 +1,20 @@
 """Models are checked when they are loaded: configurations that would harm other tenants are refused by name."""
 
 import json
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fixtures.architectures import build_tiny
+from fixtures.architectures import build_tiny, check_as_accelerator
 from fixtures.tiny_model import build_tiny_model
 from twinkle.nn import PackedCausalLM, UnsupportedModel
+from twinkle.nn.float32_weights import float32_weights
+from twinkle.nn.media import load_pretrained
+from twinkle.nn.rows import MIN_ROWS
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     'dynamic': {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2.0, 'rope_theta': 10000.0}},
@@ -17,6 +22,10 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     'linear_attention': {'layer_types': ['linear_attention', 'full_attention']},
 }
 """Fields of a configuration, by a word of the refusal."""
+LEAKING = ('bert', 'bloom', 'mamba', 'recurrent_gemma', 'rwkv', 'xglm')
+"""Encoders, biases by distance, recurrent layers, and learned positions that are counted over a pack."""
+RIGHT = ('deepseek_v3', 'gemma3_text', 'qwen3', 'qwen3_5_text', 'qwen3_moe')
+"""Latent attention, sliding windows, recurrent layers and mixtures of experts."""
 
 
 @pytest.mark.parametrize('word', UNSUPPORTED)
@@ -78,12 +87,108 @@ def test_half_precision_is_admitted(model_type: str, dtype: str, tmp_path: Path)
     assert PackedCausalLM.load(tmp_path, dtype=dtype).dtype_name == dtype
 
 
-@pytest.mark.parametrize('model_type', ['bloom', 'xglm', 'recurrent_gemma', 'bert'])
+@pytest.mark.parametrize('model_type', LEAKING)
 def test_half_precision_hides_no_unsupported_model(model_type: str, tmp_path: Path) -> None:
     """Architectures that are refused in float32 are refused in bfloat16, too."""
     build_tiny(model_type, tmp_path)
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(tmp_path, dtype='bfloat16')
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+@pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
+def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
+    """The checks of an accelerator, which allow rounding, separate right models from those that leak."""
+    build_tiny(model_type, tmp_path)
+    with refusal_of(model_type):
+        check_as_accelerator(tmp_path, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an accelerator')
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
+@pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
+def test_an_accelerator_admits_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
+    """A model that is loaded on an accelerator passes if it is right, and is refused if it leaks."""
+    build_tiny(model_type, tmp_path)
+    with refusal_of(model_type):
+        PackedCausalLM.load(tmp_path, dtype=dtype, device='cuda')
+
+
+@pytest.mark.parametrize('is_bitwise', [True, False])
+@pytest.mark.parametrize('is_backward', [False, True])
+def test_leaks_below_every_tolerance_are_found(is_backward: bool, is_bitwise: bool, tiny_llama_dir: Path) -> None:  # noqa: FBT001
+    """A leak that is smaller than the rounding of bfloat16 is found, also if only gradients leak."""
+
+    def leak(layer: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
+        del layer, arguments
+        if not is_backward:
+            return mixed(output)
+        if output.requires_grad:
+            output.register_hook(mixed)
+        return output
+
+    check = partial(check_as_accelerator, tiny_llama_dir, dtype='bfloat16', is_precise=False, is_bitwise=is_bitwise)
+    check(hook=None)
+    with pytest.raises(UnsupportedModel, match=f'{"gradients" if is_backward else "results"} of a sequence depend'):
+        check(hook=leak)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'finding'), [(slice(70, 75), 'a pack differs'), (slice(75, 108), 'a pack differs'), (0, 'decoding')]
+)
+def test_errors_in_a_few_rows_are_found(rows: slice | int, finding: str, tiny_llama_dir: Path) -> None:
+    """An error in one sequence is not hidden by the other sequences, nor an error in decoded tokens by the prompt."""
+
+    def disturb(layer: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
+        del layer, arguments
+        if rows == 0 and output.shape[1] > MIN_ROWS:
+            return output
+        output[:, rows] += output.std() * torch.randn(output.shape[-1], generator=torch.Generator().manual_seed(0))
+        return output
+
+    with pytest.raises(UnsupportedModel, match=finding):
+        check_as_accelerator(
+            tiny_llama_dir,
+            dtype='bfloat16',
+            is_precise=False,
+            hook=disturb,
+        )
+
+
+def test_weights_are_float32_only_in_the_layer_that_runs(tiny_llama_dir: Path) -> None:
+    """A model computes in float32 with one converted layer at a time, and its weights are restored after an error."""
+    model: Any = load_pretrained(tiny_llama_dir, dtype=torch.bfloat16)
+    model.set_attn_implementation('eager')
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen: list[list[torch.dtype]] = []
+
+    def record(*_: object) -> None:
+        seen.append([layer.mlp.up_proj.weight.dtype for layer in model.model.layers])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(record)
+    ids, half, full = torch.arange(3, 20)[None], torch.bfloat16, torch.float32
+    with float32_weights(model):
+        assert model(ids).logits.dtype == full
+    assert seen == [[full, half], [half, full]]
+    model.model.layers[1].mlp.register_forward_hook(fail)
+    with pytest.raises(RuntimeError), float32_weights(model):
+        model(ids)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def mixed(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows [1, T, D] that contain a small part of the row before each."""
+    return rows + 0.01 * rows.roll(1, dims=1)
+
+
+def refusal_of(model_type: str) -> AbstractContextManager[object]:
+    """Return a context that expects a refusal of architectures that leak, and nothing of others."""
+    return nullcontext() if model_type in RIGHT else pytest.raises(UnsupportedModel, match='is not supported')
 
 
 def edited(folder: Path, fields: dict[str, Any]) -> Path:

@@ -93,7 +93,7 @@ class PackedCausalLM:
             reference = reference_of(model.to(device))
             packed = cls(model, is_checkpointed=is_checkpointed)
             check_configuration(packed)
-            check_packed(packed, reference)
+            check_packed(packed, model, reference, is_bitwise=packed.device.type == 'cpu')
         return packed
 
     @property
