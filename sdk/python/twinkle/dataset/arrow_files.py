@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
+from twinkle.dataset.arrow_types import refuse_duplicates
 from twinkle.dataset.errors import UnreadableFile
 
 Row = dict[str, Any]
@@ -22,9 +23,11 @@ def read_parquet(path: Path) -> list[Row]:
 
     Raises:
         UnreadableFile: the file is not a Parquet file.
+        DatasetError: two columns have the same name.
     """
     try:
-        return cast('list[Row]', pa_parquet.read_table(path).to_pylist())
+        refuse_duplicates(pa_parquet.read_schema(path).names)  # pyarrow does not read columns with the same name
+        return _rows_of(pa_parquet.read_table(path))
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(f'{path.name} is not a Parquet file') from error
 
@@ -34,10 +37,11 @@ def read_csv(path: Path) -> list[Row]:
 
     Raises:
         UnreadableFile: the file is not a CSV file with a header line.
+        DatasetError: two columns have the same name.
     """
     options = pa_csv.ParseOptions(newlines_in_values=True)
     try:
-        return cast('list[Row]', pa_csv.read_csv(path, parse_options=options).to_pylist())
+        return _rows_of(pa_csv.read_csv(path, parse_options=options))
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
 
@@ -47,10 +51,11 @@ def stream_parquet(path: Path) -> Iterator[Row]:
 
     Raises:
         UnreadableFile: the file is not a Parquet file.
+        DatasetError: two columns have the same name.
     """
     try:
         for batch in pa_parquet.ParquetFile(path).iter_batches(batch_size=_STREAM_ROWS):
-            yield from cast('list[Row]', batch.to_pylist())
+            yield from _rows_of(batch)
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(f'{path.name} is not a Parquet file') from error
 
@@ -60,11 +65,12 @@ def stream_csv(path: Path) -> Iterator[Row]:
 
     Raises:
         UnreadableFile: the file is not a CSV file with a header line, or a later row has other types.
+        DatasetError: two columns have the same name.
     """
     options = pa_csv.ParseOptions(newlines_in_values=True)
     try:
         for batch in pa_csv.open_csv(path, parse_options=options):
-            yield from cast('list[Row]', batch.to_pylist())
+            yield from _rows_of(batch)
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
 
@@ -112,6 +118,11 @@ def table_of(rows: Iterable[Row], batch_rows: int) -> Any:
     except pa.ArrowException as error:
         problem = f'a column has values of several types: {error}; convert them to one type, or use jsonl'
         raise UnreadableFile(problem) from error
+
+
+def _rows_of(table: Any) -> list[Row]:
+    refuse_duplicates(table.schema.names)
+    return cast('list[Row]', table.to_pylist())
 
 
 def _column_of(name: str, rows: list[Row]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, cast, overload
 import pyarrow as pa
 
 from twinkle.dataset.arrow_files import table_of
+from twinkle.dataset.arrow_types import refuse_duplicates
 from twinkle.dataset.errors import UnreadableFile
 
 Row = dict[str, Any]
@@ -62,11 +63,14 @@ def read_arrow(path: Path) -> ArrowRows:
 
     Raises:
         UnreadableFile: the file is not an Arrow file.
+        DatasetError: two columns have the same name.
     """
     try:
-        return ArrowRows(_reader(path).read_all())
+        table = _reader(path).read_all()
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(f'{path.name} is not an Arrow file') from error
+    refuse_duplicates(table.schema.names)
+    return ArrowRows(table)
 
 
 def stream_arrow(path: Path) -> Iterator[Row]:

@@ -2,37 +2,44 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pa_compute
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from twinkle.dataset.arrow_rows import read_arrow
+from twinkle.dataset.arrow_messages import batch_sizes
+from twinkle.dataset.arrow_sizes import pieces_of
+from twinkle.dataset.arrow_types import json_types, refuse_duplicates
+from twinkle.dataset.arrow_values import check_values, rows_of
 from twinkle.dataset.errors import UnreadableFile
 from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, held, refuse_columns
 
-_COMPUTE: Any = pa_compute  # pyarrow generates these functions when it is imported
 _BATCH_ROWS = 1000
 _VALUE_BYTES = 8
 """Memory that each value of a column takes at least."""
+_FILE_MAGIC = b'ARROW1\0\0'
+"""First bytes of an Arrow file with random access; an Arrow stream follows."""
 
 
 def csv_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
-    """Yield the rows of a CSV file; see `bounded_rows`."""
+    """Yield the rows of a CSV file; dates and times stay texts. See `bounded_rows`."""
     _check_header(path)
-    options = pa_csv.ParseOptions(newlines_in_values=True)
-    with held(bounds, _bytes_of_csv_table(path)):
-        try:
-            table = pa_csv.read_csv(path, parse_options=options)
-        except (pa.ArrowException, OSError) as error:
-            raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
-        refuse_columns(table.num_columns)
+    with held(bounds, _bytes_of_csv_table(path)), _readable(path, 'a CSV file with a header line'):
+        table = _csv_table(path, {})
+        dates = {field.name: pa.string() for field in table.schema if pa.types.is_temporal(field.type)}
+        if dates:
+            table = _csv_table(path, dates)
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-            yield from cast('list[Row]', batch.to_pylist())
+            yield from _rows_of(batch, json_types(table.schema), bounds)
+
+
+def _csv_table(path: Path, types: dict[str, Any]) -> Any:
+    parsing = pa_csv.ParseOptions(newlines_in_values=True)
+    return pa_csv.read_csv(path, parse_options=parsing, convert_options=pa_csv.ConvertOptions(column_types=types))
 
 
 def _check_header(path: Path) -> None:
@@ -42,6 +49,7 @@ def _check_header(path: Path) -> None:
         except csv.Error as error:
             raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
     refuse_columns(len(header))
+    refuse_duplicates(header)
 
 
 def _bytes_of_csv_table(path: Path) -> int:
@@ -56,16 +64,15 @@ def _bytes_of_csv_table(path: Path) -> int:
 
 def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
     """Yield the rows of a Parquet file; see `bounded_rows`."""
-    try:
+    with _readable(path, 'a Parquet file'):
         with pa_parquet.ParquetFile(path) as file:
             texts = _check_metadata(file.metadata, bounds)
+            json_types(file.schema_arrow)
         # A repeated text stays a dictionary index, so a batch takes little memory until its texts were charged.
         with pa_parquet.ParquetFile(path, read_dictionary=texts) as file:
+            types = json_types(file.schema_arrow)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-                with held(bounds, sum(map(_text_bytes, batch.columns))):
-                    yield from cast('list[Row]', batch.to_pylist())
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableFile(f'{path.name} is not a Parquet file') from error
+                yield from _rows_of(batch, types, bounds)
 
 
 def _check_metadata(metadata: Any, bounds: RowBounds) -> list[str]:
@@ -80,20 +87,51 @@ def _check_metadata(metadata: Any, bounds: RowBounds) -> list[str]:
     return [column.path for column in columns if column.physical_type == 'BYTE_ARRAY']
 
 
-def _text_bytes(array: Any) -> int:
-    """Return the memory that the texts of an array take once repeated ones are separate."""
-    if pa.types.is_dictionary(array.type):
-        lengths = _COMPUTE.binary_length(array.dictionary).cast(pa.int64())
-        return _COMPUTE.sum(lengths.take(array.indices)).as_py() or 0
-    if pa.types.is_struct(array.type) or pa.types.is_map(array.type):
-        parts = (array.keys, array.items) if pa.types.is_map(array.type) else array.flatten()
-        return sum(map(_text_bytes, parts))
-    if pa.types.is_nested(array.type):
-        return _text_bytes(array.flatten())
-    return array.nbytes
-
-
 def arrow_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
-    """Yield the rows of an Arrow file; see `bounded_rows`."""
-    with held(bounds, path.stat().st_size):
-        yield from read_arrow(path)
+    """Yield the rows of an Arrow file, decoding one batch at a time; see `bounded_rows`."""
+    with _readable(path, 'an Arrow file'), pa.memory_map(str(path)) as file, ExitStack() as dictionaries:
+        stream, batch_count = _stream_in(file)
+        reader = pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=False))
+        refuse_columns(len(reader.schema))
+        types = json_types(reader.schema)
+        for size in batch_sizes(stream):
+            decoding = held(bounds, max(size.size_bytes, _VALUE_BYTES * size.value_count))
+            if size.is_dictionary:
+                dictionaries.enter_context(decoding)
+                continue
+            bounds.charge(0, size.row_count)
+            bounds.charge(0, -size.row_count)
+            with decoding:
+                yield from _rows_of(reader.read_next_batch(), types, bounds)
+            batch_count -= 1
+        if batch_count > 0:
+            raise UnreadableFile(f'{path.name} is not a complete Arrow file: it has {batch_count} batches less')
+
+
+def _stream_in(file: Any) -> tuple[Any, int]:
+    """Return the stream in an Arrow file, and the number of batches that it has at least."""
+    content = file.read_buffer()
+    if content.slice(0, len(_FILE_MAGIC)).to_pybytes() != _FILE_MAGIC:
+        return content, 0
+    return content.slice(len(_FILE_MAGIC)), pa.ipc.open_file(content).num_record_batches
+
+
+def _rows_of(batch: Any, types: tuple[Any, Any], bounds: RowBounds) -> Iterator[Row]:
+    """Yield the rows of a batch as JSON values; they are charged while they are converted."""
+    check_values(batch)
+    for piece, size_bytes in pieces_of(batch):
+        with held(bounds, size_bytes):
+            yield from rows_of(piece, types)
+
+
+@contextmanager
+def _readable(path: Path, kind: str) -> Generator[None]:
+    """Convert the errors of a file that does not have its format; errors of the disk are raised unchanged."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        raise UnreadableFile(f'{path.name} is not {kind}: {error}') from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UnreadableFile(f'{path.name} is not {kind}: {error}') from error

@@ -7,11 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from twinkle.dataset.errors import UnreadableFile
-from twinkle.dataset.files import FORMATS, format_of, read_json_rows, rows_of_lines
-from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, counted, held
-
-_JSON_FACTOR = 8
-"""Memory that a parsed JSON file is assumed to take, as a multiple of its size."""
+from twinkle.dataset.files import FORMATS, format_of
+from twinkle.dataset.json_files import rows_of_lines, rows_of_list
+from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, counted
 
 
 def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) -> Iterator[Row]:
@@ -35,14 +33,13 @@ def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) 
 
 
 def _jsonl_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
-    del bounds
     with path.open(encoding='utf-8-sig') as file:
-        yield from rows_of_lines(path.name, bounded_lines(path.name, file))
+        yield from rows_of_lines(path.name, bounded_lines(path.name, file), bounds)
 
 
 def _json_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
-    with held(bounds, _JSON_FACTOR * path.stat().st_size):
-        yield from read_json_rows(path)
+    with path.open(encoding='utf-8-sig') as file:
+        yield from rows_of_list(path.name, file, bounds)
 
 
 def _parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:

@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset.json_files import rows_of_lines, rows_of_list
 
 Row = dict[str, Any]
 
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
 """Names of the supported formats, which are also the file suffixes."""
-MAX_DEPTH = 64
-"""Maximum number of levels of nested lists and objects in a file of JSON."""
 
 
 def format_of(path: Path) -> str | None:
@@ -41,7 +40,7 @@ def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
 
 
 def iter_rows(path: Path, file_format: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a file, reading it in pieces (a JSON list is read completely).
+    """Yield the rows of a file, reading it in pieces.
 
     The types of CSV columns are inferred from the first block, not from all rows.
 
@@ -111,82 +110,13 @@ def _stream_jsonl(path: Path) -> Iterator[Row]:
         yield from rows_of_lines(path.name, file)
 
 
-def rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
-    """Yield the rows of JSON lines.
-
-    Args:
-        name: name of the file, for errors.
-        lines: its lines; empty lines are skipped.
-
-    Raises:
-        UnreadableFile: a line is not a JSON object, or the text is not UTF-8.
-    """
-    try:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _checked(_parse(line, f'{name}, line {number}'), f'{name}, line {number}')
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f'{name} is not UTF-8 text') from error
+def _read_json(path: Path) -> list[Row]:
+    return list(_stream_json(path))
 
 
-def read_json_rows(path: Path) -> list[Row]:
-    """Return the rows of a file that contains one JSON list of objects.
-
-    Raises:
-        UnreadableFile: the file does not contain such a list.
-    """
-    try:
-        text = path.read_text(encoding='utf-8-sig')
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f'{path.name} is not UTF-8 text') from error
-    content = _parse(text, path.name)
-    if not isinstance(content, list):
-        raise UnreadableFile(f'{path.name} must contain a list of objects')
-    rows = cast('list[Any]', content)
-    return [_checked(row, f'{path.name}, item {index}') for index, row in enumerate(rows)]
-
-
-def _parse(text: str, location: str) -> Any:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UnreadableFile(f'{location} is not JSON: {error.msg} at column {error.colno}') from error
-    except ValueError as error:
-        raise UnreadableFile(f'{location} has an integer with too many digits') from error
-    except RecursionError as error:
-        raise UnreadableFile(f'{location} is nested more than {MAX_DEPTH} levels deep') from error
-    # A value has at most as many levels as brackets.
-    if text.count('[') + text.count('{') > MAX_DEPTH and not _is_shallow(value):
-        raise UnreadableFile(f'{location} is nested more than {MAX_DEPTH} levels deep')
-    # An escape may encode half of a surrogate pair, which UTF-8 cannot represent.
-    if '\\ud' in text.lower() and not _is_encodable(value):
-        raise UnreadableFile(f'{location} has an unpaired surrogate')
-    return value
-
-
-def _is_shallow(value: Any) -> bool:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for parent in level for item in _items(parent) if isinstance(item, dict | list)]
-    return not level
-
-
-def _items(value: Any) -> Iterable[Any]:
-    return cast('dict[str, Any]', value).values() if isinstance(value, dict) else cast('list[Any]', value)
-
-
-def _is_encodable(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _checked(value: Any, location: str) -> Row:
-    if not isinstance(value, dict):
-        raise UnreadableFile(f'{location} must be an object, got {type(value).__name__}')
-    return cast('Row', value)
+def _stream_json(path: Path) -> Iterator[Row]:
+    with path.open(encoding='utf-8-sig') as file:
+        yield from rows_of_list(path.name, file)
 
 
 def _read_parquet(path: Path) -> list[Row]:
@@ -247,14 +177,14 @@ def _arrow_files() -> ModuleType:
 
 _READERS: dict[str, Callable[[Path], Sequence[Row]]] = {
     'jsonl': _read_jsonl,
-    'json': read_json_rows,
+    'json': _read_json,
     'parquet': _read_parquet,
     'csv': _read_csv,
     'arrow': _read_arrow,
 }
 _STREAMS: dict[str, Callable[[Path], Iterable[Row]]] = {
     'jsonl': _stream_jsonl,
-    'json': read_json_rows,
+    'json': _stream_json,
     'parquet': _stream_parquet,
     'csv': _stream_csv,
     'arrow': _stream_arrow,

@@ -13,8 +13,8 @@ Row = dict[str, Any]
 
 MAX_COLUMNS = 4096
 """Maximum number of columns of a bounded file."""
-_LINE_CHARACTERS = 8 << 20
-"""Maximum length of a line. A parsed line of empty lists takes 20 times as much memory."""
+MAX_CHARACTERS = 8 << 20
+"""Maximum length of a line or of an object of JSON, which is parsed at once."""
 
 
 class RowBounds(Protocol):
@@ -67,9 +67,9 @@ def bounded_lines(name: str, file: IO[str]) -> Iterator[str]:
     Raises:
         UnreadableFile: a line is too long.
     """
-    while line := file.readline(_LINE_CHARACTERS + 1):
-        if len(line) > _LINE_CHARACTERS:
-            raise UnreadableFile(f'{name} has a line of more than {_LINE_CHARACTERS} characters')
+    while line := file.readline(MAX_CHARACTERS + 1):
+        if len(line) > MAX_CHARACTERS:
+            raise UnreadableFile(f'{name} has a line of more than {MAX_CHARACTERS} characters')
         yield line
 
 

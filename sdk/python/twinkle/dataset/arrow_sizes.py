@@ -1,0 +1,92 @@
+"""Memory that the values of Arrow arrays take once they are Python objects."""
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pa_compute
+
+_COMPUTE: Any = pa_compute  # pyarrow generates these functions when it is imported
+_REFERENCE_BYTES = 8
+"""A value in a list; nulls and booleans take no more."""
+_NUMBER_BYTES = _REFERENCE_BYTES + 32
+_TEXT_BYTES = _REFERENCE_BYTES + 56
+"""An empty text."""
+_SHORT_TEXT_BYTES = _TEXT_BYTES + 40
+"""A date, a time or a decimal, written as text."""
+_LIST_BYTES = _REFERENCE_BYTES + 64
+_OBJECT_BYTES = _REFERENCE_BYTES + 184
+"""An object with up to five fields."""
+_FIELD_BYTES = 40
+"""A further field of an object."""
+_PIECE_BYTES = 4 << 20
+_PIECE_ROWS = 1000
+
+
+def pieces_of(batch: Any) -> Iterator[tuple[Any, int]]:
+    """Yield parts of a batch that take at most 4 MiB as Python objects, or a single row, and the sizes of these parts.
+
+    Args:
+        batch: a `pyarrow.RecordBatch` with valid arrays.
+    """
+    for begin in range(0, batch.num_rows, _PIECE_ROWS):
+        yield from _halved(batch.slice(begin, _PIECE_ROWS))
+
+
+def _halved(batch: Any) -> Iterator[tuple[Any, int]]:
+    size_bytes = sum(map(size_as_values, batch.columns))
+    if batch.num_rows == 1 or size_bytes <= _PIECE_BYTES:
+        yield batch, size_bytes
+        return
+    half = batch.num_rows // 2
+    yield from _halved(batch.slice(0, half))
+    yield from _halved(batch.slice(half))
+
+
+def size_as_values(array: Any) -> int:
+    """Return about the memory that the values of an array take as Python objects, in bytes; repeated ones count."""
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    size_bytes = len(array) * _value_bytes(kind) + sum(map(size_as_values, parts_of(array)))
+    return size_bytes + _length_of_texts(array) if _is_text(kind) else size_bytes
+
+
+def parts_of(array: Any) -> list[Any]:
+    """Return the arrays that contain the values of an array of lists, structs or maps; none for other arrays."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return [array.storage]
+    if pa.types.is_struct(kind):
+        return list(array.flatten())
+    if pa.types.is_map(kind):
+        begin, end = (array.offsets[0].as_py(), array.offsets[-1].as_py()) if len(array) else (0, 0)
+        return [array.keys.slice(begin, end - begin), array.items.slice(begin, end - begin)]
+    return [array.flatten()] if pa.types.is_nested(kind) else []
+
+
+def _value_bytes(kind: Any) -> int:
+    if pa.types.is_null(kind) or pa.types.is_boolean(kind):
+        return _REFERENCE_BYTES
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _NUMBER_BYTES
+    if pa.types.is_struct(kind):
+        return _OBJECT_BYTES + _FIELD_BYTES * max(kind.num_fields - 5, 0)
+    if pa.types.is_map(kind):
+        return _OBJECT_BYTES
+    if pa.types.is_nested(kind):
+        return _LIST_BYTES
+    return _TEXT_BYTES if _is_text(kind) else _SHORT_TEXT_BYTES
+
+
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _length_of_texts(array: Any) -> int:
+    """Return the memory of all characters; a text takes up to four bytes for each one unless all are ASCII."""
+    texts = array.dictionary if pa.types.is_dictionary(array.type) else array
+    byte_counts = _COMPUTE.binary_length(texts).cast(pa.int64())
+    character_counts = _COMPUTE.utf8_length(texts).cast(pa.int64())
+    is_ascii = _COMPUTE.equal(byte_counts, character_counts)
+    lengths = _COMPUTE.if_else(is_ascii, byte_counts, _COMPUTE.multiply(character_counts, 4))
+    return _COMPUTE.sum(lengths if texts is array else lengths.take(array.indices)).as_py() or 0
