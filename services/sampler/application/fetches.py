@@ -84,19 +84,24 @@ class Fetches:
 
     def _begin(self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]) -> _Fetch:
         fetch = _Fetch()
-        fetch.task = asyncio.create_task(self._run(key, fetch, fetch_weights), name=f'fetch {key}')
+        # A task that referred to its fetch would keep its weights in a reference cycle after a failure.
+        fetch.task = asyncio.create_task(self._run(key, fetch_weights), name=f'fetch {key}')
         fetch.task.add_done_callback(lambda _: self._on_done(key, fetch))
         return fetch
 
     async def _run(
-        self, key: VersionKey, fetch: _Fetch, fetch_weights: Callable[[], Awaitable[AdapterWeights]]
+        self, key: VersionKey, fetch_weights: Callable[[], Awaitable[AdapterWeights]]
     ) -> ResidentVersion | None:
         weights = await fetch_weights()
         while True:
             changed = self._capacity_changed
-            if (version := await self._try_admit(key, weights)) is not None or not fetch.waiter_count:
+            if (version := await self._try_admit(key, weights)) is not None or not self._has_waiters(key):
                 return version
             await changed.wait()
+
+    def _has_waiters(self, key: VersionKey) -> bool:
+        fetch = self._fetches.get(key)
+        return fetch is not None and fetch.waiter_count > 0
 
     def _leave(self, key: VersionKey, fetch: _Fetch) -> None:
         fetch.waiter_count -= 1

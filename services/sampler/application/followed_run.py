@@ -185,9 +185,7 @@ class FollowedRun:
         while True:
             try:
                 with self.followers.following(self._caller, self._run) as follower:
-                    if follower.task is not None:
-                        await asyncio.wait([follower.task])
-                        _log_failure(follower.task)
+                    await follower.wait_for_end()
                 if follower.newest or follower.is_synced:
                     retry_seconds = _FIRST_RETRY_SECONDS
             except VersionNotReady as error:
@@ -288,6 +286,6 @@ class FollowedRun:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log an unexpected error of a task; domain errors are logged by the followers."""
+    """Log an unexpected error of a task."""
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DomainError):
-        _log.error('following or replacing failed', task=task.get_name(), exc_info=error)
+        _log.error('replacing the weights failed', task=task.get_name(), exc_info=error)

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
 
 from services.kit.caller import Caller
+from services.kit.errors import DomainError
 from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.errors import VersionNotReady
 
@@ -25,7 +27,7 @@ class Follower:
         """Whether the source has reported that no newer version exists for now."""
         self.user_count = 0
         """Number of requests and relays that currently wait for versions."""
-        self.task: asyncio.Task[None] | None = None
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
 
     def announce(self, version: int, *, is_synced: bool = False) -> None:
@@ -39,19 +41,35 @@ class Follower:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def end(self, error: BaseException | None) -> None:
+        """Record that the stream is closed, and wake all waiters.
+
+        Args:
+            error: Failure of the stream, or None.
+        """
+        if error is None:
+            self._end.set_result(None)
+        else:
+            # The frames of a traceback hold the weights of the stream, until a collection of reference cycles.
+            self._end.set_exception(error.with_traceback(None))
+            self._end.exception()
+        self.notify()
+
     async def wait_for_change(self) -> None:
         """Wait for the next announcement, or until the stream is closed.
 
         Raises:
             DomainError: The stream failed with this error.
         """
-        if not self._is_done():
+        if not self._end.done():
             await self._changed.wait()
-        if self.task is not None and self._is_done() and not self.task.cancelled():
-            self.task.result()
+        if self._end.done():
+            self._end.result()
 
-    def _is_done(self) -> bool:
-        return self.task is not None and self.task.done()
+    async def wait_for_end(self) -> BaseException | None:
+        """Wait until the stream is closed, and return its error."""
+        await asyncio.wait([self._end])
+        return self._end.exception()
 
 
 class Followers:
@@ -79,6 +97,7 @@ class Followers:
         self._idle_seconds = idle.total_seconds()
         # Ordered by last use, least recent first.
         self._followers: dict[AdapterKey, Follower] = {}
+        self._tasks: dict[Follower, asyncio.Task[None]] = {}
         self._idle_timers: dict[AdapterKey, asyncio.TimerHandle] = {}
 
     def __contains__(self, adapter: AdapterKey) -> bool:
@@ -118,8 +137,8 @@ class Followers:
     async def stop(self, adapter: AdapterKey) -> None:
         """Stop following an adapter; requests that are still waiting open a new stream."""
         follower = self._drop(adapter)
-        if follower is not None and follower.task is not None:
-            await asyncio.wait([follower.task])
+        if follower is not None:
+            await follower.wait_for_end()
 
     async def close(self) -> None:
         """Stop following all adapters."""
@@ -134,8 +153,9 @@ class Followers:
             self._drop(unused)
         follower = Follower()
         task = asyncio.create_task(self._follow(caller, adapter, follower), name=f'follow {adapter}')
-        task.add_done_callback(_log_end)
-        follower.task = task
+        # A follower that referred to its task would keep the frames of the ended task alive, with their weights.
+        self._tasks[follower] = task
+        task.add_done_callback(partial(self._on_done, follower))
         return follower
 
     async def _follow(self, caller: Caller, adapter: AdapterKey, follower: Follower) -> None:
@@ -144,8 +164,15 @@ class Followers:
         finally:
             if self._followers.get(adapter) is follower:
                 self._drop(adapter)
-            # Waiters check whether the task is done when they wake up, and it is done only after this block.
-            asyncio.get_running_loop().call_soon(follower.notify)
+
+    def _on_done(self, follower: Follower, task: asyncio.Task[None]) -> None:
+        del self._tasks[follower]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, DomainError):
+            _log.info('version stream ended', task=task.get_name(), error=str(error))
+        elif error is not None:
+            _log.error('version stream failed', task=task.get_name(), exc_info=error)
+        follower.end(error)
 
     def _stop_if_idle(self, adapter: AdapterKey) -> None:
         self._idle_timers.pop(adapter, None)
@@ -155,11 +182,7 @@ class Followers:
         if timer := self._idle_timers.pop(adapter, None):
             timer.cancel()
         follower = self._followers.pop(adapter, None)
-        if follower is not None and follower.task is not None and follower.task is not asyncio.current_task():
-            follower.task.cancel()
+        task = self._tasks.get(follower) if follower is not None else None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
         return follower
-
-
-def _log_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.info('version stream ended', task=task.get_name(), error=str(error))

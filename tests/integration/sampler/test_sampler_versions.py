@@ -1,6 +1,7 @@
 """Samples with adapter versions from the real checkpoint service report the version of every token."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -26,11 +27,14 @@ from fixtures.sampler_service import (
 )
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
+from services.kit.weights.wire.receiver import Receiver
 from services.sampler.backends.checkpoint_client import CheckpointClient
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from services.sampler.domain.adapter import AdapterWeights
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.checkpoint_engine import PackedState
 from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, tensor_of
 from twinkle.sampler.engine import EngineConfig
 
@@ -279,3 +283,34 @@ async def test_checkpoint_service_may_restart(engine, tmp_path):
             await publish(checkpoint, 2)
             request = sample_request(adapter(at_least=2, wait_timeout=wait(30)))
             assert (await read_answer(sampler.stub.Sample(request, metadata=ALICE))).spans == [[(2, 0, 6)]]
+
+
+async def test_weights_are_freed_without_a_garbage_collection(checkpoint: Running, sampler: RunningSampler) -> None:
+    """Replaced, unloaded and cancelled adapters leave no weights in reference cycles, which would keep their memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        for version in range(1, 6):
+            await publish(checkpoint, version)
+            await read_answer(sampler.stub.Sample(sample_request(adapter(at_least=version)), metadata=ALICE))
+        for adapter_id in ('ad-2', 'ad-3', 'ad-4', 'ad-5'):
+            await publish(checkpoint, 1, adapter_id=adapter_id)
+            call = sampler.stub.Sample(sample_request(adapter(adapter_id=adapter_id)), metadata=ALICE)
+            await call.read()
+            call.cancel()
+            await unload(sampler, adapter_id)
+        missing = sampler.stub.Sample(sample_request(adapter(adapter_id='ad-6')), metadata=ALICE)
+        assert (await failure_of(read_answer(missing))).reason == 'ADAPTER_NOT_FOUND'
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kinds = {type(item) for item in gc.garbage}
+        assert not kinds & {AdapterWeights, PackedState, Receiver, memoryview}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+async def unload(sampler: RunningSampler, adapter_id: str) -> None:
+    """Unload an adapter once no request uses it."""
+    await sampler.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id=adapter_id), metadata=ALICE)
