@@ -46,11 +46,17 @@ ARCHITECTURES = {
     'qwen3-next': (transformers.Qwen3NextConfig, {**DELTA_NET, 'num_experts': 0, 'mlp_only_layers': [0, 1]}),
     'deepseek-v2': (transformers.DeepseekV2Config, {**LATENT, **DENSE}),
     'deepseek-v3': (transformers.DeepseekV3Config, {**LATENT, **DENSE}),
+    'granite': (
+        transformers.GraniteConfig,
+        {'logits_scaling': 6.0, 'embedding_multiplier': 3.0, 'residual_multiplier': 0.3, 'attention_multiplier': 0.1},
+    ),
+    'cohere': (transformers.CohereConfig, {'logit_scale': 0.5}),
+    'olmo-clipped': (transformers.OlmoConfig, {'clip_qkv': 0.05}),
     'qwen2-windowed': (transformers.Qwen2Config, {**WINDOWED, 'use_sliding_window': True, 'max_window_layers': 0}),
 }
 REFUSED = {
     'gemma2': (transformers.Gemma2Config, {'head_dim': 16}),
-    'cohere': (transformers.CohereConfig, {'logit_scale': 0.5}),
+    'gptj': (transformers.GPTJConfig, {'rotary_dim': 8}),
 }
 
 
@@ -83,15 +89,17 @@ def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_unsupported_architecture_is_refused(name, tmp_path):
-    """A model with soft-capped attention or scaled logits is refused when it is loaded."""
+    """A model with soft-capped or fixed attention is refused when it is loaded."""
     folder = build(tmp_path, *REFUSED[name])
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(folder)
 
 
-@pytest.mark.parametrize('name', ['gemma', 'gemma3', 'mistral', 'olmo2', 'qwen3.5'])
+@pytest.mark.parametrize(
+    'name', ['cohere', 'gemma', 'gemma3', 'granite', 'mistral', 'olmo-clipped', 'olmo2', 'qwen3.5']
+)
 def test_gradients_equal_peft(name, tmp_path):
-    """Gradients equal peft's for offset norms, tied embeddings, windows, grouped queries and Gated DeltaNet layers."""
+    """Gradients equal peft's for offset norms, scaled logits, clipped projections, windows and recurrent layers."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     fields = {'r': 4, 'lora_alpha': 12, 'rank_pattern': {'q_proj': 2}, 'alpha_pattern': {'down_proj': 3}}

@@ -1,36 +1,50 @@
-"""Every text architecture of transformers keeps the tenants of a pass apart, or is refused by name at load time."""
+"""Every causal language model of transformers keeps the tenants of a pass apart, or is refused by name at load time."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from fixtures.architectures import NotTiny, build_tiny, check_as_accelerator, text_architectures
+from fixtures.architecture_variants import VARIANTS
+from fixtures.architectures import NotTiny, architectures, build_tiny, check_as_accelerator
 from twinkle.data_format import LoraConfig
 from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, UnsupportedModel
 
 # fmt: off
 SUPPORTED = frozenset({
-    'afmoe', 'apertus', 'arcee', 'aria_text', 'axk1', 'biogpt', 'bitnet', 'ctrl', 'cwm', 'deepseek_v2',
-    'deepseek_v3', 'dots1', 'ernie4_5', 'ernie4_5_moe', 'exaone4', 'exaone_moe', 'flex_olmo', 'gemma',
-    'gemma3_text', 'glm', 'glm4', 'glm4_moe', 'glm4_moe_lite', 'gpt_bigcode', 'gpt_neox',
-    'granite', 'granitemoe', 'granitemoeshared', 'helium', 'hunyuan_v1_dense', 'hunyuan_v1_moe', 'hy_v3',
-    'hyperclovax', 'jais2', 'laguna', 'lfm2', 'llama', 'mellum', 'minimax_m2',
-    'minimax_m3_vl_text', 'ministral', 'ministral3', 'mistral', 'mixtral', 'nanochat', 'olmo', 'olmo2', 'olmo3',
-    'olmoe', 'opt', 'persimmon', 'phi', 'phi3', 'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_5_moe_text', 'qwen3_5_text',
+    'afmoe', 'apertus', 'arcee', 'aria_text', 'axk1', 'biogpt', 'bitnet', 'cohere', 'cohere2', 'cohere2_moe', 'ctrl',
+    'cwm', 'deepseek_v2', 'deepseek_v3', 'dots1', 'ernie4_5', 'ernie4_5_moe', 'exaone4', 'exaone_moe', 'flex_olmo',
+    'fuyu', 'gemma', 'gemma3', 'gemma3_text', 'gemma3n_text', 'gemma4', 'gemma4_text', 'gemma4_unified',
+    'gemma4_unified_text', 'glm', 'glm4', 'glm4_moe', 'glm4_moe_lite', 'got_ocr2', 'gpt_bigcode', 'gpt_neox', 'granite',
+    'granitemoe', 'granitemoeshared', 'helium', 'hunyuan_v1_dense', 'hunyuan_v1_moe', 'hy_v3', 'hyperclovax', 'jais2',
+    'laguna', 'lfm2', 'llama', 'mellum', 'minicpm3', 'minimax_m2', 'minimax_m3_vl_text', 'ministral', 'ministral3',
+    'mistral', 'mixtral', 'nanochat', 'olmo', 'olmo2', 'olmo3', 'olmoe', 'opt', 'persimmon', 'phi', 'phi3',
+    'phi4_multimodal', 'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_5', 'qwen3_5_moe', 'qwen3_5_moe_text', 'qwen3_5_text',
     'qwen3_moe', 'qwen3_next', 'seed_oss', 'smollm3', 'solar_open', 'starcoder2', 'whisper', 'youtu',
 })
 NOT_BUILT = frozenset({
-    'codegen', 'cohere_compass_text', 'falcon', 'gemma3n_text', 'gemma4_text', 'gpt_neo', 'gptj', 'lfm2_moe',
-    'mamba2', 'prophetnet', 'qwen4_exp_text', 'reformer', 'xlnet', 'xlstm', 'xmod', 'zamba', 'zamba2', 'zaya',
+    'blt', 'cohere_compass_text', 'dbrx', 'gemma3n', 'gemma4_assistant', 'gemma4_unified_assistant', 'musicgen',
+    'musicgen_melody',
 })
-NOT_BITWISE = frozenset({'gemma4_unified_text', 'jetmoe', 'longcat_flash'})
-# fmt: on
+NOT_BITWISE = frozenset({'jetmoe', 'longcat_flash'})
+REFUSED_VARIANTS = frozenset({
+    'gemma2 with capped attention', 'gemma3_text in both directions', 'lfm2 with convolutions',
+    'llama with dynamic positions', 'llama with longrope',
+})
 """`model_type` of the architectures that run, of those that cannot be built from `fixtures.architectures.SIZES`, and of
-those that are refused only because gradients on a CPU are not bitwise the same in every pack."""
-IN_SHORT_CHECK = frozenset({'bloom', 'deepseek_v3', 'gemma3_text', 'gpt_oss', 'mamba', 'qwen3_5_text', 'qwen3_moe'})
+those that are refused only because gradients on a CPU are not bitwise the same in every pack; and refused variants."""
+COMPOSITE = ('gemma3', 'gemma4', 'qwen3_5', 'qwen3_5_moe')
+"""Architectures with towers for other media whose folders are loaded as text models."""
+IN_SHORT_CHECK = frozenset({
+    'bloom', 'deepseek_v3', 'gemma3_text', 'gpt_oss', 'gptj', 'mamba', 'qwen3_5_text', 'qwen3_moe',
+    'gemma3_text with capped logits', 'granite with scales', 'lfm2 with convolutions', 'llama with yarn',
+    'qwen3_5_text without attention',
+})
+# fmt: on
 OWN_LENGTHS = (37, 3)
 """Lengths of the sequences of the observed tenant."""
 VOCABULARY = 100
@@ -39,7 +53,7 @@ VOCABULARY = 100
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 @pytest.mark.parametrize(
     'model_type',
-    [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in text_architectures()],
+    [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in architectures()],
 )
 def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str, tmp_path: Path) -> None:
     """Other tenants' tokens do not change a bit of a tenant's results, which equal those of transformers."""
@@ -50,11 +64,54 @@ def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str,
             raise
         return
     assert model_type not in NOT_BUILT
-    if model_type not in SUPPORTED:
+    check_tenants(plain, tmp_path, is_supported=model_type in SUPPORTED)
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize(
+    'name', [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_mechanisms_of_an_architecture_are_isolated_or_refused(name: str, tmp_path: Path) -> None:
+    """Scales, biases, windows, kinds of positions and other mechanisms keep tenants apart, too."""
+    plain = build_tiny(VARIANTS[name][0], tmp_path, VARIANTS[name][1])
+    check_tenants(plain, tmp_path, is_supported=name not in REFUSED_VARIANTS)
+
+
+@pytest.mark.parametrize('model_type', COMPOSITE)
+def test_folder_with_towers_is_loaded_as_a_text_model(model_type: str, tmp_path: Path) -> None:
+    """The text layers of a folder with towers have the weights of the folder, and its tenants are isolated."""
+    plain = build_tiny(model_type, tmp_path, loader=transformers.AutoModelForImageTextToText)
+    assert json.loads((tmp_path / 'config.json').read_text())['model_type'] == model_type
+    check_tenants(plain, tmp_path, is_supported=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+@pytest.mark.parametrize('model_type', sorted(set(architectures()) - NOT_BUILT))
+def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
+    model_type: str, dtype: str, tmp_path: Path
+) -> None:
+    """Rounding hides no architecture that leaks, and is no reason to refuse a right one."""
+    build_tiny(model_type, tmp_path)
+    is_right = model_type in SUPPORTED | NOT_BITWISE
+    with nullcontext() if is_right else pytest.raises(UnsupportedModel, match='is not supported'):
+        check_as_accelerator(tmp_path, dtype=dtype)
+
+
+def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
+    """Compare a tenant beside others with the tenant alone and with transformers, or check the refusal.
+
+    Args:
+        plain: model of transformers.
+        folder: folder of the model.
+        is_supported: whether the model may be loaded.
+    """
+    if not is_supported:
         with pytest.raises(UnsupportedModel, match=type(plain).__name__):
-            PackedCausalLM.load(tmp_path)
+            PackedCausalLM.load(folder)
         return
-    model = PackedCausalLM.load(tmp_path)
+    model = PackedCausalLM.load(folder)
     own = tokens(OWN_LENGTHS, seed=0)
     alone = Tenant.run(model, own, before=[], after=[])
     for seed in (1, 2, 3):
@@ -67,20 +124,6 @@ def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str,
         expected = torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
     base = Tenant.run(model, own, before=others, after=[], is_adapted=False)
     torch.testing.assert_close(base.logits_TV, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-@pytest.mark.parametrize('model_type', sorted(set(text_architectures()) - NOT_BUILT))
-def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
-    model_type: str, dtype: str, tmp_path: Path
-) -> None:
-    """Rounding hides no architecture that leaks, and is no reason to refuse a right one."""
-    build_tiny(model_type, tmp_path)
-    is_right = model_type in SUPPORTED | NOT_BITWISE
-    with nullcontext() if is_right else pytest.raises(UnsupportedModel, match='is not supported'):
-        check_as_accelerator(tmp_path, dtype=dtype)
 
 
 class Tenant:

@@ -6,6 +6,7 @@ import transformers
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from twinkle.nn.fused_layers import fuse_layers
@@ -38,6 +39,14 @@ def test_norm_equals_the_replaced_module(kind):
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(0))
     fused = fused_norm(norm)
     assert fused.weight is norm.weight
+    compare(fused, norm, torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(1)))
+
+
+def test_norm_without_a_weight_equals_the_replaced_module():
+    """Values and gradients of a norm without a weight equal the replaced module's, for any width."""
+    norm = Gemma4RMSNorm(48, eps=1e-5, with_scale=False)
+    fused = fused_norm(norm)
+    assert list(fused.parameters()) == []
     compare(fused, norm, torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(1)))
 
 

@@ -73,8 +73,28 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
     x = random_tensor(80, INPUTS, seed=0).requires_grad_()
     with active.activate(Pass.begin(spans, row_count=80, is_training=True)):
         y = layer(x)
-    edges = [node for node, _ in y.grad_fn.next_functions if node is not None]
-    assert [type(node).__name__ for node in edges] == ['AccumulateGrad'] * 9
+    # The rows of the input and the result are views.
+    ((layer_node, _),) = y.grad_fn.next_functions
+    edges = [node for node, _ in layer_node.next_functions if node is not None]
+    assert [type(node).__name__ for node in edges] == ['ViewBackward0', *['AccumulateGrad'] * 8]
+
+
+@pytest.mark.parametrize('has_bias', [False, True])
+def test_result_can_be_changed_in_place(has_bias):
+    """A model may change the result in place, as those with clipped projections do."""
+    active = ActiveAdapters()
+    base = nn.Linear(INPUTS, OUTPUTS, bias=has_bias).requires_grad_(False)
+    layer = LoraLinear(base, path='m', layer=0, active=active)
+    adapter = LoraWeights.create({'m': (INPUTS, OUTPUTS)}, LoraConfig(r=2), seed=0, is_trainable=True)
+    gradients = []
+    for is_in_place in (True, False):
+        x = random_tensor(20, INPUTS, seed=0)[None].requires_grad_()
+        with active.activate(Pass.begin([AdapterSpan(0, 20, adapter)], row_count=20, is_training=True)):
+            y = layer(x)
+        y = y.clamp_(-0.1, 0.1) if is_in_place else y.clamp(-0.1, 0.1)
+        gradients.append(torch.autograd.grad(y.sum(), x)[0])
+    assert torch.equal(*gradients)
+    assert gradients[0].any()
 
 
 def test_frozen_factors_get_no_gradient():

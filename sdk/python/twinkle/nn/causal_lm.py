@@ -44,6 +44,7 @@ class PackedCausalLM:
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
         self._head, self.head_path = _head_of(model, self.config)
+        self._logit_scale = _logit_scale_of(self.config)
         self.base_parameters = dict(model.named_parameters())
         """Frozen weights by the model's parameter names, tied ones once."""
         self._media = MediaInputs.of(model)
@@ -216,7 +217,7 @@ class PackedCausalLM:
             for span, update in zip(used, updates, strict=True)
             if update is not None
         ]
-        return self._head.logits(hidden_RD, spans)
+        return self._head.logits(self._scaled(hidden_RD), spans)
 
     def head_outputs(
         self,
@@ -241,7 +242,7 @@ class PackedCausalLM:
             adapter: update of the head for all these rows, if their adapter has one.
         """
         return run_head(
-            hidden_RD,
+            self._scaled(hidden_RD),
             labels_R,
             replace(self._head, adapter=adapter),
             temperature=temperature,
@@ -253,19 +254,33 @@ class PackedCausalLM:
         """Return float32 [R], the natural log-probability of each row's label."""
         return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
 
+    def _scaled(self, hidden_RD: Tensor) -> Tensor:
+        """Return hidden states for which the head gives the model's logits, including their scale."""
+        return hidden_RD if self._logit_scale == 1.0 else hidden_RD * self._logit_scale
+
 
 def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
     """Return the output head and its module path."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnsupportedModel(f'{type(model).__name__} has no linear output head')
-    for name in ('logit_scale', 'attn_logit_softcapping'):
-        if getattr(config, name, None) is not None:
-            raise UnsupportedModel(
-                f'{type(model).__name__} sets {name}, which the packed forward path does not support'
-            )
+    if getattr(config, 'attn_logit_softcapping', None) is not None:
+        raise UnsupportedModel(
+            f'{type(model).__name__} sets attn_logit_softcapping, which the packed forward path does not support'
+        )
     path = next(path for path, module in model.named_modules() if module is head)
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
+
+
+def _logit_scale_of(config: Any) -> float:
+    """Return the factor by which a model multiplies its logits."""
+    if (scale := getattr(config, 'logit_scale', None)) is not None:
+        return scale
+    scaling = getattr(config, 'logits_scaling', None)
+    if scaling is None:
+        return 1.0
+    # Granite divides by the field, and HyperCLOVA X multiplies by it.
+    return scaling if config.model_type == 'hyperclovax' else 1.0 / scaling
 
 
 def _widths_of(text: nn.Module, *, head: nn.Module) -> set[int]:

@@ -50,7 +50,10 @@ class LoraLinear(nn.Module):
                 f'{self._path} got {row_count} rows in a pass of {self._active.row_count}; pass all rows'
             )
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
-        return _AdaptedLinear.apply(x, self.base.weight, self.base.bias, spans, *parameters)
+        x_TI = x.reshape(row_count, -1)
+        y_TO: Tensor = _AdaptedLinear.apply(x_TI, self.base.weight, self.base.bias, spans, *parameters)
+        # Some models change the result in place, which autograd forbids for a view that the function made itself.
+        return y_TO.view(*x.shape[:-1], -1)
 
 
 class _AdaptedLinear(Function):
@@ -58,20 +61,23 @@ class _AdaptedLinear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, spans: Sequence[LayerSpan], *parameters: Tensor
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        spans: Sequence[LayerSpan],
+        *parameters: Tensor,
     ) -> Tensor:
-        x_TI = x.reshape(-1, x.shape[-1])
         y_TO = nn.functional.linear(x_TI, weight_OI, bias_O)
         ctx.kernel = kernel_for(spans, x_TI)
         saved = ctx.kernel.add_output(spans, x_TI, y_TO)
-        ctx.spans, ctx.shape, ctx.saved_count = spans, x.shape, len(saved)
+        ctx.spans, ctx.saved_count = spans, len(saved)
         ctx.save_for_backward(x_TI, weight_OI, *saved, *parameters)
-        return y_TO.view(*x.shape[:-1], -1)
+        return y_TO
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight_OI, *saved = ctx.saved_tensors
-        dy_TO = dy.reshape(-1, dy.shape[-1])
         dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
         gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
-        return (None if dx_TI is None else dx_TI.view(ctx.shape), None, None, None, *gradients)
+        return (dx_TI, None, None, None, *gradients)

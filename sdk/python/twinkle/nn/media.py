@@ -18,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from twinkle.data_format import AudioSpec, Grid, MediaKind, MediaSpec, VisionSpec, media_spec
 from twinkle.nn.attention import IMPLEMENTATION
-from twinkle.nn.errors import PackError
+from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.rows import pad_rows
 
 _ATTENTION = {'': 'sdpa', 'text_config': IMPLEMENTATION, 'vision_config': 'sdpa', 'audio_config': 'sdpa'}
@@ -164,12 +164,22 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreT
     """Load the model of a local folder with packed attention for its text layers.
 
     Raises:
+        UnsupportedModel: the model has no language model that predicts the next token, or its attention cannot be
+            replaced.
         OSError: the folder does not contain a model.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     loader = AutoModelForCausalLM if media_spec(config.to_dict()) is None else AutoModelForMultimodalLM
     attention = packed_attention_of(config)
-    return loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
+    try:
+        return loader.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True)
+    except (KeyError, ValueError) as error:
+        name = (config.architectures or [type(config).__name__])[0]
+        problem = f'{type(error).__name__}: {error}'.split('\n')[0]
+        raise UnsupportedModel(
+            f'{name} (model_type {config.model_type!r}) is not supported: loading it with packed attention failed with '
+            f'{problem}'
+        ) from error
 
 
 def packed_attention_of(config: Any) -> str | dict[str, str]:

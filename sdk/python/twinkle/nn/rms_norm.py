@@ -11,17 +11,19 @@ from torch.autograd import Function
 
 from twinkle.nn.kernel_layer import KernelLayer
 
+_ANY_WIDTH = 64
+
 
 class FusedRMSNorm(KernelLayer):
     """`y = x / sqrt(mean(x^2) + eps) (weight + offset)`, computed in float32, in the dtype of `x`.
 
     Args:
-        weight: [D], shared with the replaced module.
+        weight: [D], shared with the replaced module. None: a weight of 1 for any D.
         eps: added to the mean square.
         offset: 1 if the model stores the weight minus one, else 0.
     """
 
-    def __init__(self, weight: nn.Parameter, *, eps: float, offset: float) -> None:
+    def __init__(self, weight: nn.Parameter | None, *, eps: float, offset: float) -> None:
         super().__init__()
         self.weight = weight
         self._eps = eps
@@ -35,7 +37,8 @@ class FusedRMSNorm(KernelLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized rows of `x [..., D]`."""
         kernel = _RMSNorm.apply if self.kernel is None else self.kernel
-        return kernel(x, self.weight, self._eps, self._offset)
+        weight_D = x.new_ones(x.shape[-1]) if self.weight is None else self.weight
+        return kernel(x, weight_D, self._eps, self._offset)
 
 
 class _RMSNorm(Function):
@@ -74,15 +77,20 @@ def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     """
     weight = getattr(module, 'weight', None)
     eps = getattr(module, 'variance_epsilon', getattr(module, 'eps', None))
-    if not type(module).__name__.endswith('RMSNorm') or weight is None or weight.dim() != 1 or eps is None:
+    if not type(module).__name__.endswith('RMSNorm') or eps is None or not _has_only(module, weight):
         return None
-    probe = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0))
-    probe = probe.to(device=weight.device, dtype=weight.dtype)
+    like = torch.empty(_ANY_WIDTH) if weight is None else weight
+    probe = torch.randn(4, len(like), generator=torch.Generator().manual_seed(0)).to(like)
     for offset in (0.0, 1.0):
         fused = FusedRMSNorm(weight, eps=eps, offset=offset)
         with torch.no_grad():
             # Allow for a few more or fewer roundings in a 16-bit dtype.
-            tolerance = 4 * torch.finfo(weight.dtype).eps
+            tolerance = 4 * torch.finfo(like.dtype).eps
             if torch.allclose(fused(probe), module(probe), atol=tolerance, rtol=tolerance):
                 return fused
     return None
+
+
+def _has_only(module: nn.Module, weight: Tensor | None) -> bool:
+    """Return whether a module has no parameters except a weight of one axis, or none."""
+    return all(parameter is weight and parameter.dim() == 1 for parameter in module.parameters())
