@@ -6,12 +6,12 @@ from services.kit.rpc.layers import server_layers
 
 ORDER = [
     'trace_call',
-    'name_request',
     'count_call',
     'log_call',
     'map_errors',
     'trust',
     'authenticate',
+    'name_request',
     'share',
     'refuse_unbuilt_method',
     'bound',

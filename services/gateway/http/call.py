@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
 from services.kit.errors import DomainError
+from services.kit.ids import new_id
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -132,7 +133,8 @@ class HttpCall:
     send: Send
     headers: Mapping[str, str]
     """Headers; names are in lower case."""
-    request_id: str
+    request_id: str = field(default_factory=lambda: new_id('rq'))
+    """Id of the call in logs and traces; a caller's own id replaces it once the caller is authenticated."""
     caller: Caller | None = None
     memory: CallMemory | None = None
     """Reserved memory; None until the caller is known."""

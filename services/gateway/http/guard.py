@@ -1,7 +1,7 @@
 """Wraps every HTTP call: request id, span, log line, authentication, fair share, error response.
 
 The order is that of the RPC interceptors, so a refusal by an inner step is logged, counted and traced, and receives a
-response.
+response. A call without valid credentials is only counted, and logged at debug level.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from services.gateway.http.call import (
 )
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull
-from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.context import set_caller, set_request_id
 from services.kit.rpc.layers import REQUEST_ID_KEY
@@ -89,7 +88,6 @@ class Guard:
 
     async def serve(self, call: HttpCall) -> None:
         """Serve a call and always respond; cancel its work as soon as the client disconnects."""
-        set_request_id(call.request_id)
         with _observed(call):
             work = asyncio.ensure_future(self._respond(call))
             disconnected = asyncio.ensure_future(_wait_for_disconnect(call))
@@ -109,6 +107,8 @@ class Guard:
             raise Draining()
         call.caller = await self._authenticated(call)
         set_caller(call.caller)
+        call.request_id = _printable(call.headers.get(REQUEST_ID_KEY, '')) or call.request_id
+        set_request_id(call.request_id)
         check = partial(self._authenticated, call)
         async with rechecked(check, interval=self._authenticator.recheck_interval):
             with self._fair_share(call.caller.tenant_id), self._reserved_memory(call, call.caller.tenant_id):
@@ -154,8 +154,7 @@ class _GuardedRoute:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = dict(Request(scope).headers)
-        request_id = _printable(headers.get(REQUEST_ID_KEY, '')) or new_id('rq')
-        await self._guard.serve(HttpCall(self.route, scope, receive, send, headers, request_id))
+        await self._guard.serve(HttpCall(self.route, scope, receive, send, headers))
 
 
 def count_unknown_route() -> None:
@@ -175,18 +174,25 @@ async def _wait_for_disconnect(call: HttpCall) -> None:
 
 @contextmanager
 def _observed(call: HttpCall) -> Iterator[None]:
+    """Record the call; without valid credentials it is only counted, and logged at debug level.
+
+    The span of such a call is never ended, so it is not exported, and strangers cannot fill or rotate the trace files.
+    """
     begin = time.perf_counter()
-    parent = propagate.extract(call.headers)
-    with _tracer.start_as_current_span(call.route.name, context=parent, kind=trace.SpanKind.SERVER) as span:
+    with _tracer.start_as_current_span(
+        call.route.name, context=propagate.extract(call.headers), kind=trace.SpanKind.SERVER, end_on_exit=False
+    ) as span:
         try:
             yield
         finally:
             _calls.labels(call.route.name, call.outcome).inc()
             tenant_id = call.caller.tenant_id if call.caller else ''
-            span.set_attribute('http.response.status_code', call.status)
-            span.set_attribute('twinkle.request_id', call.request_id)
-            span.set_attribute('twinkle.tenant_id', tenant_id)
-            write = _log.debug if call.outcome == 'OK' else _log.info
+            if call.caller is not None:
+                span.set_attribute('http.response.status_code', call.status)
+                span.set_attribute('twinkle.request_id', call.request_id)
+                span.set_attribute('twinkle.tenant_id', tenant_id)
+                span.end()
+            write = _log.debug if call.outcome == 'OK' or call.caller is None else _log.info
             write(
                 'call',
                 route=call.route.name,

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from services.kit.byte_gate import Hold
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
+from services.kit.ids import new_id
 from services.kit.rpc.message_elements import check_request_elements
 
 UNKNOWN_METHOD = '_OTHER'
@@ -35,8 +36,10 @@ class Call:
     """Parser of requests; None if the handler takes bytes."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Text values of the caller's metadata."""
-    request_id: str = ''
+    request_id: str = field(default_factory=lambda: new_id('rq'))
+    """Id of the call in logs and traces; a caller's own id replaces it once the caller is authenticated."""
     caller: Caller | None = None
+    """Authenticated caller; None before the authentication, and if it fails."""
     recheck: Callable[[], Awaitable[object]] | None = None
     """Authenticates the caller again, for each message of a request stream; None if callers stay valid."""
     status_name: str = 'OK'

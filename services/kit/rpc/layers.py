@@ -1,7 +1,7 @@
 """The layers around every call; `server_layers` lists them, outermost first.
 
 The order matters and is tested: the outer layers map, log, count and trace the refusals of the inner ones (credentials,
-sizes, deadlines).
+sizes, deadlines). A call without valid credentials is only counted, and logged at debug level.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from prometheus_client import Histogram
 
 from services.kit.byte_gate import ByteGate
 from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet, PeerNotTrusted, QueueFull
-from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
 from services.kit.rpc.context import set_caller, set_request_id
@@ -67,12 +66,12 @@ def server_layers(
     """
     return [
         trace_call,
-        name_request,
         count_call,
         log_call,
         map_errors,
         trust_peer(trusts),
         authenticate_with(authenticator),
+        name_request,
         share_calls(call_limit),
         refuse_unbuilt(is_supported),
         bound_call(default_timeouts, message_limit_bytes),
@@ -81,7 +80,10 @@ def server_layers(
 
 @asynccontextmanager
 async def trace_call(call: Call) -> AsyncIterator[None]:
-    """Record a server span as a child of the caller's span."""
+    """Record a server span as a child of the caller's span, if the caller is authenticated.
+
+    Other spans are never ended, so they are not exported, and strangers cannot fill or rotate the trace files.
+    """
     parent = propagate.extract(call.metadata)
     with _tracer.start_as_current_span(
         call.label.removeprefix('/'),
@@ -89,25 +91,18 @@ async def trace_call(call: Call) -> AsyncIterator[None]:
         kind=trace.SpanKind.SERVER,
         record_exception=False,
         set_status_on_exception=False,
+        end_on_exit=False,
     ) as span:
         try:
             yield
         finally:
-            span.set_attribute('rpc.status', call.status_name)
-            span.set_attribute('twinkle.request_id', call.request_id)
             if call.caller is not None:
+                span.set_attribute('rpc.status', call.status_name)
+                span.set_attribute('twinkle.request_id', call.request_id)
                 span.set_attribute('twinkle.tenant_id', call.caller.tenant_id)
-            if call.status_name != 'OK':
-                span.set_status(trace.StatusCode.ERROR, call.status_name)
-
-
-@asynccontextmanager
-async def name_request(call: Call) -> AsyncIterator[None]:
-    """Use the caller's request id or create one, and return it in the trailing metadata."""
-    call.request_id = call.metadata.get(REQUEST_ID_KEY, '')[:128] or new_id('rq')
-    set_request_id(call.request_id)
-    call.context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
-    yield
+                if call.status_name != 'OK':
+                    span.set_status(trace.StatusCode.ERROR, call.status_name)
+                span.end()
 
 
 @asynccontextmanager
@@ -123,12 +118,12 @@ async def count_call(call: Call) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def log_call(call: Call) -> AsyncIterator[None]:
-    """Log the status of the call; successful calls are logged at debug level only."""
+    """Log the status of the call; only failed calls of authenticated callers are logged above debug level."""
     begin = time.perf_counter()
     try:
         yield
     finally:
-        write = _log.debug if call.status_name == 'OK' else _log.info
+        write = _log.debug if call.status_name == 'OK' or call.caller is None else _log.info
         write(
             'call',
             method=call.label,
@@ -204,6 +199,15 @@ def authenticate_with(authenticator: Authenticator) -> Layer:
             yield
 
     return authenticate
+
+
+@asynccontextmanager
+async def name_request(call: Call) -> AsyncIterator[None]:
+    """Use the caller's request id if it sent one, and return the call's id in the trailing metadata."""
+    call.request_id = call.metadata.get(REQUEST_ID_KEY, '')[:128] or call.request_id
+    set_request_id(call.request_id)
+    call.context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+    yield
 
 
 def share_calls(call_limit: int) -> Layer:

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -104,8 +105,33 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+def _spans(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
+
+
 def _series(page: str) -> set[str]:
     return {line.rpartition(' ')[0] for line in page.splitlines() if line and not line.startswith('#')}
+
+
+async def test_refused_strangers_leave_no_line_in_logs_and_traces(tmp_path: Path) -> None:
+    """Calls without a valid key neither fill the log and the trace files nor choose the ids in them."""
+    log, traces = tmp_path / 'log', tmp_path / 'traces'
+    async with (
+        gateway_process(tmp_path, log=log, telemetry__trace_dir=traces) as gateway,
+        httpx.AsyncClient(base_url=f'http://{gateway.http_address}', timeout=60) as client,
+    ):
+        before = log.read_bytes()
+        for secret in ('', 'tml-unknown-key-of-a-stranger'):
+            await _call_all(gateway.channel, client, range(100), secret=secret)
+        assert log.read_bytes() == before
+        secret = await gateway.make_key('alice')
+        await _call_all(gateway.channel, client, range(100, 101), secret=secret)
+        gateway.process.terminate()
+        gateway.process.wait()
+    # The gateway has written the spans and lines of the tenant's calls, which follow those of the strangers.
+    ids = {span['attributes'].get('twinkle.request_id', '') for span in _spans(traces)}
+    assert {name for name in ids if name.startswith(MARK)} == {f'{MARK}100'}
+    assert f'{MARK}100' in log.read_text()
 
 
 async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
@@ -127,7 +153,7 @@ async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -
         assert any('route="_OTHER"' in series for series in before)
         gateway.process.terminate()
         gateway.process.wait()
-    spans = [json.loads(line) for file in (tmp_path / 'traces').iterdir() for line in file.read_text().splitlines()]
+    spans = _spans(tmp_path / 'traces')
     assert any(span['name'] == '_OTHER' for span in spans)
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{')]
     assert any(line.get('method') == '_OTHER' for line in lines)

@@ -316,12 +316,12 @@ def test_layers_have_the_documented_order() -> None:
     layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',
-        'name_request',
         'count_call',
         'log_call',
         'map_errors',
         'trust',
         'authenticate',
+        'name_request',
         'share',
         'refuse_unbuilt_method',
         'bound',
