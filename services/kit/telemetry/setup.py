@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import start_http_server
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.kit.telemetry.log_file import LogFile
 from twinkle.telemetry import SpanFileExporter
 
 
@@ -46,6 +47,10 @@ class TelemetryConfig(BaseModel):
     """Lowest level that is logged."""
     is_log_json: bool = False
     """Whether log lines are JSON objects instead of text."""
+    log_file: Path | None = None
+    """File to which standard output and standard error are appended. Unset: they are not redirected."""
+    log_file_bytes: int = Field(default=32 << 20, ge=4096)
+    """Size above which `log_file` is copied to `<name>.old`, which replaces the previous one, and emptied."""
     trace_dir: Path | None = None
     """Folder to which spans are appended as JSON lines, for `twinkle trace`. Unset: spans are not written."""
     otlp_endpoint: str = ''
@@ -58,8 +63,10 @@ def start_telemetry(config: TelemetryConfig, *, service: str) -> None:
     """Configure telemetry. Call it once, before the first log line.
 
     Raises:
-        OSError: The metrics port is in use or the trace folder cannot be written.
+        OSError: The metrics port is in use, or the log file or the trace folder cannot be written.
     """
+    if config.log_file is not None:
+        LogFile(config.log_file, limit_bytes=config.log_file_bytes).open()
     _start_logs(config, service=service)
     _start_traces(config, service=service)
     if config.metrics_port:

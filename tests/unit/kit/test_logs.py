@@ -1,9 +1,12 @@
 """Log lines of a service: their form, and their loss while the disk is full."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 import logging, resource, structlog
@@ -64,3 +67,49 @@ def test_lines_of_libraries_have_the_form_of_own_lines() -> None:
 def _stderr(program: str) -> str:
     command = [sys.executable, '-c', program]
     return subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=True, text=True).stderr
+
+
+WRITERS = {
+    'structlog': "log.error('lost', text=text)",
+    'native': "os.write(1, text.encode() + b'\\n')",
+    'child': "subprocess.run(['/bin/sh', '-c', f'echo {text}; echo {text} >&2'], check=True)",
+}
+"""Statements that write a line to the log of a process."""
+
+WRITING_PROGRAM = """
+import os, subprocess, time, structlog
+from pathlib import Path
+from services.kit.telemetry import TelemetryConfig, start_telemetry
+path, limit_bytes = Path('PATH'), LIMIT
+start_telemetry(TelemetryConfig(log_file=path, log_file_bytes=limit_bytes), service='test')
+log = structlog.get_logger('test')
+for number in range(40):
+    text = f'line-{number}-' + 'x' * 1000
+    WRITE
+    while path.stat().st_size > limit_bytes:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize('writer', WRITERS)
+def test_log_file_keeps_the_newest_lines_in_two_bounded_files(tmp_path: Path, writer: str) -> None:
+    """The log of a process, its libraries and its children uses two files of about the configured size."""
+    path, limit_bytes = tmp_path / 'logs' / 'service.log', 8192
+    program = WRITING_PROGRAM.replace('PATH', str(path)).replace('LIMIT', str(limit_bytes))
+    command = [sys.executable, '-c', program.replace('WRITE', WRITERS[writer])]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=True).stderr == b''
+    files = {file.name: file.read_text() for file in path.parent.iterdir()}
+    assert files.keys() == {'service.log', 'service.log.old'}
+    assert max(map(len, files.values())) < limit_bytes + 4096
+    numbers = [int(found) for found in re.findall(r'line-(\d+)-', files['service.log.old'] + files['service.log'])]
+    assert sorted(set(numbers)) == list(range(min(numbers), 40))
+
+
+def test_log_file_that_cannot_be_rotated_fails_no_log_call(tmp_path: Path) -> None:
+    """Log calls succeed although the previous file cannot be replaced."""
+    path = tmp_path / 'service.log'
+    (tmp_path / 'service.log.old' / 'folder').mkdir(parents=True)
+    program = WRITING_PROGRAM.replace('PATH', str(path)).replace('LIMIT', '4096').replace('WRITE', WRITERS['structlog'])
+    program = program.replace('while path.stat().st_size > limit_bytes:', 'if number == 20:').replace('0.01', '2')
+    subprocess.run([sys.executable, '-c', program], capture_output=True, timeout=60, check=True)
+    assert 'line-39-' in path.read_text()

@@ -68,9 +68,12 @@ class Spawner:
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
         command = [sys.executable, '-m', f'services.{service_of(name)}', '--config', str(self.config_path(name))]
+        # The service bounds the size of its log; a JSON string is also a YAML string.
+        settings = [f'telemetry.log_file={json.dumps(str(self._log_path(name)))}']
+        settings += [f'listen={listen}'] if listen else []
         with self._log_path(name).open('ab') as log:
             self._processes[name] = subprocess.Popen(
-                [*command, *(['--set', f'listen={listen}'] if listen else [])],
+                [*command, *(word for setting in settings for word in ('--set', setting))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
