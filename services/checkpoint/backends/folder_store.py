@@ -150,10 +150,11 @@ class FolderStore:
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
+        """Return a mark; None if it is damaged, and then only versions up to those of the records count as used."""
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:
-            _log.error('unreadable mark', name=name, error=str(error))
+            _log.error('newest-version mark damaged', name=name, problem=str(error))
             return None
 
     def _is_complete(self, folder: str, record: Record) -> bool:

@@ -18,7 +18,7 @@ def record_to_json(record: Record, *, generation: str) -> bytes:
     adapter = record.key.adapter
     value: dict[str, Any] = {'generation': generation, 'tenant_id': adapter.tenant_id, 'adapter_id': adapter.adapter_id}
     value |= _version_fields(record) if isinstance(record, AdapterVersion) else _checkpoint_fields(record)
-    return (json.dumps({**value, 'checksum': _checksum(value)}, indent=2) + '\n').encode()
+    return _encoded(value)
 
 
 def record_from_json(data: bytes) -> tuple[Record, str]:
@@ -27,19 +27,12 @@ def record_from_json(data: bytes) -> tuple[Record, str]:
     Raises:
         ValueError, KeyError, TypeError: The data is not a record, or was changed since it was written.
     """
-    value = json.loads(data)
-    # Records of earlier releases have no checksum.
-    if value.pop('checksum', None) not in (None, _checksum(value)):
-        raise ValueError('the record differs from its checksum')
+    value = _decoded(data)
     adapter = AdapterKey(value['tenant_id'], value['adapter_id'])
     create_time = datetime.fromisoformat(value['create_time'])
     if 'version' in value:
         return _version(value, adapter, create_time), value['generation']
     return _checkpoint(value, adapter, create_time), value['generation']
-
-
-def _checksum(value: dict[str, Any]) -> str:
-    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def mark_to_json(mark: NewestMark) -> bytes:
@@ -48,17 +41,37 @@ def mark_to_json(mark: NewestMark) -> bytes:
         'adapter_id': mark.adapter.adapter_id,
         'newest_version': mark.version,
     }
-    return (json.dumps(value, indent=2) + '\n').encode()
+    return _encoded(value)
 
 
 def mark_from_json(data: bytes) -> NewestMark:
     """Decode a mark.
 
     Raises:
-        ValueError, KeyError, TypeError: The data is not a mark.
+        ValueError, KeyError, TypeError: The data is not a mark, or was changed since it was written.
     """
-    value = json.loads(data)
+    value = _decoded(data)
     return NewestMark(AdapterKey(value['tenant_id'], value['adapter_id']), int(value['newest_version']))
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
+    return (json.dumps({**value, 'checksum': _checksum(value)}, indent=2) + '\n').encode()
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    """Decode an object and check its checksum, which those of earlier releases do not have.
+
+    Raises:
+        ValueError, TypeError: The data is not an object, or was changed since it was written.
+    """
+    value = dict[str, Any](json.loads(data))
+    if value.pop('checksum', None) not in (None, _checksum(value)):
+        raise ValueError('the content differs from its checksum')
+    return value
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def manifest_to_json(manifest: WeightManifest, *, adapter_digest: str) -> bytes:

@@ -5,12 +5,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving
+from fixtures.damage import apply, damages_of
+from services.checkpoint.backends.disk import open_disk
+from services.checkpoint.backends.errors import StoreThreads
+from services.checkpoint.backends.folder_store import FolderStore
+from services.checkpoint.domain import AdapterKey, NewestMark
 from services.kit.errors import DomainError
 from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
-from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc, weight_stream_service_pb2, weights_pb2
+from twinkle.api.checkpoint.v1 import (
+    checkpoint_service_pb2_grpc,
+    version_service_pb2,
+    version_service_pb2_grpc,
+    weight_stream_service_pb2,
+    weights_pb2,
+)
 
 PATH = 'twinkle://ad-1/weights/best'
 STATE = make_state(1, is_trainer_included=True)
@@ -114,8 +126,53 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
                 assert (await service.weights.fetch_version('ad-1', 2)).state == make_state(2)
 
 
+async def test_damaged_mark_is_named_and_never_another_number(tmp_path: Path) -> None:
+    """A mark with a changed byte is read unchanged, or named in the log; it is never read as another number."""
+    key = AdapterKey('alice', 'ad-1')
+    threads = StoreThreads('store', count=1)
+    store = FolderStore(open_disk(str(tmp_path)), threads)
+    await store.mark_newest(NewestMark(key, 107))
+    path = _mark(tmp_path)
+    undamaged = path.read_bytes()
+    for damage, content in damages_of(path, flips=100):
+        apply(path, content)
+        with capture_logs() as lines:
+            found = await store.load()
+        named = [line for line in lines if line['event'] == 'newest-version mark damaged']
+        assert found == [NewestMark(key, 107)] or (found == [] and (named or content is None)), damage
+    path.write_bytes(undamaged)
+    assert await store.load() == [NewestMark(key, 107)]
+    threads.close()
+
+
+async def test_numbers_continue_after_the_records_if_the_mark_is_damaged(tmp_path: Path) -> None:
+    """A service with a damaged mark takes the newest number from the stored versions."""
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            for version in (1, 2, 3):
+                await service.weights.publish_version(
+                    'ad-1', make_state(version), version=version, is_pinned=version == 2
+                )
+            internal = version_service_pb2_grpc.VersionServiceStub(service.channel)
+            await internal.DeleteVersions(version_service_pb2.DeleteVersionsRequest(adapter_id='ad-1'))
+    flip_a_bit(_mark(tmp_path / 'checkpoint'), 0.7)
+    for _ in range(2):
+        async with serving(tmp_path) as service:
+            with acting_for(ALICE):
+                with pytest.raises(DomainError) as refused:
+                    await service.weights.publish_version('ad-1', make_state(9), version=1)
+                assert refused.value.reason == 'VERSION_CONFLICT'
+                await service.weights.publish_version('ad-1', make_state(4), version=4)
+                assert (await service.weights.fetch_version('ad-1')).state == make_state(4)
+
+
 async def _save(service: Running, name: str = 'best') -> None:
     await service.weights.save_checkpoint('ad-1', STATE, weights_pb2.CheckpointTarget(name=name))
+
+
+def _mark(folder: Path) -> Path:
+    (path,) = folder.glob('states/alice/ad-1/newest.json')
+    return path
 
 
 def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
