@@ -87,6 +87,8 @@ def _converted(path: str, kind: Any, convert: _Convert, depth: int = 1) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         item = kind.value_field.with_type(_converted(f'{path}[]', kind.value_type, convert, depth + 1))
         if pa.types.is_fixed_size_list(kind):
+            if kind.list_size <= 0:
+                raise _refusal(path, kind, 'use lists of variable size')
             return pa.list_(item, kind.list_size)
         return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
     if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):

@@ -16,6 +16,7 @@ from twinkle.dataset.arrow_sizes import pieces_of
 from twinkle.dataset.arrow_types import json_types, refuse_duplicates
 from twinkle.dataset.arrow_values import check_values, rows_of
 from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset.parquet_footer import column_sizes
 from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, held, refuse_columns
 
 _BATCH_ROWS = 1000
@@ -64,10 +65,13 @@ def _bytes_of_csv_table(path: Path) -> int:
 
 def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
     """Yield the rows of a Parquet file; see `bounded_rows`."""
+    sizes = column_sizes(path)
+    at_least = sum(max(size.size_bytes, _VALUE_BYTES * size.value_count) for size in sizes)
     with _readable(path, 'a Parquet file'):
         with pa_parquet.ParquetFile(path) as file:
-            texts = _check_metadata(file.metadata, bounds)
+            _check_metadata(file.metadata, at_least, bounds)
             json_types(file.schema_arrow)
+            texts = _text_columns(file.metadata)
         # A repeated text stays a dictionary index, so a batch takes little memory until its texts were charged.
         with pa_parquet.ParquetFile(path, read_dictionary=texts) as file:
             types = json_types(file.schema_arrow)
@@ -75,14 +79,15 @@ def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
                 yield from _rows_of(batch, types, bounds)
 
 
-def _check_metadata(metadata: Any, bounds: RowBounds) -> list[str]:
-    """Refuse a file whose rows take too much memory according to its metadata; return the paths of its text columns."""
+def _check_metadata(metadata: Any, size_bytes: int, bounds: RowBounds) -> None:
+    """Refuse a file whose rows take too much memory according to its metadata."""
     refuse_columns(metadata.num_columns)
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    chunks = [group.column(index) for group in groups for index in range(metadata.num_columns)]
-    at_least = sum(max(chunk.total_uncompressed_size, _VALUE_BYTES * chunk.num_values) for chunk in chunks)
-    bounds.charge(at_least, metadata.num_rows)
-    bounds.charge(-at_least, -metadata.num_rows)
+    bounds.charge(size_bytes, metadata.num_rows)
+    bounds.charge(-size_bytes, -metadata.num_rows)
+
+
+def _text_columns(metadata: Any) -> list[str]:
+    """Return the paths of the columns that contain texts."""
     columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return [column.path for column in columns if column.physical_type == 'BYTE_ARRAY']
 
