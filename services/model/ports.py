@@ -291,15 +291,18 @@ class Journal(Protocol):
         """Reset the count of attempts with the next commit, because the process survived the replay."""
         ...
 
-    async def begin_restore(self, adapter_id: str) -> int:
-        """Count an attempt to restore an adapter, durably, and return the number of attempts.
+    async def count_attempt(self, work: str) -> int:
+        """Count an attempt at work that is not a recorded operation, durably, and return the number of attempts.
 
-        An attempt remains counted only if the process ends before `end_restore`.
+        An attempt remains counted only if the process ends before `reset_attempts`.
+
+        Args:
+            work: Names the work, such as `restores of ad-1`.
         """
         ...
 
-    def end_restore(self, adapter_id: str) -> None:
-        """Reset the count of restores with the next commit, because the process survived one or made progress."""
+    def reset_attempts(self, work: str) -> None:
+        """Reset a count of `count_attempt` with the next commit, because the process survived or made progress."""
         ...
 
     async def revoke(self, operation: Operation) -> None:
@@ -362,6 +365,11 @@ class Journal(Protocol):
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
         """Return the numbers of the operations that applied a step and can still be undone, in order."""
+        ...
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process that used the journal before ended without closing it."""
         ...
 
     async def close(self) -> None:

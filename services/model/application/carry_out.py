@@ -1,20 +1,22 @@
 """Runs one operation exactly once, when it is the next operation of its adapter.
 
 A compute verb is written to the journal while it runs, because replay can repeat it; its result is returned when both
-are done. A state verb, which calls other services, runs first. Repeating it is harmless, so it is journaled afterwards,
-together with its outcome.
+are done. For some time after a crash it is written first: if it causes the crash at once, its attempts can be counted
+only if it is on record. A state verb, which calls other services, runs first. Repeating it is harmless, so it is
+journaled afterwards, together with its outcome; only its attempts are counted before.
 """
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
+from services.model.application.attempts import attempted
 from services.model.application.directory import AdapterDirectory
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.progress import adapter_after, result_of
@@ -23,12 +25,14 @@ from services.model.application.resident import Resident
 from services.model.application.state_verbs import StateChange, StateVerbRunner
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
-from services.model.domain.errors import BatchTooLarge
+from services.model.domain.errors import BatchTooLarge, OperationCrashed
 from services.model.domain.operation import Backward, Forward, Operation, StateVerb, token_count
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.ports import Ports
 
+_CAREFUL_SECONDS = 600.0
+"""Time after a crash during which an operation begins only once it is on record."""
 Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]
 """Runs a compute verb on the engine once it is scheduled."""
 
@@ -63,6 +67,7 @@ class CarryOut:
         self._compute = compute
         self._fetch_batch = fetch_batch
         self._clock = ports.clock
+        self._careful_until = self._clock.monotonic() + _CAREFUL_SECONDS if ports.journal.was_killed else 0.0
 
     async def __call__(self, caller: Caller, operation: Operation, *, arrival: float) -> OperationResult:
         """Return the operation's result once it is durable.
@@ -115,6 +120,8 @@ class CarryOut:
 
     async def _compute_and_record(self, execution: _Execution) -> OperationResult:
         accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
+        if self._clock.monotonic() < self._careful_until:
+            await asyncio.wait({accepting})
         outcome: VerbRun | DomainError | None = Internal('')
         try:
             outcome = run = await self._compute(execution.adapter, execution.operation)
@@ -189,7 +196,8 @@ class CarryOut:
     async def _run_and_settle(self, execution: _Execution, verb: StateVerb) -> OperationResult:
         outcome: StateChange | DomainError | None = Internal('')
         try:
-            outcome = change = await self._run_state_verb(execution.adapter, execution.operation, verb)
+            async with self._attempted(execution.operation):
+                outcome = change = await self._run_state_verb(execution.adapter, execution.operation, verb)
         except DomainError as error:
             outcome = error
             raise
@@ -201,6 +209,12 @@ class CarryOut:
             if outcome is not None:
                 await self._settle(execution, outcome)
         return result_of(execution.operation, change.run, queue_time=execution.queue_time)
+
+    def _attempted(self, operation: Operation) -> AbstractAsyncContextManager[None]:
+        """Return a context that refuses a state verb during which the process ended several times."""
+        work = f'{operation.verb_name} of {operation.adapter_id}'
+        refusal = OperationCrashed(operation.adapter_id, operation.sequence_number)
+        return attempted(self._journal, work, refusal=refusal)
 
     async def _settle(self, execution: _Execution, outcome: StateChange | DomainError) -> None:
         if is_refusal(outcome):

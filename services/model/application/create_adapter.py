@@ -11,11 +11,12 @@ from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
+from services.model.application.attempts import attempted
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterIdTaken, ReplicaLeased
+from services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
 from services.model.ports import CreationRecord, Ports
 from twinkle.data_format import LoraConfig
@@ -105,6 +106,7 @@ class CreateAdapter:
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with other content.
             AdapterIdTaken: The chosen id was used before.
+            CreationCrashed: The process ended during each of several attempts.
         """
         require_scope(caller, 'train')
         if request.full_parameters is not None:
@@ -122,12 +124,14 @@ class CreateAdapter:
                     raise RequestIdReused(request.request_id)
                 return self._directory.get(caller, known.adapter_id)
             self._check(caller.tenant_id, request)
-            # Fetching the checkpoint may take a long time, so it runs outside the lock.
-            state = await self._starting_state(request)
-            async with self._creation_lock:
-                if await self._creation_of(request.adapter_id) is not None:
-                    raise AdapterIdTaken(request.adapter_id)
-                return await _uninterrupted(self._create(caller, request, state))
+            work = f'creation {request.request_id} by {caller.tenant_id}'
+            async with attempted(self._ports.journal, work, refusal=CreationCrashed()):
+                # Fetching the checkpoint may take a long time, so it runs outside the lock.
+                state = await self._starting_state(request)
+                async with self._creation_lock:
+                    if await self._creation_of(request.adapter_id) is not None:
+                        raise AdapterIdTaken(request.adapter_id)
+                    return await _uninterrupted(self._create(caller, request, state))
 
     async def _create(self, caller: Caller, request: CreateAdapterRequest, state: AdapterState | None) -> Adapter:
         self._check(caller.tenant_id, request)

@@ -10,6 +10,7 @@ import structlog
 from services.kit.clock import Clock
 from services.kit.errors import AdapterNotFound, DomainError, Internal
 from services.kit.failpoints import reach
+from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.progress import adapter_after, result_of
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
@@ -21,9 +22,6 @@ from services.model.domain.result import OperationResult
 from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
-MAX_ATTEMPTS = 3
-"""Number of attempts, including the first run, during which the process may end. Then the operation fails, so that it
-cannot prevent the service from starting."""
 MAX_RESTORES = 5
 """Number of restores in a row during which the process may end without progress. Then the adapter is not restored
 again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from starting."""
@@ -91,7 +89,7 @@ class Restore:
                     skipped = defect.sequence_number
             is_done = True
         finally:
-            self._journal.end_restore(adapter_id)
+            self._journal.reset_attempts(_work_of(adapter_id))
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
         if not skipped:
@@ -106,7 +104,7 @@ class Restore:
         Raises:
             AdapterDamaged: The process ended during each of the last restores.
         """
-        count = await self._journal.begin_restore(adapter_id)
+        count = await self._journal.count_attempt(_work_of(adapter_id))
         if count > MAX_RESTORES:
             raise AdapterDamaged(adapter_id, f'the service crashed during {MAX_RESTORES} restores in a row')
         reach('restore.begun')
@@ -173,7 +171,7 @@ class Restore:
             attempts=MAX_ATTEMPTS,
         )
         await self._journal.settle(adapter, operation, error)
-        self._journal.end_restore(operation.adapter_id)
+        self._journal.reset_attempts(_work_of(operation.adapter_id))
         return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
 
     async def _run(self, entry: JournalEntry) -> tuple[VerbRun | None, OperationResult | DomainError]:
@@ -206,6 +204,10 @@ class Restore:
         if isinstance(found, DomainError) and not isinstance(recorded, DomainError):
             raise AdapterDamaged(operation.adapter_id, difference)
         return 1
+
+
+def _work_of(adapter_id: str) -> str:
+    return f'restores of {adapter_id}'
 
 
 async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:

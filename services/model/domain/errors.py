@@ -89,6 +89,15 @@ class OperationCrashed(FailedPrecondition):
 
 
 @domain_error(
+    'REQUEST_CRASHED',
+    'the model service crashed each time it created this adapter; try a lower rank, fewer target modules or another '
+    'checkpoint',
+)
+class CreationCrashed(FailedPrecondition):
+    """The process ended during each attempt to create the adapter."""
+
+
+@domain_error(
     'BATCH_TOO_LARGE',
     'the batch has {token_count} tokens, but this replica processes at most {token_limit} at once; split it',
 )

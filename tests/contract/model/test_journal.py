@@ -295,6 +295,23 @@ def _is_equal_state(one, other):
     )
 
 
+async def test_attempts_at_other_work_are_counted_until_one_is_survived(reopen):
+    """Attempts at named work add up over restarts, each name alone, until a reset or the deletion of the adapter."""
+    journal = await reopen()
+    await add(journal, make_adapter())
+    for count in (1, 2):
+        journal = await reopen()
+        assert await journal.count_attempt('Save of ad-1') == count
+    assert await journal.count_attempt('Load of ad-1') == 1
+    assert await journal.count_attempt('Save of ad-10') == 1
+    journal.reset_attempts('Load of ad-1')
+    journal = await reopen()
+    assert await journal.count_attempt('Load of ad-1') == 1
+    await journal.remove_adapter('ad-1')
+    assert await journal.count_attempt('Save of ad-1') == 1
+    assert await journal.count_attempt('Save of ad-10') == 2
+
+
 async def test_attempts_are_counted_until_one_is_survived(reopen):
     """Attempts to replay an operation add up over restarts, and are reset by a survived attempt or a new request."""
     journal = await reopen()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +213,18 @@ async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: 
     assert (await journal.creation_of('ad-1')).tenant_id == adapter.tenant_id
     assert await journal.begin_attempt(batch_operation(1)) == 1
     await journal.close()
+
+
+async def test_journal_knows_whether_its_last_process_closed_it(tmp_path: Path):
+    """A journal that was copied while in use belongs to a process that was killed; a closed one does not."""
+    journal = await open_journal(tmp_path / 'used')
+    assert not journal.was_killed
+    shutil.copytree(tmp_path / 'used', tmp_path / 'killed')
+    await journal.close()
+    for name, was_killed in (('used', False), ('killed', True), ('killed', False)):
+        journal = await open_journal(tmp_path / name)
+        assert journal.was_killed == was_killed
+        await journal.close()
 
 
 async def test_file_that_is_not_a_database_is_refused(tmp_path: Path):

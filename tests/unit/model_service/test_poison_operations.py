@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fixtures import journals
-from fixtures.crashing import Died, PoisonedTrainer, Service, StrictStore, create, start
+from fixtures.crashing import ALICE, Died, PoisonedTrainer, Service, StrictStore, create, start
 from services.kit.errors import Disposition
-from services.model.application.restore import MAX_ATTEMPTS, MAX_RESTORES
+from services.model.application.attempts import MAX_ATTEMPTS
+from services.model.application.restore import MAX_RESTORES
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference
-from services.model.domain.errors import AdapterDamaged, OperationCrashed
+from services.model.domain.errors import AdapterDamaged, CreationCrashed, OperationCrashed
+from services.model.domain.operation import ExportMerged, Load, Operation, PublishVersion, Save
 from services.model.domain.result import OperationResult
 from services.model.ports import Journal
+from twinkle.api.model.v1 import operation_pb2
 
 POISON = 29
 """Number of tokens of the batch that crashes the trainer."""
@@ -164,3 +168,95 @@ async def test_failed_operations_are_progress(journal: Journal) -> None:
         assert (await service.execute(operation)).reason == OperationCrashed.reason
     outcome = await service.execute(journals.batch_operation(len(poisons) + 1, adapter_id))
     assert isinstance(outcome, OperationResult)
+
+
+STATE_VERBS: dict[str, tuple[str, Any]] = {
+    'save': ('export_state', Save(name='poison')),
+    'publish': ('export_state', PublishVersion()),
+    'load': ('import_state', Load(checkpoint_path='twinkle://first/weights/start')),
+    'export': ('export_state', ExportMerged(name='poison')),
+}
+"""Verbs that call other services, and the method of the trainer that crashes the process. An undo that crashes is a
+restore that crashes."""
+
+
+@pytest.mark.parametrize('name', STATE_VERBS)
+async def test_state_verb_that_crashes_each_time_fails(journal: Journal, name: str) -> None:
+    """A state verb that its client repeats fails after three crashes; others run, and the next one has new attempts."""
+    method, verb = STATE_VERBS[name]
+    store = StrictStore()
+    service = await start(journal, store)
+    culprit, innocent = await create(service, 'culprit'), await create(service, 'innocent')
+    await store.save('first', journals.state_of(1), base_model='', save=Save(name='start'), request_id='s1')
+    results = await _train(service, innocent, range(1, 3))
+    await _train(service, culprit, range(1, 3))
+    await service.execute(journals.operation(3, culprit, save=operation_pb2.Save(name='known')))
+    await service.verbs.close()
+    poison = replace(journals.step_operation(4, culprit), verb=verb)
+    for _ in range(MAX_ATTEMPTS):
+        service = await start(journal, store, trainer=PoisonedTrainer(method=method))
+        with pytest.raises(Died):
+            await service.verbs.execute_operation(ALICE, poison, is_waiting_allowed=True)
+    service = await start(journal, store, trainer=PoisonedTrainer(method=method))
+    for _ in range(2):
+        assert (await service.execute(poison)).reason == OperationCrashed.reason
+    results += await _train(service, innocent, range(3, 7))
+    assert isinstance(await service.execute(journals.batch_operation(5, culprit)), OperationResult)
+    with pytest.raises(Died):
+        await service.verbs.execute_operation(ALICE, replace(poison, sequence_number=6), is_waiting_allowed=True)
+    service = await start(journal, store)
+    expected = await _train(service, await create(service, 'reference'), range(1, 7))
+    assert [first_difference(*pair) for pair in zip(expected, results, strict=True)] == [None] * 6
+
+
+@pytest.mark.parametrize('method', ['create_adapter', 'import_state'])
+async def test_creation_that_crashes_each_time_fails(journal: Journal, method: str) -> None:
+    """A creation that its client repeats fails after three crashes, and other creations are not affected."""
+    store = StrictStore()
+    path = ''
+    if method == 'import_state':
+        service = await start(journal, store)
+        await service.execute(journals.operation(1, await create(service), save=operation_pb2.Save(name='start')))
+        (path,) = store.checkpoints
+    for _ in range(MAX_ATTEMPTS):
+        service = await start(journal, store, trainer=PoisonedTrainer(method=method))
+        with pytest.raises(Died):
+            await create(service, 'poison', checkpoint_path=path)
+    service = await start(journal, store, trainer=PoisonedTrainer(method=method))
+    with pytest.raises(CreationCrashed):
+        await create(service, 'poison', checkpoint_path=path)
+    await service.journal.close()
+    service = await start(journal, store)
+    assert await create(service, 'innocent', checkpoint_path=path)
+    assert await create(service, 'poison', checkpoint_path=path)
+
+
+class _SlowJournal(MemoryJournal):
+    """A journal on a disk that is slower than a crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process: Service | None = None
+        """Process that uses the journal."""
+
+    async def accept(self, operation: Operation) -> None:
+        """Record the operation after other tasks have run, unless the process crashes until then."""
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert self.process is not None
+        self.process.journal.check_alive()
+        await super().accept(operation)
+
+
+async def test_operation_that_crashes_at_once_is_recorded_after_the_first_crash() -> None:
+    """An operation that crashes before it is on record is recorded first once the service has crashed."""
+    journal, store = _SlowJournal(), StrictStore()
+    service = journal.process = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    adapter_id = await create(service, 'culprit')
+    await _crash_during(service, _poison(1, adapter_id))
+    assert await journal.entries(adapter_id, after=0) == []
+    journal.was_killed = True
+    service = journal.process = await start(journal, store, trainer=PoisonedTrainer(POISON))
+    await _crash_during(service, _poison(1, adapter_id))
+    service = await _serve_after_crashes(journal, store)
+    assert (await service.execute(_poison(1, adapter_id))).reason == OperationCrashed.reason

@@ -48,7 +48,8 @@ class MemoryJournal:
         self._adapters: dict[str, _AdapterHistory] = {}
         self._creations: list[CreationRecord] = []
         self._creation_by_adapter: dict[str, CreationRecord] = {}
-        self._restores: Counter[str] = Counter()
+        self.was_killed = False
+        self._attempts: Counter[str] = Counter()
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
@@ -75,6 +76,8 @@ class MemoryJournal:
 
     async def remove_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
+        for work in [work for work in self._attempts if work.endswith(f' of {adapter_id}')]:
+            del self._attempts[work]
 
     async def accept(self, operation: Operation) -> None:
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
@@ -91,12 +94,12 @@ class MemoryJournal:
         if row is not None:
             row.attempt_count = 0
 
-    async def begin_restore(self, adapter_id: str) -> int:
-        self._restores[adapter_id] += 1
-        return self._restores[adapter_id]
+    async def count_attempt(self, work: str) -> int:
+        self._attempts[work] += 1
+        return self._attempts[work]
 
-    def end_restore(self, adapter_id: str) -> None:
-        del self._restores[adapter_id]
+    def reset_attempts(self, work: str) -> None:
+        del self._attempts[work]
 
     async def revoke(self, operation: Operation) -> None:
         self._history_of(operation.adapter_id).rows.pop(operation.sequence_number, None)

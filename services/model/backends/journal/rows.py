@@ -12,6 +12,8 @@ from services.model.ports import CreationRecord
 
 MAX_CREATIONS = 4096
 """Maximum number of creation requests stored to recognize repeats."""
+_USES = 'open journals'
+"""Name of the count of processes that opened the journal without closing it."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def remove_adapter(tx: Transaction, adapter_id: str) -> UnusedFiles:
     files = tuple(name for (name,) in tx.execute('SELECT file FROM snapshots WHERE adapter = ?', row[0]))
     digests = _digests(tx, 'adapter = ?', row[0])
     tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
+    tx.execute('DELETE FROM meta WHERE substr(name, -length(?1)) = ?1', f' of {adapter_id}')
     return UnusedFiles(files, _unneeded(tx, digests))
 
 
@@ -302,13 +305,22 @@ def _unneeded(tx: Transaction, digests: Sequence[str]) -> tuple[str, ...]:
     return tuple(digest for digest in sorted(set(digests)) if tx.execute(statement, digest).fetchone() is None)
 
 
-def add_restore(tx: Transaction, adapter_id: str) -> int:
-    """Count an attempt to restore an adapter, and return the number of attempts."""
-    name = f'restores of {adapter_id}'
-    tx.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT (name) DO UPDATE SET value = value + 1", name)
-    return int(tx.execute('SELECT value FROM meta WHERE name = ?', name).fetchone()[0])
+def count_attempt(tx: Transaction, work: str) -> int:
+    """Count an attempt at some work, and return the number of attempts."""
+    tx.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT (name) DO UPDATE SET value = value + 1", work)
+    return int(tx.execute('SELECT value FROM meta WHERE name = ?', work).fetchone()[0])
 
 
-def reset_restores(tx: Transaction, adapter_id: str) -> None:
-    """Reset the number of attempts to restore an adapter."""
-    tx.execute('DELETE FROM meta WHERE name = ?', f'restores of {adapter_id}')
+def remove_count(tx: Transaction, work: str) -> None:
+    """Remove the number of attempts at some work."""
+    tx.execute('DELETE FROM meta WHERE name = ?', work)
+
+
+def begin_use(tx: Transaction) -> bool:
+    """Record that a process uses the journal; return whether the one before ended without `end_use`."""
+    return count_attempt(tx, _USES) > 1
+
+
+def end_use(tx: Transaction) -> None:
+    """Record that the process closes the journal."""
+    remove_count(tx, _USES)

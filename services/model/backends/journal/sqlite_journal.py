@@ -54,6 +54,7 @@ class SqliteJournal:
         self._lock: FolderLock | None = None
         self._damaged: Mapping[str, str] = {}
         self._unreadable: frozenset[str] = frozenset()
+        self.was_killed = False
 
     @classmethod
     async def open(
@@ -89,6 +90,7 @@ class SqliteJournal:
         )
         journal._lock, journal._damaged, journal._unreadable = lock, database.damaged, database.unreadable
         await journal._sweep()
+        journal.was_killed = await journal._run('', rows.begin_use)
         return journal
 
     @classmethod
@@ -106,14 +108,12 @@ class SqliteJournal:
     async def adapters(self) -> Sequence[JournaledAdapter]:
         found = await self._run('', rows.all_adapters)
         readable = [
-            (self._adapter_of(record), is_settled)
-            for adapter_id, record, is_settled in found
-            if adapter_id not in self._unreadable
+            (self._adapter_of(record), is_settled) for name, record, is_settled in found if name not in self._unreadable
         ]
         return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in readable if adapter]
 
     async def damaged_adapters(self) -> Mapping[str, str]:
-        return {adapter_id: self._damaged[adapter_id] for adapter_id in self._unreadable}
+        return {name: self._damaged[name] for name in self._unreadable}
 
     async def creations(self) -> Sequence[CreationRecord]:
         return await self._run('', rows.all_creations)
@@ -162,11 +162,11 @@ class SqliteJournal:
 
         self._writer.add(reset)
 
-    async def begin_restore(self, adapter_id: str) -> int:
-        return await self._run(adapter_id, lambda tx: rows.add_restore(tx, adapter_id))
+    async def count_attempt(self, work: str) -> int:
+        return await self._run('', lambda tx: rows.count_attempt(tx, work))
 
-    def end_restore(self, adapter_id: str) -> None:
-        self._writer.add(lambda tx: rows.reset_restores(tx, adapter_id))
+    def reset_attempts(self, work: str) -> None:
+        self._writer.add(lambda tx: rows.remove_count(tx, work))
 
     async def revoke(self, operation: Operation) -> None:
         def delete(tx: Transaction) -> None:
@@ -276,6 +276,7 @@ class SqliteJournal:
         return await self._run(adapter_id, lambda tx: rows.undoable_steps(tx, adapter_id, self._undo_steps))
 
     async def close(self) -> None:
+        self._writer.add(rows.end_use)
         await self._writer.close()
         self._threads.close()
         if self._lock is not None:
