@@ -28,7 +28,7 @@ class TorchEngineConfig(BaseModel):
     prefill_chunk_tokens: int = Field(default=512, ge=1)
     """Number of prompt tokens computed in one chunk."""
     kv_cache_memory_bytes: int = Field(default=1 << 29, ge=1)
-    """Size of the key-value cache in bytes; requests wait while it is full."""
+    """Memory for keys, values and the state of recurrent layers, in bytes; requests wait while it is full."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Maximum number of tokens in one sequence. Unset: the model's context, or less with a small key-value cache."""
     thread_count: int = Field(default=1, ge=1)

@@ -105,7 +105,7 @@ class TorchEngine:
         return EngineLoad(
             running_sequences=load.running_sequences,
             waiting_sequences=load.waiting_sequences,
-            kv_usage=load.kv_tokens_reserved / load.kv_tokens_budget,
+            kv_usage=load.cache_bytes_reserved / load.cache_bytes_budget,
             tokens_per_second=self._thread.tokens_per_second,
             is_paused=self._thread.is_paused,
             max_sequences=self._facts.max_sequences,

@@ -59,7 +59,7 @@ async def test_failed_step_fails_its_requests_only(model):
         good = await begin(thread, 'good', [5], short, limit=100)
         events, _ = await good.take()
         assert events[-1].stop_reason is not None
-        assert thread.engine.load.kv_tokens_reserved == 0
+        assert thread.engine.load.cache_bytes_reserved == 0
     finally:
         thread.close()
 

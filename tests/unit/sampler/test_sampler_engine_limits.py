@@ -77,7 +77,7 @@ def test_abort_frees_memory_immediately(engine):
         assert sorted(event.sequence_index for event in aborted) == [0, 1, 2, 3]
         assert {event.stop_reason for event in aborted} == {StopReason.ABORT}
     assert engine.is_idle
-    assert engine.load.kv_tokens_reserved == 0
+    assert engine.load.cache_bytes_reserved == 0
     assert sampled_count > 0
     assert engine.step() == []
     with pytest.raises(UnknownRequest):
@@ -114,7 +114,7 @@ def test_parked_request_waits_and_resumes_unchanged(model):
 
 def test_admission_waits_for_memory(model):
     """Requests wait for key-value memory, and the allocated size stays within the budget."""
-    budget = 100 * model.kv_bytes_per_token
+    budget = model.cache_size.of(100)
     engine = make_engine(model, kv_cache_memory_bytes=budget)
     params = SamplingParams(max_tokens=20, num_samples=2, ignore_eos=True)
     results = {str(i): Gathered(2) for i in range(4)}
@@ -124,7 +124,7 @@ def test_admission_waits_for_memory(model):
     while not engine.is_idle:
         for event in engine.step():
             results[event.request_id].take(event)
-        max_allocated = max(max_allocated, engine.kv_bytes_allocated)
+        max_allocated = max(max_allocated, engine.cache_bytes_allocated)
         assert engine.load.running_sequences <= 2
     assert 0 < max_allocated <= budget
     assert all(len(tokens) == 20 for result in results.values() for tokens in result.tokens)

@@ -9,17 +9,18 @@ from twinkle.sampler.engine.request import EngineRequest
 from twinkle.sampler.engine.scheduler import Scheduler, SchedulerLimits
 from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 
-LIMITS = SchedulerLimits(max_sequences=4, max_step_rows=12, prefill_chunk_rows=8, kv_budget_tokens=64)
+LIMITS = SchedulerLimits(max_sequences=4, max_step_rows=12, prefill_chunk_rows=8, cache_budget_bytes=64)
 
 
 def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens: int) -> SampleGroup:
-    """Return a group with the given sizes."""
+    """Return a group with the given sizes, whose caches need one byte per token."""
     request = EngineRequest(request_id=name, prompt_token_ids=(1,) * prompt_length, params=SamplingParams())
     return SampleGroup(
         request=request,
         sample_indices=range(sample_count),
         max_new_tokens=max_new_tokens,
         seed=0,
+        cache_bytes_per_sample=prompt_length + max_new_tokens,
     )
 
 
@@ -54,8 +55,8 @@ def grow(scheduler: Scheduler, sequence: Sequence) -> None:
         scheduler.finish(sequence)
 
 
-def stored_kv_tokens(scheduler: Scheduler) -> int:
-    """Return the number of tokens whose keys and values are stored."""
+def stored_bytes(scheduler: Scheduler) -> int:
+    """Return the memory of all tokens that are stored."""
     running = sum(len(s.tokens) + s.group.prompt_length for s in scheduler.running)
     return running + sum(group.computed_tokens for group in scheduler.prefilling)
 
@@ -78,13 +79,13 @@ def test_limits_hold_and_all_requests_finish(arrivals, leaving):
             count += 1
         run_step(scheduler)
         assert len(scheduler.running) + len(scheduler.prefilling) <= LIMITS.max_sequences
-        assert stored_kv_tokens(scheduler) <= scheduler.kv_tokens_reserved <= LIMITS.kv_budget_tokens
+        assert stored_bytes(scheduler) <= scheduler.cache_bytes_reserved <= LIMITS.cache_budget_bytes
         for group in [g for g in groups if int(g.request.request_id) in leaving and g in scheduler.prefilling]:
             scheduler.remove_group(group)
     assert not scheduler.waiting
     assert not scheduler.prefilling
     assert not scheduler.running
-    assert scheduler.kv_tokens_reserved == 0
+    assert scheduler.cache_bytes_reserved == 0
 
 
 def test_groups_are_admitted_in_order_of_arrival():
@@ -120,10 +121,10 @@ def test_parked_sequences_keep_their_memory_and_are_not_computed():
     group = make_group('it', 4, 1, 8)
     scheduler.add(group)
     run_step(scheduler)
-    reserved = scheduler.kv_tokens_reserved
+    reserved = scheduler.cache_bytes_reserved
     group.is_parked = True
     assert run_step(scheduler) == []
-    assert scheduler.kv_tokens_reserved == reserved
+    assert scheduler.cache_bytes_reserved == reserved
     group.is_parked = False
     assert run_step(scheduler) == [('it', 1)]
 
@@ -131,4 +132,4 @@ def test_parked_sequences_keep_their_memory_and_are_not_computed():
 def test_limits_that_starve_prompts_are_refused():
     """Limits without rows for a prompt chunk besides all running sequences raise ValueError."""
     with pytest.raises(ValueError, match='max_step_rows'):
-        SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, kv_budget_tokens=64)
+        SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, cache_budget_bytes=64)

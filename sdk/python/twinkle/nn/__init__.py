@@ -13,7 +13,7 @@ from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.head_weights import HeadAdapter, log_probabilities
 from twinkle.nn.kernel_layer import KernelLayer
-from twinkle.nn.kv_cache import KVCache
+from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDropout, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
@@ -24,6 +24,7 @@ from twinkle.nn.spans import AdapterSpan, SequenceSpan
 __all__ = [
     'AdapterSpan',
     'AdapterWeights',
+    'CacheSize',
     'FullWeights',
     'HeadAdapter',
     'HeadOutputs',

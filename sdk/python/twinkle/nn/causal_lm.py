@@ -6,6 +6,7 @@ Legend: T rows of the pack, R any selection of rows, D hidden size, V vocabulary
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from twinkle.nn.fused_layers import fuse_layers, pack_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_layer import KernelLayer
+from twinkle.nn.kv_cache import CacheSize, KVCache
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
@@ -137,14 +139,13 @@ class PackedCausalLM:
         """Number of scalars in the frozen model."""
         return self._parameter_count
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that one token occupies in a `KVCache`."""
-        heads = getattr(self.config, 'num_key_value_heads', None) or self.config.num_attention_heads
-        head_dim = getattr(self.config, 'head_dim', None) or self.config.hidden_size // self.config.num_attention_heads
-        kinds = getattr(self.config, 'layer_types', None) or ['full_attention'] * self.config.num_hidden_layers
-        layer_count = sum(kind != 'linear_attention' for kind in kinds)
-        return 2 * layer_count * heads * head_dim * self._head.weight_VD.element_size()
+    @cached_property
+    def cache_size(self) -> CacheSize:
+        """Memory of the `KVCache` of one sequence, as measured with a pass of one token."""
+        cache, token = KVCache(), torch.zeros(1, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            self.hidden(token, token, sequences=[SequenceSpan(0, 1, cache)])
+        return cache.size
 
     @property
     def dtype_name(self) -> str:

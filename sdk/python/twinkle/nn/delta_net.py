@@ -111,7 +111,8 @@ class PackedDeltaNet(nn.Module):
             None if state is None else state.memory_VKH,
         )
         if cache is not None:
-            cache.recurrent[self.layer_idx] = RecurrentState(inputs_CW, memory_VKH)
+            length = len(rows.mixed_TC) + (0 if state is None else state.length)
+            cache.recurrent[self.layer_idx] = RecurrentState(length, inputs_CW, memory_VKH)
         return self.norm(output_LVH.to(rows.mixed_TC.dtype).flatten(0, 1), rows.gate_TVH.flatten(0, 1)).view(
             len(output_LVH), -1
         )

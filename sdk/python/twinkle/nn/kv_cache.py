@@ -11,8 +11,32 @@ _FIRST_CAPACITY = 64
 
 
 @dataclass(frozen=True)
+class CacheSize:
+    """Memory of the `KVCache` of one sequence."""
+
+    bytes_per_token: int
+    """Bytes of keys and values of each token; 0 for a model without attention."""
+    bytes_per_sequence: int
+    """Bytes of the state of recurrent layers, which does not grow."""
+
+    def of(self, tokens: int) -> int:
+        """Return the bytes of a sequence of some length."""
+        return self.bytes_per_sequence + tokens * self.bytes_per_token
+
+    def longest(self, memory_bytes: int, *, limit: int) -> int:
+        """Return the length of the longest sequence that fits the memory, at most `limit` tokens."""
+        available = memory_bytes - self.bytes_per_sequence
+        if available < 0 or self.bytes_per_token == 0:
+            return 0 if available < 0 else limit
+        return min(limit, available // self.bytes_per_token)
+
+
+@dataclass(frozen=True)
 class RecurrentState:
     """State of one Gated DeltaNet layer after the tokens of a sequence so far; the legend is in `delta_net`."""
+
+    length: int
+    """Number of tokens so far."""
 
     inputs_CW: Tensor
     """Last W - 1 inputs of the convolution, [C, W - 1]."""
@@ -39,14 +63,26 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Number of stored tokens; it is the same for every attention layer between forward passes."""
-        return next(reversed(self._lengths.values()), 0)
+        """Number of stored tokens; it is the same for every layer between forward passes."""
+        lengths = self._lengths or {layer: state.length for layer, state in self.recurrent.items()}
+        return next(reversed(lengths.values()), 0)
 
     @property
     def size_bytes(self) -> int:
         """Allocated memory, in bytes."""
-        states = [x for state in self.recurrent.values() for x in (state.inputs_CW, state.memory_VKH)]
-        return sum(tensor.nbytes for tensor in (*self._keys.values(), *self._values.values(), *states))
+        return self._state_bytes + sum(tensor.nbytes for tensor in (*self._keys.values(), *self._values.values()))
+
+    @property
+    def size(self) -> CacheSize:
+        """Memory of a cache with the layers of this one, which must not be empty."""
+        stores = (*self._keys.values(), *self._values.values())
+        per_token = sum(heads * size * store.element_size() for store in stores for heads, _, size in [store.shape])
+        return CacheSize(per_token, self._state_bytes)
+
+    @property
+    def _state_bytes(self) -> int:
+        states = self.recurrent.values()
+        return sum(tensor.nbytes for state in states for tensor in (state.inputs_CW, state.memory_VKH))
 
     def layer_length(self, layer: int) -> int:
         """Return the number of tokens stored for one attention layer."""

@@ -51,7 +51,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     """Maximum number of prompt tokens in one chunk."""
     kv_cache_memory_bytes: int = 1 << 29
-    """Memory for keys and values. Requests wait until enough is free."""
+    """Memory for keys, values and the state of recurrent layers. Requests wait until enough is free."""
     max_model_len: int | None = None
     """Maximum number of tokens of one sequence. None: the model's context length, or less if memory is smaller."""
 
@@ -83,11 +83,14 @@ class SamplerEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._new_seed = new_seed or (lambda: random.SystemRandom().getrandbits(63))
-        kv_tokens = self.config.kv_cache_memory_bytes // model.kv_bytes_per_token
-        context = self.config.max_model_len or model.max_position_embeddings
+        context = min(self.config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+        memory_bytes = self.config.kv_cache_memory_bytes
+        if memory_bytes < model.cache_size.of(1):
+            needed = model.cache_size.of(1)
+            raise ValueError(f'kv_cache_memory_bytes must be at least {needed} for one token, got {memory_bytes}')
         self.admission = Admission(
             vocab_size=model.vocab_size,
-            context_tokens=min(context, model.max_position_embeddings, kv_tokens),
+            context_tokens=model.cache_size.longest(memory_bytes, limit=context),
             is_text_known=tokenizer is not None,
         )
         self._scheduler = Scheduler(
@@ -95,7 +98,7 @@ class SamplerEngine:
                 max_sequences=self.config.max_sequences,
                 max_step_rows=self.config.max_batch_tokens,
                 prefill_chunk_rows=self.config.prefill_chunk_tokens,
-                kv_budget_tokens=kv_tokens,
+                cache_budget_bytes=memory_bytes,
             )
         )
         self._unfinished: dict[str, int] = {}
@@ -120,13 +123,13 @@ class SamplerEngine:
         return EngineLoad(
             running_sequences=len(scheduler.running),
             waiting_sequences=sum(len(group.sample_indices) for group in pending),
-            kv_tokens_reserved=scheduler.kv_tokens_reserved,
-            kv_tokens_budget=scheduler.limits.kv_budget_tokens,
+            cache_bytes_reserved=scheduler.cache_bytes_reserved,
+            cache_bytes_budget=scheduler.limits.cache_budget_bytes,
         )
 
     @property
-    def kv_bytes_allocated(self) -> int:
-        """Current size of keys and values; at most the configured size."""
+    def cache_bytes_allocated(self) -> int:
+        """Current size of all caches; at most the configured size."""
         prompts = [group.cache for group in self._scheduler.prefilling]
         return sum(cache.size_bytes for cache in [*prompts, *(item.cache for item in self._scheduler.running)])
 
@@ -268,8 +271,9 @@ class SamplerEngine:
         params = request.params
         samples = list(range(params.num_samples) if replays is None else replays)
         size = max(len(samples), 1)
+        cache_bytes = self._model.cache_size.of(len(request.prompt_token_ids) + max_new_tokens)
         if max_new_tokens:
-            size = self._scheduler.largest_group(len(request.prompt_token_ids) + max_new_tokens)
+            size = self._scheduler.largest_group(cache_bytes)
         seed = self._new_seed() if params.seed is None else params.seed
         return [
             SampleGroup(
@@ -279,6 +283,7 @@ class SamplerEngine:
                 scores=None if begin or request.is_continued else PromptScores(request, seed=seed),
                 replays=replays or {},
                 seed=seed,
+                cache_bytes_per_sample=cache_bytes,
                 cache=KVCache(len(request.prompt_token_ids) + max_new_tokens),
             )
             for begin in range(0, len(samples), size)

@@ -137,5 +137,5 @@ class EngineLoad:
 
     running_sequences: int
     waiting_sequences: int
-    kv_tokens_reserved: int
-    kv_tokens_budget: int
+    cache_bytes_reserved: int
+    cache_bytes_budget: int

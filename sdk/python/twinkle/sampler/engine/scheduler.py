@@ -22,8 +22,8 @@ class SchedulerLimits:
     """Maximum number of rows (tokens) in one step."""
     prefill_chunk_rows: int
     """Maximum number of rows of one prompt chunk."""
-    kv_budget_tokens: int
-    """Maximum number of tokens whose keys and values are stored."""
+    cache_budget_bytes: int
+    """Maximum memory of the caches of all admitted sequences."""
 
     def __post_init__(self) -> None:
         """Check that every prompt can be scheduled.
@@ -31,7 +31,7 @@ class SchedulerLimits:
         Raises:
             ValueError: a limit is too small. The message names it and the minimum.
         """
-        for name in ('max_sequences', 'prefill_chunk_rows', 'kv_budget_tokens'):
+        for name in ('max_sequences', 'prefill_chunk_rows', 'cache_budget_bytes'):
             if getattr(self, name) < 1:
                 raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}')
         if self.max_step_rows < self.max_sequences + self.prefill_chunk_rows:
@@ -81,11 +81,11 @@ class Scheduler:
         self.waiting: deque[SampleGroup] = deque()
         self.prefilling: list[SampleGroup] = []
         self.running: list[Sequence] = []
-        self.kv_tokens_reserved = 0
+        self.cache_bytes_reserved = 0
 
-    def largest_group(self, kv_tokens_per_sample: int) -> int:
+    def largest_group(self, cache_bytes_per_sample: int) -> int:
         """Return how many samples of this size can be admitted together; 0 if one is too large."""
-        return min(self.limits.max_sequences, self.limits.kv_budget_tokens // kv_tokens_per_sample)
+        return min(self.limits.max_sequences, self.limits.cache_budget_bytes // cache_bytes_per_sample)
 
     def add(self, group: SampleGroup) -> None:
         """Add a group to the queue. It must not be larger than `largest_group` allows."""
@@ -95,7 +95,7 @@ class Scheduler:
         """Admit groups while there is capacity, and return the rows of the next step."""
         while self.waiting and self._has_capacity(self.waiting[0]):
             group = self.waiting.popleft()
-            self.kv_tokens_reserved += group.sample_count * group.kv_tokens_per_sample
+            self.cache_bytes_reserved += group.sample_count * group.cache_bytes_per_sample
             self.prefilling.append(group)
         active = [sequence for sequence in self.running if not sequence.group.is_parked]
         decodes = [sequence for sequence in active if sequence.uncomputed_count == 1]
@@ -108,12 +108,12 @@ class Scheduler:
         self.prefilling.remove(group)
         self.running.extend(sequences)
         unused_count = group.sample_count - len(sequences)
-        self.kv_tokens_reserved -= unused_count * group.kv_tokens_per_sample
+        self.cache_bytes_reserved -= unused_count * group.cache_bytes_per_sample
 
     def finish(self, sequence: Sequence) -> None:
         """Remove a sequence and release its reserved memory."""
         self.running.remove(sequence)
-        self.kv_tokens_reserved -= sequence.group.kv_tokens_per_sample
+        self.cache_bytes_reserved -= sequence.group.cache_bytes_per_sample
 
     def remove_group(self, group: SampleGroup) -> None:
         """Remove a group that has not started."""
@@ -124,8 +124,8 @@ class Scheduler:
 
     def _has_capacity(self, group: SampleGroup) -> bool:
         slots = len(self.running) + sum(other.sample_count for other in self.prefilling)
-        kv_tokens = self.kv_tokens_reserved + group.sample_count * group.kv_tokens_per_sample
-        return slots + group.sample_count <= self.limits.max_sequences and kv_tokens <= self.limits.kv_budget_tokens
+        cache_bytes = self.cache_bytes_reserved + group.sample_count * group.cache_bytes_per_sample
+        return slots + group.sample_count <= self.limits.max_sequences and cache_bytes <= self.limits.cache_budget_bytes
 
     def _next_replays(self, sequences: list[Sequence], rows_left: int) -> list[ReplayChunk]:
         """Return the chunks of started tokens that fit the step. The newest token of a sequence is decoded normally."""

@@ -23,6 +23,8 @@ class SampleGroup:
     max_new_tokens: int
     """Maximum number of new tokens. 0: only the prompt is computed."""
     seed: int
+    cache_bytes_per_sample: int
+    """Maximum memory of the cache of one sample."""
     scores: 'PromptScores | None' = None
     """Collects the scores of the prompt. Only the group that reports the prompt has them, one per new request."""
     replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
@@ -43,11 +45,6 @@ class SampleGroup:
     def sample_count(self) -> int:
         """Number of sequences that need a slot; 1 if only the prompt is computed."""
         return len(self.sample_indices) if self.max_new_tokens else 1
-
-    @property
-    def kv_tokens_per_sample(self) -> int:
-        """Maximum number of tokens in the cache of one sample."""
-        return self.prompt_length + self.max_new_tokens
 
     @property
     def is_prompt_computed(self) -> bool:
