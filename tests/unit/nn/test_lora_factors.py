@@ -97,6 +97,26 @@ def test_result_can_be_changed_in_place(has_bias):
     assert gradients[0].any()
 
 
+@pytest.mark.parametrize('rank', [1, 2, 16])
+def test_gradients_do_not_depend_on_the_layout_of_their_rows(rank):
+    """Gradients of factors are bitwise the same in a large and a small pass if columns are stored one by one."""
+    active = ActiveAdapters()
+    layer = LoraLinear(nn.Linear(4, 4).requires_grad_(False), path='m', layer=0, active=active)
+    adapter = LoraWeights.create({'m': (4, 4)}, LoraConfig(r=rank), seed=0, is_trainable=True)
+    own_x, own_gradient = random_tensor(35, 4, seed=0), random_tensor(35, 4, seed=1)
+    found = []
+    for row_count, first in ((72, 21), (64, 0), (35, 0)):
+        x, by_output = random_tensor(row_count, 4, seed=2), random_tensor(row_count, 4, seed=3)
+        rows = slice(first, first + 35)
+        x[rows], by_output[rows] = own_x, own_gradient
+        spans = [AdapterSpan(first, first + 35, adapter)]
+        with active.activate(Pass.begin(spans, row_count=row_count, is_training=True)):
+            y = layer(x)
+        found.append(torch.autograd.grad(y, list(adapter.parameters()), by_output.t().contiguous().t()))
+    for other in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))
+
+
 def test_frozen_factors_get_no_gradient():
     """A factor that requires no gradient gets None."""
     factors = LoraFactors(

@@ -78,6 +78,8 @@ class _AdaptedLinear(Function):
     @staticmethod
     def backward(ctx: Any, dy_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight_OI, *saved = ctx.saved_tensors
+        # In other layouts, the rounding of products depends on the number of rows.
+        dy_TO = dy_TO.contiguous()
         dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
         gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, saved[: ctx.saved_count])
         return (dx_TI, None, None, None, *gradients)
