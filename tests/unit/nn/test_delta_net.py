@@ -26,17 +26,29 @@ CONFIG = transformers.Qwen3_5TextConfig(
 )
 
 
+ACCELERATOR = pytest.param(
+    'cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an accelerator')]
+)
+
+
 @pytest.fixture(scope='module')
-def model(tmp_path_factory: pytest.TempPathFactory) -> PackedCausalLM:
-    """A tiny model with three recurrent layers and one attention layer."""
-    folder: Path = tmp_path_factory.mktemp('model')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model with three recurrent layers and one attention layer."""
+    folder = tmp_path_factory.mktemp('model')
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(CONFIG).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def model(folder: Path) -> PackedCausalLM:
+    """The tiny model in float32 on the CPU."""
     return PackedCausalLM.load(folder)
 
 
+@pytest.mark.parametrize('device', ['cpu', ACCELERATOR])
 @pytest.mark.parametrize('length', [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 3])
-def test_chunks_equal_the_recurrence_row_by_row(length):
+def test_chunks_equal_the_recurrence_row_by_row(length, device):
     """The chunked form equals the definition of the rule, with and without an initial state."""
     generator = torch.Generator().manual_seed(length)
     heads, keys, values = 2, 8, 5
@@ -54,9 +66,10 @@ def test_chunks_equal_the_recurrence_row_by_row(length):
             error = beta[row][:, None] * (value[row] - torch.einsum('hk,hkv->hv', key[row], memory))
             memory = memory + key[row][:, :, None] * error[:, None, :]
             expected.append(torch.einsum('hk,hkv->hv', query[row], memory))
-        outputs, state = gated_delta_rule(query, key, value, decay, beta, initial)
-        torch.testing.assert_close(outputs, torch.stack(expected), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(state, memory, atol=1e-5, rtol=1e-4)
+        arguments = [None if x is None else x.to(device) for x in (query, key, value, decay, beta, initial)]
+        outputs, state = gated_delta_rule(*arguments)
+        torch.testing.assert_close(outputs.cpu(), torch.stack(expected), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(state.cpu(), memory, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize('steps', [(1,) * 12, (50, 1, 1, 17, 1, 60), (64, 64)])
@@ -73,6 +86,29 @@ def test_passes_with_a_cache_equal_one_pass(model, steps):
             parts.append(model.hidden(ids[begin : begin + count], positions, sequences=[span]))
             begin += count
     torch.testing.assert_close(torch.cat(parts), whole, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize('device', ['cpu', ACCELERATOR])
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_half_precision_differs_only_by_rounding(folder, model, dtype, device):
+    """Sequences of a pack, and one that is run in several passes, get the results of float32 up to rounding."""
+    half = PackedCausalLM.load(folder, dtype=dtype, device=device)
+    lengths = (70, 5, 33)
+    ids = torch.randint(1, 128, (sum(lengths),), generator=torch.Generator().manual_seed(3))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    spans = [SequenceSpan(0, 70), SequenceSpan(70, 75), SequenceSpan(75, 108)]
+    cache, begin, parts = KVCache(), 0, []
+    with torch.inference_mode():
+        expected = model.hidden(ids, positions, sequences=spans)
+        packed = half.hidden(ids.to(device), positions.to(device), sequences=spans)
+        for count in (40, 1, 29):
+            rows = torch.arange(begin, begin + count)
+            span = SequenceSpan(0, count, cache)
+            parts.append(half.hidden(ids[rows].to(device), rows.to(device), sequences=[span]))
+            begin += count
+    for own, wide in ((packed, expected), (torch.cat(parts), expected[:70])):
+        differences = (own.cpu().float() - wide).norm(dim=1) / wide.norm(dim=1)
+        assert differences.median() < 0.03
 
 
 def test_a_copied_cache_has_an_independent_state(model):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from fixtures import isolation
 from fixtures.architecture_variants import VARIANTS
 from fixtures.architectures import NotTiny, architectures, build_tiny, check_as_accelerator
 from twinkle.data_format import LoraConfig
@@ -83,6 +84,18 @@ def test_folder_with_towers_is_loaded_as_a_text_model(model_type: str, tmp_path:
     plain = build_tiny(model_type, tmp_path, loader=transformers.AutoModelForImageTextToText)
     assert json.loads((tmp_path / 'config.json').read_text())['model_type'] == model_type
     check_tenants(plain, tmp_path, is_supported=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize('name', sorted({*SUPPORTED, *VARIANTS} - REFUSED_VARIANTS))
+def test_random_mixes_change_no_bit_of_a_tenant(name: str, tmp_path: Path) -> None:
+    """Tenants with random ranks, dropout, lengths and tokens get bitwise the same results together and alone."""
+    model_type, fields = VARIANTS.get(name, (name, {}))
+    build_tiny(model_type, tmp_path, fields)
+    model = PackedCausalLM.load(tmp_path)
+    mixes = (isolation.violations(model, seed, longest=100, targets=['all-linear']) for seed in range(3))
+    assert [violation for mix in mixes for violation in mix] == []
 
 
 @pytest.mark.slow

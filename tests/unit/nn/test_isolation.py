@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -68,6 +69,23 @@ def test_results_in_a_mix_are_bitwise_equal_to_results_alone(name, request):
     """Log-probabilities, entropies and gradients do not depend on other rows, for any ranks, targets and lengths."""
     model = PackedCausalLM.load(request.getfixturevalue(name))
     assert [line for seed in range(4) for line in isolation.violations(model, seed, longest=120)] == []
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_half_precision_is_isolated_bitwise(name, request):
+    """Results in bfloat16 do not depend on other rows, either."""
+    model = PackedCausalLM.load(request.getfixturevalue(name), dtype='bfloat16')
+    assert not any(isolation.deviations(model, 0, longest=120) + isolation.deviations(model, 1, longest=120))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an accelerator')
+@pytest.mark.parametrize(('dtype', 'summary', 'tolerance'), [('float32', max, 1e-2), ('bfloat16', median, 0.3)])
+@pytest.mark.parametrize('name', FOLDERS)
+def test_results_in_a_mix_on_an_accelerator_equal_results_alone(name, dtype, summary, tolerance, request):
+    """Log-probabilities, entropies and gradients depend on other rows only through the choice of kernels."""
+    model = PackedCausalLM.load(request.getfixturevalue(name), dtype=dtype, device='cuda')
+    assert all(summary(isolation.deviations(model, seed, longest=120)) < tolerance for seed in range(4))
 
 
 def test_isolation_holds_on_two_threads(odd_dir):
