@@ -18,7 +18,6 @@ from services.checkpoint.application.versions import Versions
 from services.checkpoint.application.weight_feed import WeightFeed
 from services.checkpoint.backends.archive_uploads import ArchiveUploads
 from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.errors import StoreThreads
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_tier import MemoryTier
 from services.checkpoint.backends.model_folders import ModelFolders
@@ -31,6 +30,7 @@ from services.kit.config import keep_files_private, load_config
 from services.kit.ids import new_id
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
+from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.kit.weights import Sender, open_segments
 from services.kit.worker import Threads

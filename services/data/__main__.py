@@ -17,6 +17,7 @@ from services.kit.config import keep_files_private, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
+from services.kit.store_threads import StoreThreads
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.kit.upload_store import UploadQuota, UploadRules, UploadStore
 from services.kit.worker import Threads
@@ -39,7 +40,7 @@ def main() -> None:
 
 async def serve(config: DataConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
-    threads = Threads('rows', count=config.thread_count)
+    threads = StoreThreads('rows', count=config.thread_count)
     uploads = make_upload_store(config)
     server = make_server(config, uploads, threads)
     try:

@@ -128,6 +128,10 @@ class DatasetStore(Protocol):
         """
         ...
 
+    async def delete_damaged(self, tenant_id: str, dataset_id: str) -> bool:
+        """Delete a dataset of a tenant if its description is damaged, and return whether it was deleted."""
+        ...
+
     async def delete(self, dataset: Dataset) -> None:
         """Delete a dataset and its rows."""
         ...

@@ -8,7 +8,6 @@ complete one to its durable form. The services check authorization, scopes and t
 
 import asyncio
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,56 +17,35 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from pydantic import TypeAdapter
-
-from services.kit.checksums import checked, digest_of, is_prefix_intact, with_checksum, write_prefix_sum
+from services.kit.checksums import digest_of, is_prefix_intact, write_prefix_sum
 from services.kit.clock import Clock
 from services.kit.disk_space import check_free_space
-from services.kit.errors import DigestMismatch, InUse, InvalidField, QuotaExceeded, StoredDataDamaged, StreamOutOfOrder
+from services.kit.errors import (
+    DigestMismatch,
+    InUse,
+    InvalidField,
+    QuotaExceeded,
+    StoreUnavailable,
+    StreamOutOfOrder,
+)
+from services.kit.store_threads import run_in_store_thread
+from services.kit.upload_folder import (
+    BYTES_FILE,
+    UploadChunk,
+    UploadHeader,
+    UploadStatus,
+    append,
+    create_folder,
+    intact_status,
+    modified,
+    remove_folder,
+    remove_leftover,
+    status_in,
+    write_header,
+)
 
-_HEADER_FILE, _BYTES_FILE = 'header.json', 'bytes'
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
-
-
-@dataclass(frozen=True, kw_only=True)
-class UploadHeader:
-    """The first message of an upload's stream."""
-
-    upload_id: str
-    """Chosen by the caller; unique within a tenant."""
-    size_bytes: int
-    """Size of the complete file."""
-    digest: str = ''
-    """blake3 digest of the complete file, hexadecimal; empty if the client sends none."""
-
-
-_HEADERS = TypeAdapter(UploadHeader)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UploadChunk:
-    """Bytes of an upload whose checksum was verified."""
-
-    offset: int
-    """Offset of the first byte in the file."""
-    data: bytes | memoryview
-
-
-@dataclass(frozen=True, kw_only=True)
-class UploadStatus:
-    """The state of an upload."""
-
-    header: UploadHeader
-    committed_bytes: int
-    """Number of stored bytes; a client continues at this offset."""
-    path: Path
-    """File with the stored bytes."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all bytes are stored."""
-        return self.committed_bytes == self.header.size_bytes
 
 
 @dataclass(frozen=True)
@@ -115,13 +93,13 @@ class UploadStore:
             InUse: Another stream sends this upload.
             InvalidField: The header contradicts the first header, or the size is below the number of stored bytes.
             QuotaExceeded: The tenant has too many uploads or bytes.
-            DiskFull: The disk has too little space for the missing bytes.
+            DiskFull, StoreUnavailable: The disk has too little space for the missing bytes, or cannot be used.
         """
         folder = self._folder(tenant_id, header.upload_id)
         if folder in self._open:
             raise InUse('upload', header.upload_id, 'another stream')
         self._open.add(folder)
-        opening = asyncio.ensure_future(asyncio.to_thread(self._find_or_create, folder, header))
+        opening = asyncio.ensure_future(run_in_store_thread(self._find_or_create, folder, header))
         try:
             committed_bytes = await asyncio.shield(opening)
         except BaseException:
@@ -140,7 +118,7 @@ class UploadStore:
             StoredDataDamaged: The header is damaged, or bytes are missing or, if read, changed; a stream starts again.
         """
         folder = self._folder(tenant_id, upload_id)
-        return await asyncio.to_thread(_intact_status, folder, upload_id, is_content_read=is_content_read)
+        return await run_in_store_thread(intact_status, folder, upload_id, is_content_read=is_content_read)
 
     async def read(self, tenant_id: str, upload_id: str) -> bytes | None:
         """Return the bytes of an upload and restart its time to live; None if it is missing or incomplete.
@@ -148,17 +126,18 @@ class UploadStore:
         Raises:
             StoredDataDamaged: See `find`.
         """
-        return await asyncio.to_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
+        return await run_in_store_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
 
     async def discard_expired(self) -> None:
-        """Remove the expired uploads of all tenants; an open upload does not expire."""
-        await asyncio.to_thread(self._discard_expired)
+        """Remove the expired uploads of all tenants, unless the disk cannot be used; an open upload does not expire."""
+        with suppress(StoreUnavailable):
+            await run_in_store_thread(self._discard_expired)
 
     def touch(self, folder: Path) -> None:
         """Restart the time to live of the upload in `folder`, if it exists and its disk can be written."""
         now = self._clock.now().timestamp()
         with suppress(OSError):
-            os.utime(folder / _BYTES_FILE, (now, now))
+            os.utime(folder / BYTES_FILE, (now, now))
 
     def release(self, folder: Path) -> None:
         """Allow another stream to open the upload in `folder`."""
@@ -167,24 +146,24 @@ class UploadStore:
     def remove(self, folder: Path) -> None:
         """Remove the upload in `folder`."""
         with self._lock:
-            _remove(folder)
+            remove_folder(folder)
 
     def _find_or_create(self, folder: Path, header: UploadHeader) -> int:
-        if not is_prefix_intact(folder / _BYTES_FILE):
-            _remove(folder)  # the sender sends the bytes again
+        if not is_prefix_intact(folder / BYTES_FILE):
+            remove_folder(folder)  # the sender sends the bytes again
         with self._lock:
-            known = _status_in(folder)
+            known = status_in(folder)
             if known is None:
                 self._check_quotas(folder, header, is_new=True)
                 check_free_space(folder, header.size_bytes)
-                _create(folder, header)
+                create_folder(folder, header)
                 return 0
             self._check_header(header, known)
             check_free_space(folder, header.size_bytes - known.committed_bytes)
             if not self._rules.is_header_binding:
                 self._check_quotas(folder, header, is_new=False)
                 if header != known.header:
-                    _write_header(folder, header)
+                    write_header(folder, header)
             self.touch(folder)
             return known.committed_bytes
 
@@ -198,7 +177,7 @@ class UploadStore:
             raise InvalidField('header.size_bytes', problem)
 
     def _check_quotas(self, folder: Path, header: UploadHeader, *, is_new: bool) -> None:
-        others = [known for other in folder.parent.glob('*') if other != folder if (known := _status_in(other))]
+        others = [known for other in folder.parent.glob('*') if other != folder if (known := status_in(other))]
         quota = self._rules.byte_quota
         if quota is not None and sum(map(self._counted_bytes, others)) + header.size_bytes > quota.limit:
             raise QuotaExceeded(quota.name, quota.limit)
@@ -211,7 +190,7 @@ class UploadStore:
         return upload.header.size_bytes if is_reserved else upload.committed_bytes
 
     def _read(self, folder: Path, upload_id: str) -> bytes | None:
-        status = _intact_status(folder, upload_id, is_content_read=True)
+        status = intact_status(folder, upload_id, is_content_read=True)
         if status is None or not status.is_complete:
             return None
         with suppress(FileNotFoundError):  # removed since it was found
@@ -225,9 +204,9 @@ class UploadStore:
         with self._lock:
             for path in [*self._root.glob('*/*'), *self._root.glob('*')]:
                 if path.is_file() or path.parent == self._root:
-                    _remove_leftover(path)
-                elif path not in self._open and _modified(path / _BYTES_FILE) < oldest:
-                    _remove(path)
+                    remove_leftover(path)
+                elif path not in self._open and modified(path / BYTES_FILE) < oldest:
+                    remove_folder(path)
 
     def _folder(self, tenant_id: str, upload_id: str) -> Path:
         # Callers choose the ids. Hashes are safe file names, and two tenants never share a folder.
@@ -251,7 +230,7 @@ class Upload:
     @property
     def status(self) -> UploadStatus:
         """The current state."""
-        path = self._folder / _BYTES_FILE
+        path = self._folder / BYTES_FILE
         return UploadStatus(header=self._header, committed_bytes=self._committed_bytes, path=path)
 
     def check(self, offset: int, size_bytes: int) -> None:
@@ -304,7 +283,7 @@ class Upload:
 
         Cancellation: the function runs to completion, and `close` waits for it.
         """
-        self._running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+        self._running = asyncio.ensure_future(run_in_store_thread(function, *args, **kwargs))
         return await asyncio.shield(self._running)
 
     async def close(self) -> None:
@@ -326,75 +305,3 @@ class Upload:
 
 def _hash_of(identity: str) -> str:
     return blake2s(identity.encode(), digest_size=16).hexdigest()
-
-
-def _header_in(folder: Path) -> UploadHeader | None:
-    """Return the header in a folder; None if it is missing or was damaged by a power failure."""
-    with suppress(OSError, ValueError):
-        return _HEADERS.validate_json(checked((folder / _HEADER_FILE).read_bytes()))
-    return None
-
-
-def _intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False) -> UploadStatus | None:
-    if (status := _status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
-        return None
-    is_intact = status is not None and is_prefix_intact(status.path, is_content_read=is_content_read)
-    if status is not None and is_content_read and status.is_complete and status.header.digest:
-        is_intact = is_intact and digest_of(status.path) == status.header.digest
-    if not is_intact:
-        raise StoredDataDamaged('upload', upload_id)
-    return status
-
-
-def _status_in(folder: Path) -> UploadStatus | None:
-    header, path = _header_in(folder), folder / _BYTES_FILE
-    if header is not None:
-        with suppress(FileNotFoundError):
-            return UploadStatus(header=header, committed_bytes=path.stat().st_size, path=path)
-    return None
-
-
-def _create(folder: Path, header: UploadHeader) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _BYTES_FILE).write_bytes(b'')
-    # The header is written last and atomically: without it the upload does not exist.
-    _write_header(folder, header)
-
-
-def _write_header(folder: Path, header: UploadHeader) -> None:
-    staging = folder / f'{_HEADER_FILE}.new'
-    staging.write_bytes(with_checksum(_HEADERS.dump_json(header)))
-    staging.replace(folder / _HEADER_FILE)
-
-
-def append(path: Path, data: memoryview) -> None:
-    """Append all of `data` to a file, or nothing if the disk refuses a part of it."""
-    size_bytes = path.stat().st_size
-    try:
-        with path.open('ab') as file:
-            file.write(data)
-    except OSError:
-        # A full disk may store a part of the data, which would change the offset of the next chunk.
-        os.truncate(path, size_bytes)
-        raise
-
-
-def _modified(path: Path) -> float:
-    """Return the time of the last change in seconds since the epoch; 0 if the file does not exist."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
-
-
-def _remove_leftover(path: Path) -> None:
-    """Remove a file of an earlier layout, or an empty folder; other paths remain."""
-    with suppress(OSError):
-        path.rmdir() if path.is_dir() else path.unlink()
-
-
-def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        (folder / _HEADER_FILE).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        folder.parent.rmdir()  # if the tenant has no other upload

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from services.checkpoint.backends.errors import domain_errors
 from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
-from services.checkpoint.domain import CheckpointKey, Record, StoreUnavailable, VersionKey
+from services.checkpoint.domain import CheckpointKey, Record, VersionKey
 from services.checkpoint.ports import StateWriter
 from services.kit import failpoints
-from services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
+from services.kit.errors import DigestMismatch, InvalidField, StoreUnavailable, StreamOutOfOrder
 from services.kit.weights import Segment, SegmentRef
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import ChunkVerifier, StateChunk, WeightManifest, iter_chunks, state_digest

@@ -2,7 +2,7 @@
 
 from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog
-from services.checkpoint.domain.errors import CheckpointExists, StoreUnavailable, VersionConflict
+from services.checkpoint.domain.errors import CheckpointExists, VersionConflict
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
 from services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
@@ -19,7 +19,6 @@ __all__ = [
     'DamagedState',
     'NewestMark',
     'Record',
-    'StoreUnavailable',
     'VersionConflict',
     'VersionKey',
     'VersionRing',

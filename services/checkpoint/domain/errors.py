@@ -1,6 +1,6 @@
 """Errors that only the checkpoint service raises. Shared errors are in `services.kit.errors`."""
 
-from services.kit.errors import Aborted, AlreadyExists, Disposition, Unavailable, domain_error
+from services.kit.errors import Aborted, AlreadyExists, domain_error
 
 
 @domain_error(
@@ -26,14 +26,3 @@ class CheckpointIdTaken(AlreadyExists):
 
     id: str
     kind: str = 'checkpoint'
-
-
-@domain_error(
-    'STORE_UNAVAILABLE',
-    'the checkpoint store cannot be used: {problem}; nothing was stored, retry later',
-    disposition=Disposition.RETRYABLE,
-)
-class StoreUnavailable(Unavailable):
-    """The store refuses to write or to open files at the moment, for example because its disk is full."""
-
-    problem: str

@@ -13,7 +13,7 @@ from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.json_values import dict_from_struct
 from services.kit.rpc.message_bounds import MAX_LIST_ITEMS
-from services.kit.upload_store import UploadChunk, UploadHeader, UploadStatus
+from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire

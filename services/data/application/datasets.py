@@ -189,13 +189,16 @@ class Datasets:
             yield Piece(begin, await file.read(begin, CHUNK_BYTES))
 
     async def delete(self, caller: Caller, dataset_id: str) -> None:
-        """Delete a dataset.
+        """Delete a dataset, which may be damaged.
 
         Raises:
             DatasetNotFound: The tenant has no such dataset.
             InUse: A loader is open for the dataset.
             QueueFull: Too many requests of the tenant are waiting.
         """
+        require_scope(caller, 'data')
+        if await self._store.delete_damaged(caller.tenant_id, dataset_id):
+            return
         dataset_of(self._store, caller, dataset_id)
         async with self._locks.hold(caller.tenant_id):
             dataset = dataset_of(self._store, caller, dataset_id)

@@ -5,26 +5,32 @@ removes all files that a crash left incomplete.
 """
 
 import asyncio
+import errno
 import hashlib
+import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
 from services.data.backends.record_files import RecordFiles, sync_folder
 from services.data.backends.row_files import RowFiles, write_rows
 from services.data.domain import Dataset, Row, RowMeter, Table
-from services.kit.checksums import check_sums, write_sums
-from services.kit.errors import InvalidField, StoredDataDamaged
+from services.kit.checksums import check_sums, checked, with_checksum, write_sums
+from services.kit.errors import DomainError, InvalidField, StoredDataDamaged, StoreUnavailable
+from services.kit.store_threads import store_errors
 from services.kit.worker import Threads
 from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
 
 _log = structlog.get_logger('data')
-_RECORD = 'record.json'
+_RECORD, _OWNER = 'record.json', 'owner'
+_DAMAGES = (None, errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
+"""Errors of the system that mean that files are damaged; `None` is an error of numpy."""
 
 
 class DiskDatasets:
@@ -37,7 +43,8 @@ class DiskDatasets:
         root.mkdir(parents=True, exist_ok=True)
         found = dict(self._records.read_all(root, f'*/{_RECORD}'))
         self._known = {dataset.dataset_id: dataset for dataset in found.values() if dataset is not None}
-        self._damaged = {path.parent.name for path, dataset in found.items() if dataset is None}
+        self._damaged = {path.parent.name: _owner_in(path.parent) for path, dataset in found.items() if dataset is None}
+        """Owners of the datasets with damaged records; None if the owner is unknown as well."""
         self._intact = set[Path]()
         """Folders whose files were compared with their digests since the start."""
         self._remove_incomplete()
@@ -59,7 +66,7 @@ class DiskDatasets:
         return await self._threads.run(lambda: sum(map(_size_of_files, folders)))
 
     async def load(self, dataset: Dataset, meter: RowMeter) -> Table:
-        rows = await self._threads.run(lambda: list(counted(self._opened(dataset), meter)))
+        rows = await self._threads.run(self._load, dataset, meter)
         return Table(
             rows=rows,
             dataset_id=dataset.dataset_id,
@@ -71,40 +78,79 @@ class DiskDatasets:
         )
 
     def reader(self, dataset: Dataset) -> 'DiskRows':
-        files = self._open(dataset)
-        return DiskRows(files, self._threads, check=lambda: self._check(dataset))
+        with store_errors():
+            files = self._open(dataset)
+        return DiskRows(dataset, files, self._threads, check=lambda: self._check(dataset))
 
     async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
         """Return the dataset as a file; the first call writes it."""
-        path = self._rows_of(dataset) / f'export.{file_format}'
         try:
-            if not path.exists():
-                await self._threads.run(lambda: write_file(path, self._opened(dataset)))
+            return await self._threads.run(self._export, dataset, file_format)
         except UnreadableFile as error:
             raise InvalidField('format', str(error)) from error
-        return DiskFile(path, self._threads)
+
+    async def delete_damaged(self, tenant_id: str, dataset_id: str) -> bool:
+        if self._damaged.get(dataset_id) != tenant_id:
+            return False
+        await self._threads.run(self._remove, dataset_id)
+        self._damaged.pop(dataset_id, None)
+        return True
 
     async def delete(self, dataset: Dataset) -> None:
-        self._known.pop(dataset.dataset_id, None)
-        await asyncio.shield(self._threads.run(self._remove, dataset.dataset_id))
+        await asyncio.shield(self._delete(dataset))
+
+    def _load(self, dataset: Dataset, meter: RowMeter) -> list[Row]:
+        rows = self._opened(dataset)
+        with _damages(dataset):
+            return list(counted(rows, meter))
 
     async def _save(self, dataset: Dataset, table: Table) -> Dataset:
         saved = await self._threads.run(self._write, dataset, table)
         self._known[dataset.dataset_id] = saved
         return saved
 
+    async def _delete(self, dataset: Dataset) -> None:
+        self._known.pop(dataset.dataset_id, None)
+        try:
+            await self._threads.run(self._remove, dataset.dataset_id)
+        except StoreUnavailable:
+            self._known[dataset.dataset_id] = dataset
+            raise
+
+    def _export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
+        path = self._rows_of(dataset) / f'export.{file_format}'
+        if not path.exists():
+            write_file(path, self._opened(dataset))
+        return DiskFile(path, self._threads)
+
     def _write(self, dataset: Dataset, table: Table) -> Dataset:
         rows_folder = self._rows_of(dataset)
         shutil.rmtree(rows_folder, ignore_errors=True)
-        rows_folder.mkdir(parents=True)
-        saved = replace(dataset, content_digest=_write_content(rows_folder, table))
-        write_sums(rows_folder)
-        self._intact.discard(rows_folder)
-        sync_folder(rows_folder)
-        self._records.write(rows_folder.parent / _RECORD, saved)
-        sync_folder(self._root)
+        try:
+            rows_folder.mkdir(parents=True)
+            _write_owner(rows_folder.parent, dataset.tenant_id)
+            saved = replace(dataset, content_digest=_write_content(rows_folder, table))
+            write_sums(rows_folder)
+            self._intact.discard(rows_folder)
+            sync_folder(rows_folder)
+            self._records.write(rows_folder.parent / _RECORD, saved)
+            sync_folder(self._root)
+        except OSError:
+            self._undo(dataset)
+            raise
         self._remove_old_revisions(saved)
         return saved
+
+    def _undo(self, dataset: Dataset) -> None:
+        """Restore the previous record, and remove the rows of a revision that could not be written."""
+        previous = self._known.get(dataset.dataset_id)
+        # If the disk refuses this as well, the rows stay, because the record may refer to them already.
+        with suppress(OSError):
+            if previous is None:
+                self._remove(dataset.dataset_id)
+            else:
+                self._records.write(self._root / dataset.dataset_id / _RECORD, previous)
+                shutil.rmtree(self._rows_of(dataset), ignore_errors=True)
 
     def _opened(self, dataset: Dataset) -> RowFiles:
         """Open the rows of a dataset after comparing all its files with their digests."""
@@ -112,19 +158,15 @@ class DiskDatasets:
         return self._open(dataset)
 
     def _open(self, dataset: Dataset) -> RowFiles:
-        try:
+        with _damages(dataset):
             return RowFiles(self._rows_of(dataset))
-        except Exception as error:  # numpy parses headers as Python code, which raises many errors
-            raise _damage(dataset, error) from error
 
     def _check(self, dataset: Dataset) -> None:
         folder = self._rows_of(dataset)
         if folder in self._intact:
             return
-        try:
+        with _damages(dataset):
             check_sums(folder)
-        except (OSError, ValueError) as error:
-            raise _damage(dataset, error) from error
         self._intact.add(folder)
 
     def _remove(self, dataset_id: str) -> None:
@@ -136,10 +178,12 @@ class DiskDatasets:
         return self._root / dataset.dataset_id / f'revision-{dataset.revision}'
 
     def _remove_old_revisions(self, dataset: Dataset) -> None:
+        """Remove the rows of earlier revisions, as far as the disk permits it; the next start removes the others."""
         current = self._rows_of(dataset)
-        for folder in current.parent.glob('revision-*'):
-            if folder != current:
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for folder in current.parent.glob('revision-*'):
+                if folder != current:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_incomplete(self) -> None:
         for folder in self._root.iterdir():
@@ -152,9 +196,30 @@ class DiskDatasets:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _damage(dataset: Dataset, error: Exception) -> StoredDataDamaged:
-    _log.error('stored rows damaged', dataset=dataset.dataset_id, error=str(error))
-    return StoredDataDamaged('dataset', dataset.dataset_id)
+def _write_owner(folder: Path, tenant_id: str) -> None:
+    """Store a dataset's owner beside its record, so that the owner can delete it even if the record is damaged."""
+    if not (folder / _OWNER).exists():
+        (folder / _OWNER).write_bytes(with_checksum(tenant_id.encode()))
+
+
+def _owner_in(folder: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        return checked((folder / _OWNER).read_bytes()).decode()
+    return None
+
+
+@contextmanager
+def _damages(dataset: Dataset) -> Generator[None]:
+    """Convert the errors of damaged rows; the errors of a disk that cannot be used are raised unchanged."""
+    try:
+        yield
+    except DomainError:  # for example a refusal of the meter
+        raise
+    except Exception as error:  # numpy parses headers as Python code, which raises many errors
+        if isinstance(error, OSError) and error.errno not in _DAMAGES:
+            raise
+        _log.error('stored rows damaged', dataset=dataset.dataset_id, error=str(error))
+        raise StoredDataDamaged('dataset', dataset.dataset_id) from error
 
 
 def _size_of_files(folder: Path) -> int:
@@ -178,24 +243,28 @@ def _write_content(folder: Path, table: Table) -> str:
 class DiskRows:
     """The rows of one revision; implements `RowReader`."""
 
-    def __init__(self, files: RowFiles, threads: Threads, *, check: Callable[[], None]) -> None:
-        """Read from `files`; `check` raises if they are damaged."""
-        self._files, self._threads, self._check = files, threads, check
+    def __init__(self, dataset: Dataset, files: RowFiles, threads: Threads, *, check: Callable[[], None]) -> None:
+        """Read the rows of `dataset` from `files`; `check` raises if they are damaged."""
+        self._dataset, self._files, self._threads, self._check = dataset, files, threads, check
 
     async def read(self, indices: Sequence[int]) -> list[Row]:
         return await self._threads.run(self._read, indices)
 
     def _read(self, indices: Sequence[int]) -> list[Row]:
         self._check()
-        return self._files.read(indices)
+        with _damages(self._dataset):
+            return self._files.read(indices)
 
 
 class DiskFile:
     """An exported file; implements `ExportedFile`."""
 
+    _file: BinaryIO | None = None
+
     def __init__(self, path: Path, threads: Threads) -> None:
         """Open `path`, which stays readable after the dataset changes."""
         self._file, self._threads = path.open('rb'), threads
+        self._descriptor = self._file.fileno()
         self._size_bytes = path.stat().st_size
 
     @property
@@ -206,8 +275,8 @@ class DiskFile:
         return await self._threads.run(self._read, offset, size_bytes)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
-        self._file.seek(offset)
-        return self._file.read(size_bytes)
+        return os.pread(self._descriptor, size_bytes, offset)
 
     def __del__(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

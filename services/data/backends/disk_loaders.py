@@ -1,10 +1,12 @@
 """Stores open loaders on the local disk, so that their cursors remain valid after a restart."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles
 from services.data.domain import Loader
-from services.kit.errors import StoredDataDamaged
+from services.kit.errors import StoredDataDamaged, StoreUnavailable
 from services.kit.worker import Threads
 
 
@@ -29,12 +31,28 @@ class DiskLoaders:
         return [loader for loader in self._known.values() if loader.tenant_id == tenant_id]
 
     async def save(self, loader: Loader) -> None:
-        # The loader is added before it is written, so that a repeated request finds it during the write.
-        self._known[loader.loader_id] = loader
-        await self._threads.run(self._records.write, self._path(loader.loader_id), loader)
+        # The index must match the disk even if the caller is cancelled.
+        await asyncio.shield(self._save(loader))
 
     async def delete(self, loader_id: str) -> None:
+        await asyncio.shield(self._delete(loader_id))
+
+    async def _save(self, loader: Loader) -> None:
+        # The loader is added before it is written, so that a repeated request finds it during the write.
+        self._known[loader.loader_id] = loader
+        try:
+            await self._threads.run(self._records.write, self._path(loader.loader_id), loader)
+        except StoreUnavailable:
+            del self._known[loader.loader_id]
+            with suppress(StoreUnavailable):
+                await self._remove(loader.loader_id)
+            raise
+
+    async def _delete(self, loader_id: str) -> None:
+        await self._remove(loader_id)
         self._known.pop(loader_id, None)
+
+    async def _remove(self, loader_id: str) -> None:
         await self._threads.run(self._path(loader_id).unlink, missing_ok=True)
 
     def _path(self, loader_id: str) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,13 +23,18 @@ class RecordFiles(Generic[_Record]):
         self._adapter = TypeAdapter(record_class)
 
     def write(self, path: Path, record: _Record) -> None:
-        """Write a record durably; a crash leaves either the old content or the new."""
+        """Write a record durably; a crash or an error of the disk leaves either the old content or the new."""
         staging = path.with_name(f'.{path.name}.new')
-        with staging.open('wb') as file:
-            file.write(with_checksum(self._adapter.dump_json(record)))
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
+        try:
+            with staging.open('wb') as file:
+                file.write(with_checksum(self._adapter.dump_json(record)))
+                file.flush()
+                os.fsync(file.fileno())
+            staging.replace(path)
+        except OSError:
+            with suppress(OSError):
+                staging.unlink()
+            raise
         sync_folder(path.parent)
 
     def read_all(self, folder: Path, pattern: str) -> Iterator[tuple[Path, _Record | None]]:

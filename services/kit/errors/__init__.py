@@ -56,6 +56,7 @@ from services.kit.errors.resources import (
     InUse,
     MemoryNotShared,
     StoredDataDamaged,
+    StoreUnavailable,
     UploadNotFound,
     VersionNotFound,
 )
@@ -100,6 +101,7 @@ __all__ = [
     'ResourceExhausted',
     'ScopeMissing',
     'ServiceUnreachable',
+    'StoreUnavailable',
     'StoredDataDamaged',
     'StreamOutOfOrder',
     'Unauthenticated',

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.kit.errors.base import DataLoss, FailedPrecondition, NotFound, domain_error
+from services.kit.errors.base import DataLoss, FailedPrecondition, NotFound, Unavailable, domain_error
 from services.kit.errors.disposition import Disposition
 
 
@@ -100,6 +100,17 @@ class StoredDataDamaged(DataLoss):
 
     kind: str
     id: str
+
+
+@domain_error(
+    'STORE_UNAVAILABLE',
+    'the store of the service cannot be used: {problem}; nothing was stored, retry later',
+    disposition=Disposition.RETRYABLE,
+)
+class StoreUnavailable(Unavailable):
+    """The store refuses to write or to open files at the moment, for example because its disk is full."""
+
+    problem: str
 
 
 @domain_error('MEMORY_NOT_SHARED', 'the segment is not in shared memory of this host; send the bytes')

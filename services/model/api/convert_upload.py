@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.rpc.fields import id_from_proto, not_negative
-from services.kit.upload_store import UploadChunk, UploadHeader, UploadStatus
+from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum

@@ -19,10 +19,10 @@ from fixtures.checkpoint_service import (
     serving,
     stream_of,
 )
-from services.checkpoint.backends.errors import StoreThreads
-from services.checkpoint.domain import StoreUnavailable
+from services.kit.errors import StoreUnavailable
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
+from services.kit.store_threads import StoreThreads
 from twinkle.api.checkpoint.v1 import (
     version_service_pb2,
     version_service_pb2_grpc,
@@ -100,7 +100,7 @@ async def test_service_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE])
 async def test_errors_of_a_disk_that_cannot_be_used_are_refusals(number: int) -> None:
     """An error of the disk that is no defect becomes STORE_UNAVAILABLE, which frees an operation's number."""
 

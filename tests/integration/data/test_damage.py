@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import grpc
+import pytest
 
 from fixtures.damage import apply, damages_below
 from fixtures.data_service import (
@@ -97,6 +98,24 @@ async def test_damage_to_any_stored_file_is_named_or_without_effect(tmp_path: Pa
             found = await _content(service, ids)
         case = f'{path}: {damage}'
         assert all(part in ('damaged', whole) for part, whole in zip(found, undamaged, strict=True)), case
+
+
+@pytest.mark.parametrize('name', ['record.json', 'revision-1/rows.jsonl', 'revision-1/row_offsets.npy'])
+async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name: str) -> None:
+    """A dataset with any damaged file can be deleted by its owner only, and does not exist afterwards."""
+    async with serving_data(tmp_path) as service:
+        dataset_id = (await service.create(chats(chat('u', 'a')))).dataset_id
+    path = tmp_path / 'data' / 'datasets' / dataset_id / name
+    path.write_bytes(path.read_bytes()[:-3])
+    request = wire.DeleteDatasetRequest(dataset_id=dataset_id)
+    async with serving_data(tmp_path) as service:
+        other = service.as_tenant('bob')
+        assert (await refusal_of(other.datasets.DeleteDataset(request, metadata=other.metadata))).reason
+        assert path.exists()
+        await service.datasets.DeleteDataset(request, metadata=service.metadata)
+        assert not path.parent.exists()
+        again = await refusal_of(service.datasets.DeleteDataset(request, metadata=service.metadata))
+        assert again.reason == 'DATASET_NOT_FOUND'
 
 
 def _overwrite(state_dir: Path, content: bytes) -> None:

@@ -14,7 +14,8 @@ from blake3 import blake3
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import DigestMismatch, InUse, InvalidField, ScopeMissing, StreamOutOfOrder, UploadNotFound
-from services.kit.upload_store import UploadChunk, UploadHeader, UploadRules, UploadStore
+from services.kit.upload_folder import UploadChunk, UploadHeader
+from services.kit.upload_store import UploadRules, UploadStore
 from services.model.application.upload_batch import ReadUpload, UploadBatch
 
 ALICE = Caller(tenant_id='alice', key_id='k', scopes=frozenset({'train'}))

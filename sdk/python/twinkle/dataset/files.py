@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -74,8 +75,13 @@ def write_rows(
     chosen = refuse_unwritable(path, file_format)
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f'.{path.name}.part')
-    _WRITERS[chosen](staging, rows, batch_rows)
-    staging.replace(path)
+    try:
+        _WRITERS[chosen](staging, rows, batch_rows)
+        staging.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            staging.unlink()
+        raise
 
 
 def refuse_unwritable(path: Path, file_format: str | None) -> str:

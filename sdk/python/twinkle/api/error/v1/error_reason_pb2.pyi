@@ -164,8 +164,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     baseModel.
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 98
-    """UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
-    or read-only. Nothing was stored. Metadata: problem.
+    """UNAVAILABLE with RetryInfo. The store of the service cannot be used at the moment, for example because its disk is
+    full or read-only. Nothing was stored. Metadata: problem.
     """
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 99
     """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was
@@ -387,8 +387,8 @@ ERROR_REASON_NO_REPLICA: ErrorReason.ValueType  # 96
 baseModel.
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 98
-"""UNAVAILABLE with RetryInfo. The checkpoint store cannot be used at the moment, for example because its disk is full
-or read-only. Nothing was stored. Metadata: problem.
+"""UNAVAILABLE with RetryInfo. The store of the service cannot be used at the moment, for example because its disk is
+full or read-only. Nothing was stored. Metadata: problem.
 """
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 99
 """UNAVAILABLE with RetryInfo. The disk of the service has too little free space for an upload or a state, which was

@@ -1,0 +1,141 @@
+"""The folder of one upload: a header, and the bytes received so far, whose number is the committed offset."""
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from services.kit.checksums import checked, digest_of, is_prefix_intact, with_checksum
+from services.kit.errors import StoredDataDamaged
+
+BYTES_FILE = 'bytes'
+_HEADER_FILE = 'header.json'
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadHeader:
+    """The first message of an upload's stream."""
+
+    upload_id: str
+    """Chosen by the caller; unique within a tenant."""
+    size_bytes: int
+    """Size of the complete file."""
+    digest: str = ''
+    """blake3 digest of the complete file, hexadecimal; empty if the client sends none."""
+
+
+_HEADERS = TypeAdapter(UploadHeader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadChunk:
+    """Bytes of an upload whose checksum was verified."""
+
+    offset: int
+    """Offset of the first byte in the file."""
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadStatus:
+    """The state of an upload."""
+
+    header: UploadHeader
+    committed_bytes: int
+    """Number of stored bytes; a client continues at this offset."""
+    path: Path
+    """File with the stored bytes."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all bytes are stored."""
+        return self.committed_bytes == self.header.size_bytes
+
+
+def _header_in(folder: Path) -> UploadHeader | None:
+    """Return the header in a folder; None if it is missing or was damaged by a power failure."""
+    with suppress(FileNotFoundError, ValueError):
+        return _HEADERS.validate_json(checked((folder / _HEADER_FILE).read_bytes()))
+    return None
+
+
+def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False) -> UploadStatus | None:
+    """Return the state of the upload in a folder; None if there is no upload.
+
+    Raises:
+        StoredDataDamaged: The header is damaged, or bytes are missing or, if they are read, changed.
+    """
+    if (status := status_in(folder)) is None and not (folder / _HEADER_FILE).exists():
+        return None
+    is_intact = status is not None and is_prefix_intact(status.path, is_content_read=is_content_read)
+    if status is not None and is_content_read and status.is_complete and status.header.digest:
+        is_intact = is_intact and digest_of(status.path) == status.header.digest
+    if not is_intact:
+        raise StoredDataDamaged('upload', upload_id)
+    return status
+
+
+def status_in(folder: Path) -> UploadStatus | None:
+    """Return the state of the upload in a folder without checking its bytes; None if there is no intact header."""
+    header, path = _header_in(folder), folder / BYTES_FILE
+    if header is not None:
+        with suppress(FileNotFoundError):
+            return UploadStatus(header=header, committed_bytes=path.stat().st_size, path=path)
+    return None
+
+
+def create_folder(folder: Path, header: UploadHeader) -> None:
+    """Create an upload without bytes, or nothing if the disk refuses a part of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / BYTES_FILE).write_bytes(b'')
+        # The header is written last and atomically: without it the upload does not exist.
+        write_header(folder, header)
+    except OSError:
+        remove_folder(folder)
+        raise
+
+
+def write_header(folder: Path, header: UploadHeader) -> None:
+    """Replace the header of an upload atomically."""
+    staging = folder / f'{_HEADER_FILE}.new'
+    staging.write_bytes(with_checksum(_HEADERS.dump_json(header)))
+    staging.replace(folder / _HEADER_FILE)
+
+
+def append(path: Path, data: memoryview) -> None:
+    """Append all of `data` to a file, or nothing if the disk refuses a part of it."""
+    size_bytes = path.stat().st_size
+    try:
+        with path.open('ab') as file:
+            file.write(data)
+    except OSError:
+        # A full disk may store a part of the data, which would change the offset of the next chunk.
+        with suppress(OSError):
+            os.truncate(path, size_bytes)
+        raise
+
+
+def modified(path: Path) -> float:
+    """Return the time of the last change in seconds since the epoch; 0 if the file does not exist."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def remove_leftover(path: Path) -> None:
+    """Remove a file of an earlier layout, or an empty folder; other paths remain."""
+    with suppress(OSError):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove an upload, as far as the disk permits it; without its header it does not exist."""
+    with suppress(OSError):
+        (folder / _HEADER_FILE).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()  # if the tenant has no other upload
