@@ -120,10 +120,11 @@ class DatasetStore(Protocol):
         """
         ...
 
-    async def export(self, dataset: Dataset, file_format: str) -> ExportedFile:
+    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> ExportedFile:
         """Return the dataset as a file; the same revision always has the same bytes.
 
         Raises:
+            QuotaExceeded, BytesFull: The meter refused the rows of a format with columns, which are written together.
             InvalidField: The format cannot represent these rows.
         """
         ...

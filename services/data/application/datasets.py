@@ -177,12 +177,16 @@ class Datasets:
         Raises:
             DatasetNotFound: The tenant has no such dataset.
             InvalidField: The dataset is lazy, the format cannot represent its rows, or the offset exceeds the file.
+            QueueFull, BytesFull: Too many requests are waiting, or the datasets in preparation take too much memory.
         """
-        dataset = dataset_of(self._store, caller, dataset_id)
-        if dataset.is_lazy:
-            problem = 'is lazy, and its rows are computed only when a loader reads them; export an eager dataset'
-            raise InvalidField('dataset_id', problem)
-        file = await self._store.export(dataset, file_format)
+        dataset_of(self._store, caller, dataset_id)
+        async with self._locks.hold(caller.tenant_id):
+            dataset = dataset_of(self._store, caller, dataset_id)
+            if dataset.is_lazy:
+                problem = 'is lazy, and its rows are computed only when a loader reads them; export an eager dataset'
+                raise InvalidField('dataset_id', problem)
+            with self._decoded.meter(caller.tenant_id) as meter:
+                file = await self._store.export(dataset, file_format, meter)
         if offset > file.size_bytes:
             raise InvalidField('offset', f'must be at most {file.size_bytes}, the size of the file')
         for begin in range(offset, file.size_bytes, CHUNK_BYTES):

@@ -29,6 +29,9 @@ from twinkle.dataset import write_rows as write_file
 
 _log = structlog.get_logger('data')
 _RECORD, _OWNER = 'record.json', 'owner'
+_PIECE_ROWS, _PIECE_BYTES = 1000, 8 << 20
+_TOKEN_BYTES = 200
+"""Memory of a token with its label, position and weight as Python numbers."""
 _DAMAGES = (None, errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
 """Errors of the system that mean that files are damaged; `None` is an error of numpy."""
 
@@ -82,10 +85,10 @@ class DiskDatasets:
             files = self._open(dataset)
         return DiskRows(dataset, files, self._threads, check=lambda: self._check(dataset))
 
-    async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
+    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> 'DiskFile':
         """Return the dataset as a file; the first call writes it."""
         try:
-            return await self._threads.run(self._export, dataset, file_format)
+            return await self._threads.run(self._export, dataset, file_format, meter)
         except UnreadableFile as error:
             raise InvalidField('format', str(error)) from error
 
@@ -117,10 +120,13 @@ class DiskDatasets:
             self._known[dataset.dataset_id] = dataset
             raise
 
-    def _export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
+    def _export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> 'DiskFile':
         path = self._rows_of(dataset) / f'export.{file_format}'
         if not path.exists():
-            write_file(path, self._opened(dataset))
+            rows = self._opened(dataset)
+            # Formats with columns are written once all rows are in memory.
+            charged = rows if file_format == 'jsonl' else counted(rows, meter)
+            write_file(path, charged, batch_rows=_rows_per_piece(dataset))
         return DiskFile(path, self._threads)
 
     def _write(self, dataset: Dataset, table: Table) -> Dataset:
@@ -220,6 +226,12 @@ def _damages(dataset: Dataset) -> Generator[None]:
             raise
         _log.error('stored rows damaged', dataset=dataset.dataset_id, error=str(error))
         raise StoredDataDamaged('dataset', dataset.dataset_id) from error
+
+
+def _rows_per_piece(dataset: Dataset) -> int:
+    """Return the number of rows that are converted together, so that a piece takes about 8 MiB."""
+    row_bytes = _TOKEN_BYTES * dataset.token_count // max(dataset.row_count, 1)
+    return max(1, min(_PIECE_ROWS, _PIECE_BYTES // (row_bytes + 1)))
 
 
 def _size_of_files(folder: Path) -> int:

@@ -49,3 +49,18 @@ async def refuse_steps(service: RunningData) -> None:
     assert (await refusal_of(service.create(source, *[CHECK] * 1001))).field == 'steps'
     large = map_with('SelfCognitionProcessor', model_name='m' * (64 << 10), model_author='a')
     assert (await refusal_of(service.create(source, CHECK, large))).field.startswith('steps[1].map')
+
+
+async def test_export_with_columns_is_limited(tmp_path: Path) -> None:
+    """A format that is written once all rows are in memory counts; JSON lines are written row by row."""
+    async with serving_data(tmp_path) as service:
+        dataset = await service.create(rows(*({'x': 'x' * 1000} for _ in range(100))))
+    async with serving_data(tmp_path, dataset_bytes=50_000) as service:
+        csv, jsonl = (
+            service.datasets.ExportDataset(
+                wire.ExportDatasetRequest(dataset_id=dataset.dataset_id, format=file_format), metadata=service.metadata
+            )
+            for file_format in (dataset_pb2.FILE_FORMAT_CSV, dataset_pb2.FILE_FORMAT_JSONL)
+        )
+        assert (await refusal_of(csv)).reason == 'QUOTA_EXCEEDED'
+        assert sum([len(part.chunk.data) async for part in jsonl]) > 100_000
