@@ -85,6 +85,7 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
         base_models=config.base_models,
         local_roots=config.local_roots,
         template_cache=config.template_cache,
+        download_limit_bytes=config.stored_bytes,
     )
     datasets = DatasetServicer(
         Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=make_limits(config)),

@@ -32,7 +32,8 @@ class DataConfig(ServiceConfig):
     decoded_bytes: int = Field(default=4 << 30, ge=1)
     """Maximum memory of the rows that all requests prepare, in bytes."""
     stored_bytes: int = Field(default=32 << 30, ge=1)
-    """Maximum size of a tenant's stored datasets and their exported files, in bytes."""
+    """Maximum size of a tenant's stored datasets and their exported files, in bytes. A dataset with more bytes on a hub
+    is not downloaded."""
     upload_limit_bytes: int = Field(default=4 << 30, ge=1)
     """Maximum size of an uploaded file, in bytes."""
     upload_bytes: int = Field(default=16 << 30, ge=1)

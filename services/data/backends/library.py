@@ -40,8 +40,9 @@ class LibraryEngine:
     """Implements `RowEngine` with `twinkle.dataset`."""
 
     def __init__(
-        self, threads: Threads, *, base_models: Sequence[str], local_roots: Sequence[Path], template_cache: int
-    ) -> None:
+        self, threads: Threads, *, base_models: Sequence[str], local_roots: Sequence[Path], template_cache: int,
+        download_limit_bytes: int,
+    ) -> None:  # fmt: skip
         """Create the engine.
 
         Args:
@@ -49,9 +50,11 @@ class LibraryEngine:
             base_models: Models that may be folders.
             local_roots: Folders whose files may be read as datasets by path.
             template_cache: Maximum number of templates in memory.
+            download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.
         """
         self._threads = threads
         self._base_models = frozenset(base_models)
+        self._download_limit_bytes = download_limit_bytes
         self._local_roots = [root.resolve() for root in local_roots]
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
 
@@ -83,7 +86,10 @@ class LibraryEngine:
             data_slice=slice(source.begin_row, source.end_row),
         )
         with source_errors('source.hub', hub_id=source.dataset_id):
-            return Table(rows=load_bounded_rows(meta, meter, is_local_allowed=is_local))
+            rows = load_bounded_rows(
+                meta, meter, is_local_allowed=is_local, download_limit_bytes=self._download_limit_bytes
+            )
+        return Table(rows=rows)
 
     def _is_readable_path(self, dataset_id: str) -> bool:
         path = local_path(dataset_id)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from services.data.domain import DatasetNotReady, FilterStep, HubIdNotFound, MapStep, Step, Table, TemplateStep
 from services.kit.errors import InvalidField, UnknownComponent
 from twinkle.dataset import DatasetError, InvalidExample, NotReady, UnreadableFile
-from twinkle.hub import HubError
+from twinkle.hub import DownloadTooLarge, HubError
 from twinkle.preprocessor import (
     InvalidArguments,
     InvalidRow,
@@ -28,10 +28,12 @@ def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
 
     Raises:
         HubIdNotFound: The hub id cannot be resolved.
-        InvalidField: The source cannot be read.
+        InvalidField: The source cannot be read, or is too large to be downloaded.
     """
     try:
         yield
+    except DownloadTooLarge as error:
+        raise InvalidField(field, f'{error}; upload the files that are needed') from error
     except HubError as error:
         raise HubIdNotFound(hub_id) from error
     except (UnreadableFile, DatasetError) as error:

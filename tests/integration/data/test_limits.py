@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from fixtures.data_service import CHECK, RunningData, iterate, map_with, refusal_of, rows, serving_data, upload_header
+from fixtures.fake_model_scope import running_model_scope
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 
@@ -35,6 +38,23 @@ async def test_stored_bytes_and_uploads_are_limited(tmp_path: Path) -> None:
         announced = iterate([upload_header('u', 101)])
         refused = await refusal_of(service.datasets.Upload(announced, metadata=service.metadata))
         assert refused.reason == 'QUOTA_EXCEEDED'
+
+
+async def test_large_dataset_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset on a hub whose files exceed the limit of stored bytes is refused by field, with both sizes."""
+    for name in ('TWINKLE_CACHE_DIR', 'MODELSCOPE_CACHE', 'MODELSCOPE_HOME', 'HOME'):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.delenv('TWINKLE_HUB_DIR', raising=False)
+    source = dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id='ms://org/rows'))
+    with running_model_scope() as hub:
+        monkeypatch.setenv('MODELSCOPE_ENDPOINT', hub.url)
+        hub.files['datasets/org/rows'] = {'train.jsonl': b'{"x": 1}\n', 'notes.txt': b'n' * 5000}
+        async with serving_data(tmp_path, stored_bytes=5000) as service:
+            refused = await refusal_of(service.create(source))
+            assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')
+            assert '5009' in refused.message
+        async with serving_data(tmp_path, stored_bytes=6000) as service:
+            assert (await service.create(source)).row_count == 1
 
 
 async def test_too_many_steps_or_arguments_are_refused_by_field(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fixtures.fake_model_scope import FakeModelScope, running_model_scope
 from twinkle.hub import (
     DatasetNotFound,
+    DownloadTooLarge,
     HFHub,
     HubError,
     HubOperation,
@@ -97,6 +98,13 @@ def test_only_the_required_files_are_downloaded(hub: FakeModelScope) -> None:
     tokenizer = resolve_tokenizer('ms://org/name')
     assert sorted(contents(tokenizer)) == ['config.json', 'tokenizer.json']
     assert contents(resolve_model('ms://org/name')) == FILES
+    hub.requests.clear()
+    with pytest.raises(DownloadTooLarge) as refused:
+        resolve_dataset('ms://org/rows', download_limit_bytes=13)
+    assert (refused.value.size_bytes, refused.value.limit_bytes) == (14, 13)
+    assert not any(request.endswith('/repo') for request in hub.requests)
+    found = resolve_dataset('ms://org/rows', download_limit_bytes=14)
+    assert contents(found) == hub.files['datasets/org/rows']
     assert contents(resolve_dataset('ms://org/rows')) == hub.files['datasets/org/rows']
     assert sorted(contents(resolve_plugin('ms://org/plugin'))) == ['__init__.py']
 

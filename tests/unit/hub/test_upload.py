@@ -70,6 +70,22 @@ def test_weights_are_uploaded_as_large_files(folder: Path) -> None:
         assert len(hub.objects) == 1
 
 
+def test_dataset_that_is_too_large_is_not_downloaded(tmp_path: Path) -> None:
+    """The sizes that the hub reports are added before the first file is requested."""
+    code = (
+        'from twinkle.hub import DownloadTooLarge, resolve_dataset\n'
+        'try:\n    resolve_dataset("hf://org/rows", download_limit_bytes=299)\n'
+        'except DownloadTooLarge as error:\n    print(error.size_bytes, error.limit_bytes)'
+    )
+    with running_hub() as hub:
+        hub.files['org/rows'], hub.is_private['org/rows'] = {'a.jsonl': bytes(100), 'b/c.parquet': bytes(200)}, False
+        settings = {'HF_ENDPOINT': hub.url, 'HF_TOKEN': TOKEN, 'HF_HOME': str(tmp_path), 'TWINKLE_HUB_DIR': ''}
+        done = subprocess.run(
+            [sys.executable, '-c', code], env={**os.environ, **settings}, check=True, timeout=60, capture_output=True
+        )
+    assert done.stdout.split() == [b'300', b'299']
+
+
 @pytest.mark.parametrize(
     ('hub_id', 'token'),
     [

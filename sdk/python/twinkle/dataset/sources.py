@@ -36,20 +36,23 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[R
     return _sliced(rows, meta)
 
 
-def load_bounded_rows(meta: DatasetMeta, bounds: RowBounds, *, is_local_allowed: bool = True) -> list[Row]:
+def load_bounded_rows(
+    meta: DatasetMeta, bounds: RowBounds, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
+) -> list[Row]:
     """Return the rows of files within bounds, restricted to the meta's `data_slice`, which must be ascending.
 
     Args:
         meta: source of the rows, without `data`.
         bounds: limits on the rows in memory. Rows before the slice are counted, too; later ones are not read.
         is_local_allowed: see `load_rows`.
+        download_limit_bytes: maximum size of all files of a repository that is downloaded. Default: no limit.
 
     Raises:
         HubError, DatasetError: see `load_rows`, or the rows have too many columns.
         Exception: `bounds` refused the rows.
     """
     refuse_backwards(meta)
-    files = find_files(meta, is_local_allowed=is_local_allowed)
+    files = find_files(meta, is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes)
     chosen = meta.data_slice if isinstance(meta.data_slice, slice) else slice(None)
     rows = (row for file in files for row in bounded_rows(file, bounds))
     with closing(rows):
@@ -96,8 +99,10 @@ def refuse_backwards(meta: DatasetMeta) -> None:
         )
 
 
-def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path]:
-    """Return the files of a dataset's subset and split, sorted.
+def find_files(
+    meta: DatasetMeta, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
+) -> list[Path]:
+    """Return the files of a dataset's subset and split, sorted; the arguments are those of `load_bounded_rows`.
 
     Raises:
         HubError: the dataset cannot be found or downloaded.
@@ -107,7 +112,9 @@ def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path
     given = Path(meta.dataset_id or '')
     if is_local_allowed and '://' not in str(meta.dataset_id) and format_of(given) and not given.exists():
         raise DatasetError(f'there is no file {str(given)!r} in {Path.cwd()}; a hub dataset is named org/name')
-    path = resolve_dataset(meta.dataset_id or '', is_local_allowed=is_local_allowed)
+    path = resolve_dataset(
+        meta.dataset_id or '', is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes
+    )
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 
 

@@ -8,6 +8,7 @@ from twinkle.hub.cache import cache_dir
 from twinkle.hub.errors import (
     DatasetNotFound,
     DigestMismatch,
+    DownloadTooLarge,
     HubError,
     HubUnreachable,
     ModelNotFound,
@@ -33,6 +34,7 @@ __all__ = [
     'UPLOAD_FILES',
     'DatasetNotFound',
     'DigestMismatch',
+    'DownloadTooLarge',
     'HFHub',
     'HubError',
     'HubId',

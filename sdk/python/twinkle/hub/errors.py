@@ -1,5 +1,7 @@
 """Errors of resolving hub ids to folders and of uploading folders to hubs. Messages explain how to fix the problem."""
 
+from twinkle.errors import error_class
+
 
 class HubError(Exception):
     """Base class of the hub errors."""
@@ -23,6 +25,15 @@ class HubUnreachable(HubError):
 
 class DigestMismatch(HubError):
     """A downloaded file does not have the expected digest."""
+
+
+@error_class('{hub_id} has {size_bytes} bytes on the hub, and at most {limit_bytes} may be downloaded')
+class DownloadTooLarge(HubError):
+    """The files of a repository are larger than the limit; nothing was downloaded."""
+
+    hub_id: str
+    size_bytes: int
+    limit_bytes: int
 
 
 class UploadRefused(HubError):

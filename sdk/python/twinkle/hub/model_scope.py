@@ -8,7 +8,7 @@ import base64
 import hashlib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ class RepositoryMissing(Exception):
     """The repository does not exist on ModelScope or is not accessible."""
 
 
-def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None) -> Path:
+def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: Callable[[list[int]], None]) -> Path:
     """Return a folder with the matching files of a repository, which are downloaded once.
 
     Args:
         name: `org/name`.
         repo_type: 'model' or 'dataset'.
         patterns: patterns of the files to download; None downloads all files.
+        check: is called with the sizes of all files before a download, and may raise an error.
 
     Raises:
         RepositoryMissing: the repository does not exist or is not accessible.
@@ -55,6 +56,7 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None) -> Path:
 
     def fill(folder: Path) -> None:
         api = client.HubApi(endpoint=_endpoint())
+        check([file.size for file in api.list_repo_files(name, repo_type)])
         api.download_repo(name, repo_type, local_dir=folder, allow_patterns=list(patterns) if patterns else None)
 
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twinkle.hub import model_scope
-from twinkle.hub.errors import DatasetNotFound, HubUnreachable, ModelNotFound
+from twinkle.hub.errors import DatasetNotFound, DownloadTooLarge, HubUnreachable, ModelNotFound
 from twinkle.hub.ids import HubId
 
 Kind = Literal['models', 'datasets']
@@ -50,30 +50,40 @@ def model_scope_folders(name: str, kind: Kind) -> Iterator[Path]:
     yield root / kind / name
 
 
-def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None) -> Path:
+def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None = None) -> Path:
     """Download a repository with its hub's own client, which shows progress, and return its folder.
 
     Args:
         hub_id: the repository; a bare id means Hugging Face.
         kind: 'models' or 'datasets'.
         patterns: patterns of the files to download; None downloads all files.
+        limit_bytes: maximum size of all files of the repository. Default: no limit.
 
     Raises:
+        DownloadTooLarge: the files are larger than the limit.
         ModelNotFound: the model does not exist on the hub or is not accessible.
         DatasetNotFound: the dataset does not exist on the hub or is not accessible.
         HubUnreachable: the hub did not respond, or its client is not installed.
     """
     if hub_id.source == 'ms':
-        return _download_model_scope(hub_id, kind, patterns)
-    return _download_hugging_face(hub_id, kind, patterns)
+        return _download_model_scope(hub_id, kind, patterns, limit_bytes)
+    return _download_hugging_face(hub_id, kind, patterns, limit_bytes)
 
 
-def _download_hugging_face(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None) -> Path:
+def _download_hugging_face(
+    hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None
+) -> Path:
     client = _client('huggingface_hub', hub_id, kind)
     try:
+        revision = None
+        if limit_bytes is not None:
+            info = client.HfApi().repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
+            _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
+            revision = info.sha  # the files may change after their sizes were read
         folder = client.snapshot_download(
             hub_id.name,
             repo_type=kind.removesuffix('s'),
+            revision=revision,
             allow_patterns=list(patterns) if patterns else None,
         )
     except client.errors.RepositoryNotFoundError as error:
@@ -86,9 +96,13 @@ def _download_hugging_face(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] 
     return Path(folder)
 
 
-def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None) -> Path:
+def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None) -> Path:
+    def check(sizes: list[int]) -> None:
+        if limit_bytes is not None:
+            _check_size(hub_id, sizes, limit_bytes)
+
     try:
-        return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns)
+        return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns, check=check)
     except model_scope.RepositoryMissing as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
         raise missing(f'ModelScope has no accessible {kind.removesuffix("s")} {hub_id.name}') from error
@@ -98,6 +112,11 @@ def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] |
     except (OSError, ValueError, RuntimeError) as error:
         reason = f'downloading from ModelScope failed ({type(error).__name__})'
         raise _unreachable(hub_id, kind, reason) from error
+
+
+def _check_size(hub_id: HubId, sizes: list[int], limit_bytes: int) -> None:
+    if sum(sizes) > limit_bytes:
+        raise DownloadTooLarge(str(hub_id), sum(sizes), limit_bytes)
 
 
 def _client(library: str, hub_id: HubId, kind: Kind) -> Any:

@@ -62,14 +62,16 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
     return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
 
 
-def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
+def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None) -> Path:
     """Return the local folder or file of a dataset.
 
     Args:
         dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
         is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
+        download_limit_bytes: maximum size of all files of a repository that is downloaded. Default: no limit.
 
     Raises:
+        DownloadTooLarge: the repository has more bytes than the limit.
         DatasetNotFound: the id is malformed, or the dataset does not exist.
         HubUnreachable: the dataset is not available locally, and the hub did not respond.
     """
@@ -82,7 +84,7 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
     for folder in _local_folders(hub_id, 'datasets'):
         if folder.is_dir() and any(folder.iterdir()):
             return folder
-    return remote.download(hub_id, kind='datasets', patterns=None)
+    return remote.download(hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes)
 
 
 def resolve_plugin(plugin_id: str) -> Path:
