@@ -119,8 +119,7 @@ class Registry:
     async def put_version(self, version: AdapterVersion) -> None:
         """Replace the record of a version, and delete the versions that this evicts; call within `change`."""
         await self.store.update(version)
-        for evicted in self.catalogue.add_version(version):
-            await self.store.delete(evicted.key)
+        self._evictions.add(self.catalogue.add_version(version))
 
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the record of a checkpoint; call within `change`."""

@@ -119,6 +119,6 @@ class Versions:
             # Written before the deletion: version numbers must not restart if the service crashes in between.
             await store.mark_newest(NewestMark(adapter, ring.newest.version))
         for version in reversed(deleted):
-            ring.remove(version.version)
             await store.delete(version.key)
+            ring.remove(version.version)
         return len(deleted)

@@ -97,6 +97,10 @@ class Disk(ABC):
             self._fs.rm(self._path(name), recursive=True)
 
     @abstractmethod
+    def remove_empty_folder(self, name: str) -> None:
+        """Remove a folder if it exists and is empty; its parents remain."""
+
+    @abstractmethod
     def check_free_space(self, size_bytes: int) -> None:
         """Check that there is enough space for new data.
 
@@ -154,6 +158,10 @@ class LocalDisk(Disk):
         self._is_synced = is_synced
         self._are_paths_shown = are_paths_shown
 
+    def remove_empty_folder(self, name: str) -> None:
+        with suppress(OSError):
+            Path(self._path(name)).rmdir()
+
     def check_free_space(self, size_bytes: int) -> None:
         check_free_space(Path(self._root), size_bytes)
 
@@ -206,6 +214,9 @@ class RemoteDisk(Disk):
     """Objects in a remote store, which are durable and complete as soon as they are visible."""
 
     keeps_open_files = False
+
+    def remove_empty_folder(self, name: str) -> None:
+        """Do nothing: a folder of a remote store exists only as long as it has objects."""
 
     def check_free_space(self, size_bytes: int) -> None:
         """Do nothing: the space of a remote store is not known."""

@@ -28,6 +28,7 @@ from services.checkpoint.backends.folder_writer import (
     FolderWriter,
     committed_generation,
     is_durable,
+    replace_record,
     replaceable_generation,
 )
 from services.checkpoint.backends.open_folders import OpenFolders
@@ -258,20 +259,41 @@ class FolderStore:
             raise not_found(record.key)
         if is_durable(record):
             self._disk.sync_files(f'{slot}/{generation}')
-        self._disk.replace(f'{slot}/{RECORD_FILE}', record_to_json(record, generation=generation))
+        replace_record(self._disk, slot, record_to_json(record, generation=generation))
 
     def _delete(self, slot: str) -> None:
-        # The record is removed first: if the process crashes in between, `load` removes the rest.
+        """Remove the record first: if the process crashes in between, `load` removes the rest."""
         generation = replaceable_generation(self._disk, slot)
-        self._disk.remove(f'{slot}/{RECORD_FILE}')
-        self._clear(slot, [] if generation is None else [generation])
+        self._remove_record(slot)
+        try:
+            self._clear(slot, self._children(slot) if generation is None else [generation])
+        except OSError as error:
+            # The state is deleted, so the call must not fail; the next start removes the files.
+            _log.error('files of a deleted state remain', slot=slot, error=str(error))
 
-    def _clear(self, slot: str, folders: Iterable[str]) -> None:
-        """Remove the folders of a slot without a record, each once it has no reader."""
-        for folder in folders:
-            self._folders.remove(f'{slot}/{folder}')
-        if self._disk.keeps_open_files:
-            self._disk.remove(slot)
+    def _remove_record(self, slot: str) -> None:
+        """Remove a slot's record.
+
+        Raises:
+            OSError: The record still exists.
+        """
+        try:
+            self._disk.remove(f'{slot}/{RECORD_FILE}')
+        except OSError as error:
+            with suppress(FileNotFoundError):
+                self._disk.read(f'{slot}/{RECORD_FILE}')
+                raise
+            _log.error('removal of a record reported an error', slot=slot, error=str(error))
+
+    def _children(self, slot: str) -> set[str]:
+        return {name.partition('/')[0] for name in self._disk.names(slot)}
+
+    def _clear(self, slot: str, names: Iterable[str]) -> None:
+        """Remove files and folders of a slot without a record, each once it has no reader, but none being written."""
+        for name in names:
+            if not self._folders.is_being_written(f'{slot}/{name}'):
+                self._folders.remove(f'{slot}/{name}')
+        self._disk.remove_empty_folder(slot)
 
 
 def _whole_file(file: IO[bytes], size_bytes: int) -> Piece:

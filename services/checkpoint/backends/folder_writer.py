@@ -108,7 +108,7 @@ class FolderWriter:
             disk.sync_folder(self._name())
             replaced = replaceable_generation(disk, self._slot)
             is_synced = self._write_record(disk, record)
-            self._is_closed = True
+            self._close()
             if replaced is not None and is_synced:
                 # The next start removes what remains.
                 with suppress(OSError):
@@ -117,36 +117,32 @@ class FolderWriter:
     def _write_record(self, disk: Disk, record: Record) -> bool:
         """Write the record, which makes the state visible; return whether it is also synced.
 
-        A disk may fail after the record is visible. The state then counts as stored, and the folder that it replaces
-        remains, because a power failure may still undo the change.
+        The folder that it replaces remains if the record is not synced, because a power failure may still undo the
+        change.
 
         Raises:
             OSError: The record is not visible.
         """
+        data = record_to_json(record, generation=self._generation)
         try:
-            disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
-        except OSError as error:
-            self._is_closed = (is_visible := self._is_record_visible(disk)) is not False
-            if not is_visible:
-                raise
-            _log.error('record not synced', slot=self._slot, error=str(error))
-            return False
-        return True
-
-    def _is_record_visible(self, disk: Disk) -> bool | None:
-        """Return whether the record names this folder; None if it cannot be read."""
-        try:
-            return committed_generation(disk, self._slot) == self._generation
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return replace_record(disk, self._slot, data)
+        except OSError:
+            if content_differs(disk, f'{self._slot}/{RECORD_FILE}', data) is None:
+                # The folder may be the committed one.
+                self._close()
+            raise
 
     def _discard(self) -> None:
         with self._lock:
             if not self._is_closed:
-                self._is_closed = True
+                self._close()
                 for file in self._files:
                     self._disk.abandon(file)
-                self._disk.remove(self._name())
+                try:
+                    self._disk.remove(self._name())
+                except OSError as error:
+                    # The next start removes the folder. The error must not replace the result of the call.
+                    _log.error('discarded files remain', folder=self._name(), error=str(error))
 
     def _open(self) -> None:
         if self._is_closed:
@@ -154,9 +150,14 @@ class FolderWriter:
         if self._files:
             return
         self._disk.check_free_space(self._manifest.size_bytes)
+        self._folders.begin_writing(self._name())
         self._create(weights_file(self._manifest), weights_header(self._manifest))
         if self._manifest.is_trainer_included:
             self._create(TRAINER_STATE_FILE, build_header(self._manifest.entries_of(StateSection.TRAINER)))
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._folders.end_writing(self._name())
 
     def _create(self, name: str, header: bytes) -> None:
         self._files.append(self._disk.open_to_write(self._name(name)))
@@ -189,6 +190,35 @@ def is_durable(record: Record) -> bool:
     Other versions need to survive only a crash of the process, since they are soon replaced.
     """
     return isinstance(record, Checkpoint) or record.is_pinned
+
+
+def replace_record(disk: Disk, slot: str, data: bytes) -> bool:
+    """Write the record of a slot, and return whether it is also synced.
+
+    A disk may fail after the record is visible. The change then counts as made, since the next start finds it.
+
+    Raises:
+        OSError: The record is not visible.
+    """
+    name = f'{slot}/{RECORD_FILE}'
+    try:
+        disk.replace(name, data)
+    except OSError as error:
+        if content_differs(disk, name, data) is not False:
+            raise
+        _log.error('record not synced', slot=slot, error=str(error))
+        return False
+    return True
+
+
+def content_differs(disk: Disk, name: str, data: bytes) -> bool | None:
+    """Return whether a file is missing or has other content than `data`; None if it cannot be read."""
+    try:
+        return disk.read(name) != data
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return None
 
 
 def committed_generation(disk: Disk, slot: str) -> str | None:

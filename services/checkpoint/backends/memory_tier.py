@@ -24,10 +24,12 @@ from services.checkpoint.domain import (
     DamagedState,
     NewestMark,
     Record,
+    StoreUnavailable,
     VersionKey,
 )
 from services.checkpoint.ports import ByteSource, StateSource, StateStore
 from services.kit import failpoints
+from services.kit.errors import DomainError
 from services.kit.weights import BytesInMemory
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest, iter_chunks
@@ -50,7 +52,7 @@ class _Entry:
     cached: CachedVersion
     is_spilled: bool = False
     is_removed: bool = False
-    """Whether the version was deleted or replaced; open readers can still read it."""
+    """Whether the version was or is being deleted or replaced; open readers can still read it."""
     reader_count: int = 0
     arrival_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     """Time of its arrival, on the event loop's clock."""
@@ -125,10 +127,16 @@ class MemoryTier:
             await self._spill_next(await self._to_spill.get())
 
     async def flush(self) -> None:
-        """Write all versions to the durable store and free their memory; `run` must have finished."""
+        """Write all versions to the durable store and free their memory; `run` must have finished.
+
+        A version that cannot be written stays in shared memory for the next process.
+        """
         for entry in list(self._entries.values()):
-            await self._spill(entry)
-            await self._threads.run(self._cache.remove, entry.cached.name)
+            try:
+                await self._spill(entry)
+                await self._threads.run(self._cache.remove, entry.cached.name)
+            except (OSError, DomainError) as error:
+                _log.error('version not spilled', key=str(entry.cached.record.key), error=str(error))
 
     def begin(self, key: _Key, manifest: WeightManifest) -> TierWriter:
         """Return a writer, which chooses between memory and the durable store at its first call."""
@@ -163,10 +171,18 @@ class MemoryTier:
             await self._write_through(entry)
         if entry.is_removed:
             return False
+        changed = replace(entry.cached, record=record)
         if entry.is_spilled:
+            # A start prefers the durable record, so the change is made even if the other record cannot be written.
             await self._durable.update(record)
-        entry.cached = replace(entry.cached, record=record)
-        await self._threads.run(self._cache.put, entry.cached)
+            entry.cached = changed
+        try:
+            await self._threads.run(self._cache.put, changed)
+        except (OSError, StoreUnavailable) as error:
+            if not entry.is_spilled:
+                raise
+            _log.error('record in shared memory not updated', key=str(record.key), error=str(error))
+        entry.cached = changed
         return True
 
     async def mark_newest(self, mark: NewestMark) -> None:
@@ -177,10 +193,20 @@ class MemoryTier:
         if entry is None:
             await self._durable.delete(key)
             return
+        # Set before waiting for the lock, so that a spill in progress ends.
         entry.is_removed = True
         async with entry.lock:
+            try:
+                await self._durable.delete(key)
+                entry.is_spilled = False
+                await self._threads.run(self._cache.remove_record, entry.cached.name)
+            except BaseException:
+                # The version is complete in memory. A spill that has ended in the meantime begins again.
+                entry.is_removed = False
+                if not entry.is_spilled:
+                    self._to_spill.put_nowait(key)
+                raise
             await self._drop(entry)
-            await self._durable.delete(key)
 
     async def reserve(self, size_bytes: int) -> bool:
         """Reserve memory for a state, removing spilled versions if necessary; return whether there was enough."""
@@ -227,7 +253,8 @@ class MemoryTier:
         """Decrease the number of readers; the last reader of a removed version frees its memory."""
         self._touch()
         entry.reader_count -= 1
-        if entry.is_removed and not entry.reader_count:
+        is_evicted = self._entries.get(entry.cached.record.key) is not entry
+        if is_evicted and not entry.reader_count:
             await self._threads.run(self._discard, [entry])
 
     async def _restore(self, cached: CachedVersion, known: Record | None) -> None:
@@ -262,14 +289,20 @@ class MemoryTier:
                 yield entry
 
     async def _drop(self, entry: _Entry) -> None:
-        """Remove a version from memory: remove its record now, and its segment once it has no reader."""
+        """Remove a version from memory: remove its record now, and its segment once it has no reader.
+
+        Errors are only logged, because the change that removes the version is already visible.
+        """
         entry.is_removed = True
         if self._entries.get(entry.cached.record.key) is entry:
             self._evict(entry)
-        if entry.reader_count:
-            await self._threads.run(self._cache.remove_record, entry.cached.name)
-        else:
-            await self._threads.run(self._discard, [entry])
+        try:
+            if entry.reader_count:
+                await self._threads.run(self._cache.remove_record, entry.cached.name)
+            else:
+                await self._threads.run(self._discard, [entry])
+        except (OSError, StoreUnavailable) as error:
+            _log.error('segment not removed', key=str(entry.cached.record.key), error=str(error))
 
     def _discard(self, entries: Iterable[_Entry]) -> None:
         """Remove records and segments and free the memory; slow for large versions, so call it in a thread."""

@@ -1,4 +1,4 @@
-"""Counts the readers of each folder, so that a folder is deleted only after its last reader has closed.
+"""Counts the readers and writers of each folder: a folder is deleted only after its last reader has closed.
 
 A local disk does not need this, because open files stay readable after deletion. On a remote store, the deletion of a
 folder is deferred until its last reader closes. After a crash in between, the folder remains without a record, and the
@@ -13,13 +13,29 @@ from services.checkpoint.backends.disk import Disk
 
 
 class OpenFolders:
-    """Counts the readers of folders. Concurrency: may be used from any thread."""
+    """Counts the readers and writers of folders. Concurrency: may be used from any thread."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._lock = Lock()
         self._readers: Counter[str] = Counter()
         self._deleted: set[str] = set()
+        self._written: set[str] = set()
+
+    def begin_writing(self, folder: str) -> None:
+        """Record that a writer fills a folder that no record names yet."""
+        with self._lock:
+            self._written.add(folder)
+
+    def end_writing(self, folder: str) -> None:
+        """Record that the writer of a folder has finished."""
+        with self._lock:
+            self._written.discard(folder)
+
+    def is_being_written(self, folder: str) -> bool:
+        """Return whether a writer fills a folder."""
+        with self._lock:
+            return folder in self._written
 
     def hold(self, folder: str) -> Callable[[], None]:
         """Protect a folder from deletion until the returned function is called; call it exactly once.

@@ -6,112 +6,24 @@ new one, and no other files.
 
 import asyncio
 import errno
-import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from fixtures.checkpoint_service import make_state
-from services.checkpoint.backends.disk import LocalDisk, open_disk
+from fixtures.failing_disk import ChangeCounter, Crash, CrashingDisk
+from services.checkpoint.backends.disk import open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
-from services.kit.errors import DomainError
+from services.kit.errors import DomainError, VersionNotFound
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, iter_chunks
 
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
-
-
-class Crash(BaseException):
-    """Simulates a failure of the machine."""
-
-
-@dataclass
-class ChangeCounter:
-    """Counts the changes of a disk, and fails at one of them; a negative count never fails."""
-
-    remaining: int = -1
-    error_number: int = 0
-    """Error of the disk instead of a crash; the disk works again after it."""
-
-    def count_change(self) -> None:
-        """Count a change.
-
-        Raises:
-            Crash: This change does not happen, nor does any later one.
-            OSError: This change does not happen.
-        """
-        if self.remaining == 0 and not self.error_number:
-            raise Crash
-        self.remaining -= 1
-        if self.remaining == -1 and self.error_number:
-            raise OSError(self.error_number, os.strerror(self.error_number))
-
-
-class TornFile:
-    """A file whose last write before the crash writes only half of its bytes."""
-
-    def __init__(self, file: IO[bytes], counter: ChangeCounter) -> None:
-        """Write to `file` until the counter reaches its limit."""
-        self._file = file
-        self._counter = counter
-
-    def write(self, data: Any) -> None:
-        """Write all or, at the crash, half of the data."""
-        try:
-            self._counter.count_change()
-        except Crash:
-            self._file.write(memoryview(data)[: len(data) // 2])
-            self._file.close()
-            raise
-        self._file.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-class CrashingDisk(LocalDisk):
-    """A disk that fails at one change."""
-
-    def __init__(self, root: str, counter: ChangeCounter, *, is_synced: bool = True) -> None:
-        super().__init__(LocalFileSystem(), root, is_synced=is_synced)
-        self._counter = counter
-
-    def unsynced(self) -> 'CrashingDisk':
-        return CrashingDisk(self._root, self._counter, is_synced=False)
-
-    def open_to_write(self, name: str) -> Any:
-        """Open a file that may be torn."""
-        self._counter.count_change()
-        return TornFile(super().open_to_write(name), self._counter)
-
-    def close_synced(self, file: IO[bytes]) -> None:
-        """Sync, or crash first."""
-        try:
-            self._counter.count_change()
-        except Crash:
-            file.close()
-            raise
-        super().close_synced(file)
-
-    def sync_folder(self, name: str) -> None:
-        """Sync, or crash first."""
-        self._counter.count_change()
-        super().sync_folder(name)
-
-    def remove(self, name: str) -> None:
-        """Remove file by file; a crash can happen before each file."""
-        top = Path(self.local_path(name))
-        for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
-            self._counter.count_change()
-            path.rmdir() if path.is_dir() else path.unlink()
-        self._counter.count_change()
-        super().remove(name)
 
 
 def _record(state: PackedState) -> AdapterVersion:
@@ -135,10 +47,15 @@ async def _put(store: FolderStore, state: PackedState) -> None:
 OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
 PINNED = replace(_record(OLD), is_pinned=True)
 
+
+async def _put_new(store: FolderStore) -> None:
+    await _put(store, NEW)
+
+
 Action = Callable[[FolderStore], Awaitable[None]]
 ACTIONS: dict[str, tuple[bool, Action, list[tuple[Record, PackedState] | None]]] = {
-    'commit': (False, lambda store: _put(store, NEW), [None, (_record(NEW), NEW)]),
-    'replace': (True, lambda store: _put(store, NEW), [(_record(OLD), OLD), (_record(NEW), NEW)]),
+    'commit': (False, _put_new, [None, (_record(NEW), NEW)]),
+    'replace': (True, _put_new, [(_record(OLD), OLD), (_record(NEW), NEW)]),
     'update': (True, lambda store: store.update(PINNED), [(_record(OLD), OLD), (PINNED, OLD)]),
     'delete': (True, lambda store: store.delete(KEY), [(_record(OLD), OLD), None]),
 }
@@ -173,36 +90,70 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
     assert seen[-1] == 1
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.EIO])
-@pytest.mark.parametrize('has_old', [False, True])
+@pytest.mark.parametrize('is_late', [False, True])
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize('name', ACTIONS)
 async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
-    tmp_path: Path, number: int, *, has_old: bool
+    tmp_path: Path, name: str, number: int, *, is_late: bool
 ) -> None:
-    """The complete old or new state is stored after an error at any step of a commit, as the answer says."""
+    """An action that fails at any step leaves the complete old state, and one that succeeds the new one."""
+    has_old, action, outcomes = ACTIONS[name]
     threads = Threads('store', count=1)
     counter, step = ChangeCounter(), -1
     while step < 0 or counter.remaining < 0:
         step += 1
-        root, counter = tmp_path / str(step), ChangeCounter(step, number)
+        root, counter = tmp_path / str(step), ChangeCounter(step, number, is_late=is_late)
         if has_old:
             await _put(FolderStore(open_disk(str(root)), threads), OLD)
-        is_stored = await _stores_or_discards(FolderStore(CrashingDisk(str(root), counter), threads))
-        expected = NEW if is_stored else OLD if has_old else None
+        store = FolderStore(CrashingDisk(str(root), counter), threads)
+        expected = outcomes[await _succeeds(_put_or_discard(store) if action is _put_new else action(store))]
+        assert await _open_state(store) == (None if expected is None else expected[1]), f'error at change {step}'
         found = await _stored_state(FolderStore(open_disk(str(root)), threads))
-        assert found == (None if expected is None else (_record(expected), expected)), f'error at change {step}'
+        assert found == expected, f'error at change {step}'
+        _assert_clean(root, is_empty=expected is None)
     threads.close()
     assert step > 2
 
 
-async def _stores_or_discards(store: FolderStore) -> bool:
-    """Commit the new state as the service does; return whether that succeeded."""
+async def test_a_deletion_leaves_the_state_that_is_being_written(tmp_path: Path) -> None:
+    """A state that a writer has begun is complete although the earlier one is deleted before the commit."""
+    threads = Threads('store', count=1)
+    store = FolderStore(open_disk(str(tmp_path)), threads)
+    for is_damaged in (False, True):
+        await _put(store, OLD)
+        writer = store.begin(KEY, NEW.manifest)
+        for chunk in iter_chunks(NEW.data, chunk_bytes=1000):
+            await writer.add(chunk)
+        if is_damaged:
+            _record_path(tmp_path).write_bytes(b'{}')
+        await store.delete(KEY)
+        assert await _open_state(store) is None
+        await writer.commit(_record(NEW))
+        assert await _open_state(store) == NEW
+        _assert_clean(tmp_path, is_empty=False)
+    threads.close()
+
+
+def _record_path(root: Path) -> Path:
+    (path,) = root.glob('states/*/*/*/*/record.json')
+    return path
+
+
+async def _put_or_discard(store: FolderStore) -> None:
+    """Commit the new state as the service does."""
     writer = store.begin(KEY, NEW.manifest)
     try:
         for chunk in iter_chunks(NEW.data, chunk_bytes=1000):
             await writer.add(chunk)
         await writer.commit(_record(NEW))
-    except (OSError, DomainError):
+    finally:
         await writer.discard()
+
+
+async def _succeeds(action: Awaitable[None]) -> bool:
+    try:
+        await action
+    except (OSError, DomainError):
         return False
     return True
 
@@ -219,10 +170,19 @@ async def _stored_state(store: FolderStore) -> tuple[Record, PackedState] | None
     records = await store.load()
     if not records:
         return None
-    source = await store.open_state(KEY, is_adapter_only=False)
+    state = await _open_state(store)
+    assert state is not None
+    return records[0], state
+
+
+async def _open_state(store: FolderStore) -> PackedState | None:
+    try:
+        source = await store.open_state(KEY, is_adapter_only=False)
+    except VersionNotFound:
+        return None
     data = await source.read(0, source.size_bytes)
     await source.close()
-    return records[0], PackedState(source.manifest, memoryview(data))
+    return PackedState(source.manifest, memoryview(data))
 
 
 def _assert_clean(root: Path, *, is_empty: bool) -> None:

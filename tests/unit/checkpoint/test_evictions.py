@@ -2,18 +2,24 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from fixtures.checkpoint_service import make_state
 from services.checkpoint.application.evictions import Evictions
+from services.checkpoint.application.registry import Registry
+from services.checkpoint.application.versions import Versions
 from services.checkpoint.backends.memory_store import MemoryStore
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue, CheckpointKey, VersionKey
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue, CheckpointKey, NewestMark, VersionKey
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import iter_chunks
 
 ADAPTER = AdapterKey('alice', 'ad-1')
+ALICE = Caller(tenant_id='alice', is_internal=True)
 
 
 @pytest.fixture
@@ -25,11 +31,13 @@ def threads() -> Iterator[Threads]:
 
 
 class BrokenStore(MemoryStore):
-    """A store that cannot delete version 1."""
+    """A store that cannot delete version 1 while it is broken."""
+
+    is_broken = True
 
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
         """Delete the state; fails for version 1."""
-        if isinstance(key, VersionKey) and key.version == 1:
+        if self.is_broken and isinstance(key, VersionKey) and key.version == 1:
             raise OSError('the disk failed')
         await super().delete(key)
 
@@ -69,3 +77,34 @@ async def test_the_next_start_deletes_versions_beyond_the_ring(threads: Threads)
     catalogue = Catalogue(ring_capacity=2, pin_limit=1)
     assert catalogue.restore(await store.load()) == records[:1]
     assert [version.version for version in catalogue.ring(ADAPTER).all_newest_first()] == [3, 2]
+
+
+async def _registry(store: MemoryStore) -> Registry:
+    catalogue = Catalogue(ring_capacity=2, pin_limit=1)
+    catalogue.restore(await store.load())
+    return Registry(catalogue, store, FakeClock())
+
+
+async def test_unpinning_succeeds_although_the_evicted_version_remains(threads: Threads) -> None:
+    """A version that cannot be deleted does not refuse the change of the pin that evicts it."""
+    store = BrokenStore(threads)
+    records = [await put(store, number) for number in (1, 2, 3)]
+    await store.update(replace(records[2], is_pinned=True))
+    versions = Versions(await _registry(store))
+    assert await versions.pin(ALICE, 'ad-1', 3, is_pinned=False) == records[2]
+    assert (await store.load())[2] == records[2]
+
+
+async def test_refused_deletion_of_all_versions_keeps_the_others(threads: Threads) -> None:
+    """The versions that a failed deletion leaves can be found, and are deleted by the next call."""
+    store = BrokenStore(threads)
+    records = [await put(store, number) for number in (1, 2)]
+    registry = await _registry(store)
+    versions = Versions(registry)
+    with pytest.raises(OSError, match='the disk failed'):
+        await versions.delete_all(ALICE, 'ad-1')
+    assert registry.catalogue.ring(ADAPTER).all_newest_first() == records[::-1]
+    store.is_broken = False
+    await versions.delete_all(ALICE, 'ad-1')
+    assert registry.catalogue.adapters() == []
+    assert await store.load() == [NewestMark(ADAPTER, 2)]
