@@ -119,7 +119,7 @@ def reference_of(model: PreTrainedModel) -> Reference:
         own = _plain_logits(model)
         precise = None
         if model.dtype != torch.float32:
-            # Quantized layers and some kernels support only half precision.
+            # Quantized layers and some kernels support only half precision, or a float32 layer does not fit the memory.
             with suppress(*_FAILURES), float32_weights(model):
                 precise = _plain_logits(model)
         return Reference(own, precise)
