@@ -24,12 +24,11 @@ from services.checkpoint.domain import (
     DamagedState,
     NewestMark,
     Record,
-    StoreUnavailable,
     VersionKey,
 )
 from services.checkpoint.ports import ByteSource, StateSource, StateStore
 from services.kit import failpoints
-from services.kit.errors import DomainError
+from services.kit.errors import DomainError, StoreUnavailable
 from services.kit.weights import BytesInMemory
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest, iter_chunks
