@@ -139,6 +139,13 @@ def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
         _run(connection, f"INSERT INTO {_SEALS} SELECT '{table}', {key}, {seal} FROM {_rows_of(table)}")  # noqa: S608
 
 
+def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int) -> None:
+    """Remove the seals of all rows whose primary key begins with a number, also of rows that damage removed."""
+    for table in tables:
+        statement = f"DELETE FROM {_SEALS} WHERE name = '{table}' AND (key = '{first_key}' OR key GLOB '{first_key},*')"  # noqa: S608
+        _run(connection, statement)
+
+
 def remove(connection: DatabaseConnection) -> None:
     """Drop the triggers before the schema changes; `install` seals all rows again."""
     statement = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"

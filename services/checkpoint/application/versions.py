@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark
+from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark, VersionKey
 from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound
@@ -56,7 +56,7 @@ class Versions:
         return await self._registry.change(adapter, change)
 
     async def delete(self, caller: Caller, adapter_id: str, version: int) -> None:
-        """Delete a version that is neither pinned nor the newest.
+        """Delete a version that is neither pinned nor the newest, or one whose record cannot be read.
 
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
@@ -67,10 +67,11 @@ class Versions:
         adapter = AdapterKey(caller.tenant_id, adapter_id)
 
         async def change() -> None:
-            ring = self._registry.catalogue.ring(adapter)
-            removable = ring.check_removable(version)
-            await self._registry.store.delete(removable.key)
-            self._registry.catalogue.ring(adapter).remove(removable.version)
+            key = VersionKey(adapter, version)
+            if not self._registry.catalogue.is_damaged(key):
+                key = self._registry.catalogue.ring(adapter).check_removable(version).key
+            await self._registry.store.delete(key)
+            self._registry.catalogue.remove_version(key)
 
         await self._registry.change(adapter, change)
 

@@ -150,18 +150,26 @@ class Catalogue:
         """Return the checkpoints whose records cannot be read."""
         return list(self._damaged)
 
-    def is_damaged(self, key: CheckpointKey) -> bool:
-        """Return whether the record of a checkpoint cannot be read."""
-        return key in self._damaged
+    def is_damaged(self, key: VersionKey | CheckpointKey) -> bool:
+        """Return whether the record of a version or checkpoint cannot be read."""
+        if isinstance(key, CheckpointKey):
+            return key in self._damaged
+        ring = self._rings.get(key.adapter)
+        return ring is not None and ring.is_damaged(key.version)
+
+    def remove_version(self, key: VersionKey) -> None:
+        """Remove a version, damaged or not; its number is not reused."""
+        self._rings[key.adapter].remove(key.version)
 
     def remove_checkpoint(self, key: CheckpointKey) -> None:
+        """Remove a checkpoint, damaged or not."""
         if key in self._damaged:
             self._damaged.remove(key)
-            return
-        tenant_checkpoints = self._checkpoints[key.adapter.tenant_id]
-        del tenant_checkpoints[key]
-        if not tenant_checkpoints:
-            del self._checkpoints[key.adapter.tenant_id]
+        else:
+            tenant_checkpoints = self._checkpoints[key.adapter.tenant_id]
+            del tenant_checkpoints[key]
+            if not tenant_checkpoints:
+                del self._checkpoints[key.adapter.tenant_id]
         self._index_public(key, is_public=False)
         self.changes.record(key, is_deletion=True)
 

@@ -88,6 +88,10 @@ class VersionRing:
         self._damaged.add(version)
         self.skip(version)
 
+    def is_damaged(self, version: int) -> bool:
+        """Return whether a version exists whose record cannot be read."""
+        return version in self._damaged
+
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:
         """Return the version with its pin set or cleared, without changing the ring.
 
@@ -115,8 +119,11 @@ class VersionRing:
         return found
 
     def remove(self, version: int) -> None:
-        """Remove a version from the ring."""
-        del self._versions[version]
+        """Remove a version, damaged or not, from the ring."""
+        if version in self._damaged:
+            self._damaged.remove(version)
+        else:
+            del self._versions[version]
 
     def _evict(self) -> list[AdapterVersion]:
         unpinned = [number for number in sorted(self._versions) if not self._versions[number].is_pinned]

@@ -40,7 +40,7 @@ class DeleteAdapter:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
-        """Delete the caller's adapter, durably; waiting operations raise AdapterNotFound.
+        """Delete the caller's adapter, damaged or not, durably; waiting operations raise AdapterNotFound.
 
         Cancellation: a deletion that has started completes.
 
@@ -48,10 +48,14 @@ class DeleteAdapter:
             AdapterNotFound: The caller has no such adapter.
             JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
-        adapter = self._directory.get(caller, adapter_id)
-        # The adapter is removed from the directory first, so that no new operation starts.
-        self._directory.remove(caller, adapter_id)
-        await asyncio.shield(self._start(self._delete(adapter), name=f'delete-{adapter_id}'))
+        if self._directory.is_damaged(caller, adapter_id):
+            deletion = self._delete_damaged(adapter_id)
+        else:
+            adapter = self._directory.get(caller, adapter_id)
+            # The adapter is removed from the directory first, so that no new operation starts.
+            self._directory.remove(caller, adapter_id)
+            deletion = self._delete(adapter)
+        await asyncio.shield(self._start(deletion, name=f'delete-{adapter_id}'))
         self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
 
     async def close(self) -> None:
@@ -72,6 +76,11 @@ class DeleteAdapter:
         finally:
             if not is_done:
                 self._directory.put(adapter)
+
+    async def _delete_damaged(self, adapter_id: str) -> None:
+        """Delete an adapter whose record cannot be read, and which therefore has no operations."""
+        await self._ports.journal.remove_adapter(adapter_id)
+        self._directory.remove_damaged(adapter_id)
 
     async def _delete_versions(self, adapter_id: str) -> None:
         """Delete the adapter's versions; after a failure, the checkpoint service deletes them when they are unused."""

@@ -69,8 +69,7 @@ class AdapterDirectory:
             AdapterNotFound: The caller has no such adapter.
             AdapterDamaged: The record of the adapter is damaged.
         """
-        require_scope(caller, 'train')
-        if self._damaged.get(adapter_id) == caller.tenant_id:
+        if self.is_damaged(caller, adapter_id):
             raise AdapterDamaged(adapter_id, 'its record is damaged')
         adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.tenant_id != caller.tenant_id:
@@ -112,6 +111,21 @@ class AdapterDirectory:
     def put_damaged(self, adapter_id: str, tenant_id: str) -> None:
         """Add an adapter whose record cannot be read; it is not listed, and `get` raises AdapterDamaged."""
         self._damaged[adapter_id] = tenant_id
+
+    def is_damaged(self, caller: Caller, adapter_id: str) -> bool:
+        """Return whether the caller has an adapter with this id whose record cannot be read.
+
+        Raises:
+            ScopeMissing: The API key lacks the scope `train`.
+        """
+        require_scope(caller, 'train')
+        return self._damaged.get(adapter_id) == caller.tenant_id
+
+    def remove_damaged(self, adapter_id: str) -> None:
+        """Remove an adapter whose record cannot be read."""
+        tenant_id = self._damaged.pop(adapter_id, None)
+        if tenant_id is not None:
+            self._publish(tenant_id=tenant_id, deleted_id=adapter_id)
 
     def update(self, adapter_id: str, **changes: Any) -> None:
         """Change fields of an adapter; do nothing if it was deleted."""

@@ -94,7 +94,7 @@ async def test_damaged_checkpoint_can_be_replaced_and_deleted(tmp_path: Path, na
 
 
 async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Path) -> None:
-    """The snapshot of the watch names a checkpoint whose record is damaged, so that the catalogue keeps it."""
+    """The watch names a checkpoint whose record is damaged, so that the catalogue keeps it, and then its deletion."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await _save(service)
@@ -105,11 +105,14 @@ async def test_checkpoint_with_a_damaged_record_stays_in_the_watch(tmp_path: Pat
         event = await call.read()
         assert (event.tenant_id, event.damaged_checkpoint_id) == ('alice', 'ad-1/weights/best')
         assert (await call.read()).is_synced
+        request = wire.DeleteCheckpointRequest(checkpoint_path=PATH)
+        await service.checkpoints.DeleteCheckpoint(request, metadata=as_tenant('alice'))
+        assert (await call.read()).deletion.checkpoint_id == 'ad-1/weights/best'
         call.cancel()
 
 
 async def test_damaged_version_is_refused(tmp_path: Path) -> None:
-    """A version whose file or record was damaged on disk is named, and its number is not reused."""
+    """A version whose file or record was damaged on disk is named, and its owner can delete it."""
     for name in ('record.json', '*/adapter_model.safetensors'):
         state_dir = tmp_path / name.strip('*/')
         async with serving(state_dir) as service:
@@ -124,6 +127,11 @@ async def test_damaged_version_is_refused(tmp_path: Path) -> None:
                     await service.weights.fetch_version('ad-1', 1)
                 assert refused.value.reason == 'CHECKPOINT_DAMAGED'
                 assert (await service.weights.fetch_version('ad-1', 2)).state == make_state(2)
+                request = version_service_pb2.DeleteVersionRequest(adapter_id='ad-1', version=1)
+                await service.versions.DeleteVersion(request, metadata=as_tenant('alice'))
+                failure = await failure_of(service.versions.DeleteVersion(request, metadata=as_tenant('alice')))
+                assert failure.reason == 'VERSION_NOT_FOUND'
+                assert not (state_dir / 'checkpoint' / 'states' / 'alice' / 'ad-1' / 'versions' / '1').exists()
 
 
 async def test_damaged_mark_is_named_and_never_another_number(tmp_path: Path) -> None:

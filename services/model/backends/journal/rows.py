@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.kit import sqlite_seals
 from services.kit.errors import AdapterNotFound
 from services.model.backends.journal.group_commit import Transaction
+from services.model.backends.journal.schema import ADAPTER_TABLES
 from services.model.backends.journal.snapshots import SnapshotFile
 from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
@@ -117,10 +119,17 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
     tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', MAX_CREATIONS)
 
 
-def remove_adapter(tx: Transaction, adapter_id: str) -> UnusedFiles:
-    """Delete an adapter and all its rows."""
+def remove_adapter(tx: Transaction, adapter_id: str, *, is_damaged: bool = False) -> UnusedFiles:
+    """Delete an adapter and all its rows.
+
+    The rows of a damaged adapter may name files of others, so none is returned; the next start deletes unused files.
+    """
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
+        return UnusedFiles()
+    if is_damaged:
+        tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
+        sqlite_seals.forget(tx.connection, ADAPTER_TABLES, row[0])
         return UnusedFiles()
     files = tuple(name for (name,) in tx.execute('SELECT file FROM snapshots WHERE adapter = ?', row[0]))
     digests = _digests(tx, 'adapter = ?', row[0])

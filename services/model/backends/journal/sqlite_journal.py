@@ -52,7 +52,7 @@ class SqliteJournal:
         self._undo_steps = undo_steps
         self._threads = Threads('journal-files', count=4)
         self._lock: FolderLock | None = None
-        self._damaged: Mapping[str, str] = {}
+        self._damaged: dict[str, str] = {}
         self._unreadable: frozenset[str] = frozenset()
         self.was_killed = False
 
@@ -88,7 +88,7 @@ class SqliteJournal:
             codec=codec,
             undo_steps=undo_steps,
         )
-        journal._lock, journal._damaged, journal._unreadable = lock, database.damaged, database.unreadable
+        journal._lock, journal._damaged, journal._unreadable = lock, dict(database.damaged), database.unreadable
         await journal._sweep()
         journal.was_killed = await journal._run('', rows.begin_use)
         return journal
@@ -106,14 +106,12 @@ class SqliteJournal:
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
-        found = await self._run('', rows.all_adapters)
-        readable = [
-            (self._adapter_of(record), is_settled) for name, record, is_settled in found if name not in self._unreadable
-        ]
+        found = [item for item in await self._run('', rows.all_adapters) if item[0] not in self._unreadable]
+        readable = [(self._adapter_of(record), is_settled) for _, record, is_settled in found]
         return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in readable if adapter]
 
     async def damaged_adapters(self) -> Mapping[str, str]:
-        return {name: self._damaged[name] for name in self._unreadable}
+        return {adapter_id: tenant for adapter_id, tenant in self._damaged.items() if adapter_id in self._unreadable}
 
     async def creations(self) -> Sequence[CreationRecord]:
         return await self._run('', rows.all_creations)
@@ -137,7 +135,9 @@ class SqliteJournal:
             await self._run(adapter.adapter_id, add)
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        await self._run('', lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id)))
+        is_damaged = adapter_id in self._damaged
+        await self._run('', lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id, is_damaged=is_damaged)))
+        self._damaged.pop(adapter_id, None)
 
     async def accept(self, operation: Operation) -> None:
         if len(operation.payload) <= INLINE_BYTES:
