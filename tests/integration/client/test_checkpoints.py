@@ -1,7 +1,9 @@
 """Checkpoint calls of a client and of the command line, through a gateway and a real checkpoint service."""
 
 import asyncio
+import sys
 import tarfile
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -151,6 +153,38 @@ async def test_upload_of_an_invalid_adapter_is_refused(deployment: Deployment, t
                     source, 'mine', base_model=base_model
                 )
             )
+
+
+async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) -> None:
+    """`verify` names each checkpoint, and exits with status 1 and a remedy as soon as a stored file is damaged."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, '-m', 'twinkle_client.cli', 'checkpoint', *arguments]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        output, message = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode(), message.decode()
+
+    paths: list[str] = []
+    for name in ('first', 'second'):
+        _, output, _ = await run('upload', str(deployment.adapter), '--name', name, '--base-model', MODEL)
+        paths += [line for line in output.splitlines() if line.startswith('twinkle://')]
+    assert sorted((await run('verify'))[1].splitlines()) == sorted(f'{path} ok' for path in paths)
+    stored = paths[0].removeprefix('twinkle://')
+    (weights,) = deployment.checkpoints.state_dir.glob(f'**/{stored}/*/adapter_model.safetensors')
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    for arguments in ([], [paths[0]]):
+        status, output, message = await run('verify', *arguments)
+        assert status == 1
+        lines = [f'{paths[0]} damaged', *(f'{path} ok' for path in paths[1:] if not arguments)]
+        assert sorted(output.splitlines()) == sorted(lines)
+        assert 'delete them, or restore their files from a backup' in message
+        assert 'Traceback' not in message
+    assert await run('verify', paths[1]) == (0, f'{paths[1]} ok\n', '')
+    assert (await run('delete', paths[0]))[0] == 0
+    assert await run('verify') == (0, f'{paths[1]} ok\n', '')
 
 
 async def test_checkpoint_commands(deployment: Deployment, tmp_path: Path) -> None:
