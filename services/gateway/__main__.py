@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
         upstreams = await open_upstreams(config, database, stack, clock=clock)
-        quotas = await stack.enter_async_context(open_quotas(config, database, upstreams.models, clock=clock))
+        quotas = await stack.enter_async_context(_quotas(config, database, upstreams, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
@@ -149,6 +149,12 @@ def _server(
         server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (defined later)
     )
     return server
+
+
+def _quotas(
+    config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock
+) -> AbstractAsyncContextManager[Quotas]:
+    return open_quotas(config, database, upstreams.models, data=upstreams.channels.get('data'), clock=clock)
 
 
 def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedCheckpoints:

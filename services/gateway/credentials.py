@@ -60,6 +60,7 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.checkpoint.v1.VersionService/DeleteVersions': Access.INTERNAL,
     'twinkle.api.gateway.v1.CatalogueService/PublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.CatalogueService/UnpublishCheckpoint': Scope.TRAIN,
+    'twinkle.api.data.v1.DatasetService/GetStoredBytes': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
     'twinkle.api.model.v1.AdapterService/EndLease': Scope.OPERATOR,

@@ -128,6 +128,10 @@ class UploadStore:
         """
         return await run_in_store_thread(self._read, self._folder(tenant_id, upload_id), upload_id)
 
+    async def counted_bytes(self, tenant_id: str) -> int:
+        """Return the size of all uploads of a tenant, counted as for the quota of bytes."""
+        return await run_in_store_thread(self._counted_bytes_below, self._root / _hash_of(tenant_id))
+
     async def discard_expired(self) -> None:
         """Remove the expired uploads of all tenants, unless the disk cannot be used; an open upload does not expire."""
         with suppress(StoreUnavailable):
@@ -175,6 +179,11 @@ class UploadStore:
         if header.size_bytes < known.committed_bytes:
             problem = f'is {header.size_bytes}, but {known.committed_bytes} bytes are already stored'
             raise InvalidField('header.size_bytes', problem)
+
+    def _counted_bytes_below(self, tenant_folder: Path) -> int:
+        with self._lock:
+            uploads = [known for folder in tenant_folder.glob('*') if (known := status_in(folder))]
+            return sum(map(self._counted_bytes, uploads))
 
     def _check_quotas(self, folder: Path, header: UploadHeader, *, is_new: bool) -> None:
         others = [known for other in folder.parent.glob('*') if other != folder if (known := status_in(other))]

@@ -76,6 +76,12 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         datasets, after = await self._datasets.list(caller, page)
         return convert.page_to_proto(caller, datasets, after)
 
+    async def GetStoredBytes(
+        self, request: dataset_service_pb2.GetStoredBytesRequest, context: _Context
+    ) -> dataset_service_pb2.GetStoredBytesResponse:
+        dataset_bytes, upload_bytes = await self._datasets.stored_bytes(current_caller())
+        return dataset_service_pb2.GetStoredBytesResponse(dataset_bytes=dataset_bytes, upload_bytes=upload_bytes)
+
     async def DeleteDataset(
         self, request: dataset_service_pb2.DeleteDatasetRequest, context: _Context
     ) -> dataset_service_pb2.DeleteDatasetResponse:

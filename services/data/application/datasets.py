@@ -171,6 +171,11 @@ class Datasets:
         items = following[: page.size]
         return items, _sort_key(items[-1]) if len(following) > page.size else None
 
+    async def stored_bytes(self, caller: Caller) -> tuple[int, int]:
+        """Return the size of the tenant's datasets with their exported files, and the size of its uploads."""
+        tenant_id = caller.tenant_id
+        return await self._store.stored_bytes(tenant_id), await self._uploads.counted_bytes(tenant_id)
+
     async def export(self, caller: Caller, dataset_id: str, *, file_format: str, offset: int) -> AsyncGenerator[Piece]:
         """Yield the dataset as a file from byte `offset` on; the same revision always yields the same bytes.
 

@@ -1,4 +1,4 @@
-"""Enforcement of quotas on clients' calls to the model and checkpoint services.
+"""Enforcement of quotas on clients' calls to the model, data and checkpoint services.
 
 Calls over a quota wait or are refused. A creation or a save may repeat an earlier request, which only the model service
 recognizes. Such calls are therefore forwarded with the limit, and the service refuses them if they are new. Serialized
@@ -17,10 +17,12 @@ from services.gateway.quotas.enforcement import TrainingLimits
 from services.gateway.quotas.requests import is_save, refused_creation, refused_save
 from services.kit.rpc.context import current_caller
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
+from twinkle.api.data.v1 import dataset_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
 _ADAPTERS = adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'].full_name
+_DATASETS = dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'].full_name
 _CHECKPOINTS = checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'].full_name
 
 _grpc: Any = grpc
@@ -47,6 +49,9 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             f'/{_TRAINING}/Execute': self._around_operation,
             f'/{_TRAINING}/Train': self._around_stream,
             f'/{_CHECKPOINTS}/UploadCheckpoint': self._around_upload,
+            f'/{_DATASETS}/Upload': self._around_upload,
+            f'/{_DATASETS}/CreateDataset': self._around_dataset,
+            f'/{_DATASETS}/Apply': self._around_dataset,
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -101,6 +106,17 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             return await inner(requests, context)
 
         return _grpc.stream_unary_rpc_method_handler(upload)
+
+    def _around_dataset(self, handler: Handler) -> Handler:
+        inner = handler.unary_unary
+        if inner is None:
+            return handler
+
+        async def change(request: bytes, context: Context) -> bytes:
+            await self._limits.check_storage(current_caller().tenant_id)
+            return await inner(request, context)
+
+        return _grpc.unary_unary_rpc_method_handler(change)
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a stream's operations once they are admitted; back-pressure slows the sender down."""

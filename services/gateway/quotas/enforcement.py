@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from services.gateway.quotas.ports import AdapterLister, QuotaStore, UsageStore
+from services.gateway.quotas.ports import AdapterLister, DatasetSizes, QuotaStore, UsageStore
 from services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, QuotaExceeded
@@ -149,13 +149,16 @@ class TokenRates:
 
 
 class TrainingLimits:
-    """Limits of training: the rate of tokens, the storage of checkpoints, and the number of adapters.
+    """Limits of training: the rate of tokens, the storage, and the number of adapters.
 
     Two gateways that create an adapter for the same tenant at the same moment may exceed `max_adapters` by one.
     """
 
-    def __init__(self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, adapters: AdapterLister) -> None:
+    def __init__(
+        self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, adapters: AdapterLister, datasets: DatasetSizes
+    ) -> None:
         self._quotas = quotas
+        self._datasets = datasets
         self._rates = rates
         self._usage = usage
         self._adapters = adapters
@@ -166,17 +169,31 @@ class TrainingLimits:
         await self._rates.enter(tenant_id, patience_seconds=patience_seconds)
 
     async def full_limit(self, tenant_id: str) -> int | None:
-        """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted."""
+        """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted.
+
+        If the data service is unreachable, the tenant's checkpoints alone count, so that training can save its work.
+        """
         limit = self._quotas.of(tenant_id).stored_bytes
-        if limit is None or (limit and await self._usage.stored_bytes(tenant_id) < limit):
-            return None
-        return limit
+        if not limit:
+            return limit
+        stored_bytes = await self._usage.stored_bytes(tenant_id)
+        if stored_bytes < limit:
+            stored_bytes += await self.dataset_bytes(tenant_id)
+        return limit if stored_bytes >= limit else None
+
+    async def dataset_bytes(self, tenant_id: str) -> int:
+        """Return the size of a tenant's datasets and uploads; 0 if the data service is unreachable."""
+        try:
+            return await self._datasets.stored_bytes(tenant_id)
+        except DomainError as error:
+            _log.warning('datasets not counted in stored bytes', tenant=tenant_id, reason=error.reason)
+            return 0
 
     async def check_storage(self, tenant_id: str) -> None:
         """Refuse a tenant whose storage is full.
 
         Raises:
-            QuotaExceeded: the tenant's checkpoints reach its limit.
+            QuotaExceeded: the tenant's checkpoints, datasets and uploads reach its limit.
         """
         limit = await self.full_limit(tenant_id)
         if limit is not None:

@@ -1,4 +1,4 @@
-"""Follows the meters of runs, which the model service reports with its adapters."""
+"""Clients of the services that report usage: meters of runs, and the sizes of datasets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import grpc
 
 from services.gateway.catalogue.rules import CatalogueEvent, EntryChanged, EntryDamaged, EntryDeleted, SnapshotComplete
 from services.gateway.quotas.rules import Reading
+from services.kit.caller import Caller
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
+from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+
+_TIMEOUT_SECONDS = 10.0
 
 
 class GrpcMeterFeed:
@@ -33,6 +39,26 @@ class GrpcMeterFeed:
             raise error_from_call(error, service='model') from error
         finally:
             call.cancel()
+
+
+class GrpcDatasetSizes:
+    """Implements `DatasetSizes` over a channel without credentials; without a channel, nothing is stored."""
+
+    def __init__(self, channel: grpc.aio.Channel | None, *, internal_token: str) -> None:
+        self._stub = None if channel is None else dataset_service_pb2_grpc.DatasetServiceStub(channel)
+        self._internal_token = internal_token
+
+    async def stored_bytes(self, tenant_id: str) -> int:
+        if self._stub is None:
+            return 0
+        with acting_for(Caller(tenant_id=tenant_id)):
+            metadata = forwarded_metadata(self._internal_token, is_internal=True)
+        request = dataset_service_pb2.GetStoredBytesRequest()
+        try:
+            stored = await self._stub.GetStoredBytes(request, timeout=_TIMEOUT_SECONDS, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='data') from error
+        return stored.dataset_bytes + stored.upload_bytes
 
 
 def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Reading] | None:

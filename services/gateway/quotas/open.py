@@ -11,7 +11,7 @@ from services.gateway.catalogue.follow import FeedFollower
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.grpc import GrpcMeterFeed
+from services.gateway.quotas.grpc import GrpcDatasetSizes, GrpcMeterFeed
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
@@ -25,7 +25,12 @@ Job = Callable[[], Coroutine[Any, Any, Any]]
 
 @asynccontextmanager
 async def open_quotas(
-    config: GatewayConfig, database: Database, models: Mapping[str, grpc.aio.Channel], *, clock: Clock
+    config: GatewayConfig,
+    database: Database,
+    models: Mapping[str, grpc.aio.Channel],
+    *,
+    data: grpc.aio.Channel | None,
+    clock: Clock,
 ) -> AsyncIterator[Quotas]:
     """Enforce quotas and count usage while the block runs; the remaining usage is recorded at its end.
 
@@ -33,6 +38,7 @@ async def open_quotas(
         config: the gateway's configuration.
         database: stores quotas and usage.
         models: channels without interceptors to all model services, by name.
+        data: channel without interceptors to the data service; None if it is not configured.
         clock: source of the time.
     """
     table, usage = QuotaTable(SqlQuotaStore(database), default=default_quota(config.quotas)), SqlUsageStore(database)
@@ -40,7 +46,8 @@ async def open_quotas(
     rates = TokenRates(table, clock=clock)
     meter = UsageMeter(usage, rates, clock=clock)
     adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
-    training = TrainingLimits(table, rates, usage, adapters)
+    datasets = GrpcDatasetSizes(data, internal_token=config.internal_token)
+    training = TrainingLimits(table, rates, usage, adapters, datasets)
     try:
         yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)
     finally:

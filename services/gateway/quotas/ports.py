@@ -42,6 +42,18 @@ class UsageStore(Protocol):
         ...
 
 
+class DatasetSizes(Protocol):
+    """Measures what the data service stores."""
+
+    async def stored_bytes(self, tenant_id: str) -> int:
+        """Return the total size of the tenant's datasets and uploads.
+
+        Raises:
+            DomainError: the data service refused, or is unreachable.
+        """
+        ...
+
+
 class AdapterLister(Protocol):
     """Lists the adapters that exist at the model services."""
 

@@ -6,7 +6,7 @@ from services.gateway.errors import TenantNotFound
 from services.gateway.keys.ports import TenantStore
 from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from services.gateway.quotas.ports import UsageStore
-from services.gateway.quotas.rules import Quota, TimeRange, Usage
+from services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
 from services.gateway.quotas.usage_meter import UsageMeter
 from services.kit.caller import Caller
 
@@ -60,8 +60,7 @@ class Quotas:
 
     async def usage_of_caller(self, caller: Caller, period: TimeRange) -> Sequence[Usage]:
         """Return the usage of the caller's tenant, by run. All usage that this gateway has counted is included."""
-        await self.meter.flush()
-        return await self._usage.list_of(caller.tenant_id, begin=period.begin, end=period.end)
+        return await self._usage_of(caller.tenant_id, period)
 
     async def usage_of_tenant(self, tenant_id: str, period: TimeRange) -> Sequence[Usage]:
         """Return the usage of any tenant, by run, for administrators.
@@ -70,8 +69,17 @@ class Quotas:
             TenantNotFound: no tenant has this id.
         """
         await self._require_tenant(tenant_id)
+        return await self._usage_of(tenant_id, period)
+
+    async def _usage_of(self, tenant_id: str, period: TimeRange) -> Sequence[Usage]:
         await self.meter.flush()
-        return await self._usage.list_of(tenant_id, begin=period.begin, end=period.end)
+        usages = await self._usage.list_of(tenant_id, begin=period.begin, end=period.end)
+        dataset_bytes = await self.training.dataset_bytes(tenant_id)
+        if not dataset_bytes:
+            return usages
+        work = next((usage.work for usage in usages if not usage.run_id), Work())
+        without_run = Usage(run_id='', work=work, stored_bytes=dataset_bytes)
+        return [without_run, *(usage for usage in usages if usage.run_id)]
 
     async def _require_tenant(self, tenant_id: str) -> None:
         if await self._tenants.get(tenant_id) is None:

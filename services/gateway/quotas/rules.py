@@ -22,7 +22,7 @@ class Quota:
     concurrent_samples: int | None = None
     """Number of sampling requests that may run at the same time."""
     stored_bytes: int | None = None
-    """Total size of checkpoints."""
+    """Total size of checkpoints, datasets and uploaded files."""
     weight: float | None = None
     """Relative share when several tenants wait; None means 1."""
 
@@ -109,7 +109,7 @@ class Usage:
     """Empty for work on the base models alone."""
     work: Work
     stored_bytes: int
-    """Size of the run's checkpoints that exist now."""
+    """Size of the run's checkpoints that exist now, or, without a run, of the tenant's datasets and uploads."""
 
 
 @dataclass(frozen=True, kw_only=True)

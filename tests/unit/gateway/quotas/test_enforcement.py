@@ -19,7 +19,7 @@ from services.gateway.quotas.requests import refused_creation
 from services.gateway.quotas.rules import Quota, TokenBucket
 from services.gateway.sampling.gate import SamplingGate
 from services.kit.clock import FakeClock
-from services.kit.errors import InvalidField, QueueFull, QuotaExceeded
+from services.kit.errors import InvalidField, QueueFull, QuotaExceeded, ServiceUnreachable
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,7 +36,8 @@ class Harness:
         self.gate = SamplingGate(self.table, self.rates, patience=timedelta(seconds=5))
         self.usage = MemoryUsageStore()
         self.census = FakeCensus()
-        self.training = TrainingLimits(self.table, self.rates, self.usage, self.census)
+        self.datasets = FakeDatasets()
+        self.training = TrainingLimits(self.table, self.rates, self.usage, self.census, self.datasets)
         self.waited = 0.0
 
     async def pause(self, seconds: float) -> None:
@@ -44,6 +45,19 @@ class Harness:
         self.waited += seconds
         self.clock.advance(timedelta(seconds=seconds))
         await asyncio.sleep(0)
+
+
+class FakeDatasets:
+    """Fake data service with the same size for all tenants; None is an unreachable service."""
+
+    size_bytes: int | None = 0
+
+    async def stored_bytes(self, tenant_id: str) -> int:
+        del tenant_id
+        await asyncio.sleep(0)
+        if self.size_bytes is None:
+            raise ServiceUnreachable('data')
+        return self.size_bytes
 
 
 class FakeCensus:
@@ -276,6 +290,22 @@ async def test_storage_limit_of_zero_refuses_all_storage() -> None:
     with pytest.raises(QuotaExceeded) as refused:
         await harness.training.check_storage('alice')
     assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
+
+
+async def test_datasets_count_as_storage_while_their_service_is_reachable() -> None:
+    """Checkpoints and datasets are added; if the size of datasets is unknown, checkpoints alone count."""
+    harness = Harness(stored_bytes=100)
+    harness.usage.stored = {'alice': {'run': 60}}
+    harness.datasets.size_bytes = 39
+    await harness.training.check_storage('alice')
+    harness.datasets.size_bytes = 40
+    with pytest.raises(QuotaExceeded):
+        await harness.training.check_storage('alice')
+    harness.datasets.size_bytes = None
+    await harness.training.check_storage('alice')
+    harness.usage.stored = {'alice': {'run': 100}}
+    with pytest.raises(QuotaExceeded):
+        await harness.training.check_storage('alice')
 
 
 async def test_requests_in_flight_are_counted_until_they_leave() -> None:

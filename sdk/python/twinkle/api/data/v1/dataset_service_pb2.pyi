@@ -476,3 +476,46 @@ class ExportDatasetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportDatasetResponse: _TypeAlias = ExportDatasetResponse  # noqa: Y015
+
+@_typing.final
+class GetStoredBytesRequest(_message.Message):
+    """Request message for GetStoredBytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStoredBytesRequest: _TypeAlias = GetStoredBytesRequest  # noqa: Y015
+
+@_typing.final
+class GetStoredBytesResponse(_message.Message):
+    """Response message for GetStoredBytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_BYTES_FIELD_NUMBER: _builtins.int
+    UPLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    dataset_bytes: _builtins.int
+    """Size of the caller's datasets with their exported files, in bytes."""
+    upload_bytes: _builtins.int
+    """Size of the caller's uploads, in bytes. An upload counts with its announced size."""
+    def __init__(
+        self,
+        *,
+        dataset_bytes: _builtins.int = ...,
+        upload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset_bytes", b"dataset_bytes", "upload_bytes", b"upload_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStoredBytesResponse: _TypeAlias = GetStoredBytesResponse  # noqa: Y015

@@ -66,6 +66,11 @@ class DatasetServiceStub:
                 request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.FromString,
                 _registered_method=True)
+        self.GetStoredBytes = channel.unary_unary(
+                '/twinkle.api.data.v1.DatasetService/GetStoredBytes',
+                request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesResponse.FromString,
+                _registered_method=True)
         self.DeleteDataset = channel.unary_unary(
                 '/twinkle.api.data.v1.DatasetService/DeleteDataset',
                 request_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.DeleteDatasetRequest.SerializeToString,
@@ -134,6 +139,14 @@ class DatasetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStoredBytes(self, request, context):
+        """Returns the size of everything that the service stores for the caller. For the gateway, which counts it in the quota
+        of stored bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteDataset(self, request, context):
         """Deletes a dataset. Errors: FAILED_PRECONDITION (ERROR_REASON_IN_USE) while a loader of the dataset is open.
         """
@@ -181,6 +194,11 @@ def add_DatasetServiceServicer_to_server(servicer, server):
                     servicer.ListDatasets,
                     request_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.SerializeToString,
+            ),
+            'GetStoredBytes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStoredBytes,
+                    request_deserializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesResponse.SerializeToString,
             ),
             'DeleteDataset': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteDataset,
@@ -357,6 +375,33 @@ class DatasetService:
             '/twinkle.api.data.v1.DatasetService/ListDatasets',
             twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsRequest.SerializeToString,
             twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.ListDatasetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStoredBytes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.data.v1.DatasetService/GetStoredBytes',
+            twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesRequest.SerializeToString,
+            twinkle_dot_api_dot_data_dot_v1_dot_dataset__service__pb2.GetStoredBytesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -491,7 +491,9 @@ class Usage(_message.Message):
     prompt_token_count: _builtins.int
     """Number of tokens in sampled prompts and in scored sequences."""
     stored_bytes: _builtins.int
-    """Size of the checkpoints that exist now, in bytes, independent of the requested period."""
+    """Size of the checkpoints that exist now, in bytes, independent of the requested period. For the empty run id, it is
+    the size of datasets and uploaded files.
+    """
     operation_count: _builtins.int
     """Number of training operations that used up a sequence number."""
     prompt_count: _builtins.int
