@@ -9,10 +9,19 @@ from services.kit.failpoints import TRANSFER_FAILPOINTS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 async def test_no_fault_mixes_or_loses_weights(tmp_path: Path) -> None:
     """Processes are killed at random bytes and at every failpoint; every received version equals the published one."""
-    report = await TransferHarness(tmp_path).run(range(SEEDS_PER_CYCLE))
-    assert report.violations == {}
-    assert set(TRANSFER_FAILPOINTS) | {'subscribe cut', 'publish cut', 'trainer', 'sampler'} <= set(report.deaths)
-    assert report.resent_bytes < report.cut_at_bytes + (3 << 20)
+    missing = set(TRANSFER_FAILPOINTS) | {'subscribe cut', 'publish cut', 'trainer', 'sampler'}
+    # A transfer may complete before its fault, so a fault may occur in a later cycle only.
+    for cycle in range(3):
+        seeds = range(cycle * SEEDS_PER_CYCLE, (cycle + 1) * SEEDS_PER_CYCLE)
+        folder = tmp_path / str(cycle)
+        folder.mkdir()
+        report = await TransferHarness(folder).run(seeds)
+        assert report.violations == {}
+        assert report.resent_bytes < report.cut_at_bytes + (3 << 20)
+        missing -= set(report.deaths)
+        if not missing:
+            break
+    assert missing == set()
