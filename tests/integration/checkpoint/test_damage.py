@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving
 from fixtures.damage import apply, damages_of
 from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.errors import StoreThreads
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.domain import AdapterKey, NewestMark
 from services.kit.errors import DomainError
 from services.kit.rpc.context import acting_for
+from services.kit.store_threads import StoreThreads
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2_grpc,
