@@ -140,6 +140,7 @@ class ModelExporter(Protocol):
 
         Raises:
             InvalidField: The adapter cannot be merged.
+            DiskFull: The disk has too little space for the model; nothing was written.
             ExportUnavailable: The disk failed, or the same export is already running.
         """
         ...

@@ -238,6 +238,7 @@ class Futures:
         records = self._records
         self._capacity.enter(future, len(payload))
         try:
+            await records.payloads.check_free_space(len(payload))
             await records.payloads.put(future.payload_name, payload)
             reach('future.payload')
             with self._runner.recording_finished() as finished_ids:

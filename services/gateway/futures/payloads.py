@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
+from services.kit.disk_space import check_free_space
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id
 from services.kit.worker import Threads
@@ -60,6 +61,9 @@ class PayloadFiles:
     def close(self) -> None:
         """Stop the threads after the calls in progress."""
         self._threads.close()
+
+    async def check_free_space(self, size_bytes: int) -> None:
+        await self._run(check_free_space, self._folder, size_bytes)
 
     async def put(self, name: str, data: bytes) -> None:
         await self._run(_write, self._path(name), data)

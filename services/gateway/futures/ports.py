@@ -77,6 +77,14 @@ class PayloadStore(Protocol):
     Every method raises ServiceUnreachable if the disk fails.
     """
 
+    async def check_free_space(self, size_bytes: int) -> None:
+        """Check that there is enough space for a new request; results and counters may use the reserve.
+
+        Raises:
+            DiskFull: There is too little space.
+        """
+        ...
+
     async def put(self, name: str, data: bytes) -> None:
         """Store `data`, replacing data of the same name."""
         ...

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from services.kit.disk_space import check_free_space
 from services.kit.errors import InvalidField
 from services.kit.worker import SingleWorker
 from services.model.domain.engine import AdapterState
@@ -40,5 +41,8 @@ class MergedFolders:
         await asyncio.to_thread(self._worker.close)
 
     def _export(self, state: AdapterState, folder: Path) -> MergeResult:
+        base = resolve_model(self._base_model)
+        # The merged weights have the size of the base model's, and an earlier export remains until they are complete.
+        check_free_space(folder, sum(path.stat().st_size for path in Path(base).glob('*.safetensors')))
         config = None if state.full_parameters is not None else state.lora_config
-        return export_merged(resolve_model(self._base_model), state.adapter, config, folder)
+        return export_merged(base, state.adapter, config, folder)

@@ -15,7 +15,7 @@ from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.rules import Future, FutureRequest, FutureState, FutureTaken, future_id_of_name
 from services.gateway.futures.sql import GatewayRow, SqlFutureStore
 from services.gateway.store.database import Database
-from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable
+from services.kit.errors import DiskFull, InvalidField, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -218,6 +218,14 @@ async def test_invalid_file_name_is_refused(files: PayloadFiles, name: str) -> N
     """A name that is not a payload name, such as a path outside the folder, is refused."""
     with pytest.raises(ValueError, match=r'.'):
         await files.put(name, b'x')
+
+
+async def test_request_above_the_free_space_of_the_disk_is_refused(files: PayloadFiles) -> None:
+    """The size of a new request is compared with the free space of the disk, whose folder need not exist yet."""
+    await files.check_free_space(1)
+    with pytest.raises(DiskFull) as refused:
+        await files.check_free_space(1 << 60)
+    assert refused.value.needed_bytes == 1 << 60
 
 
 async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from services.gateway.errors import FutureExpired, FutureNotFound, PositionMissi
 from services.gateway.futures.rules import Bounds, Future, FutureRequest, FutureState, future_id_of
 from services.kit.errors import (
     Cancelled,
+    DiskFull,
     Draining,
     Internal,
     InvalidField,
@@ -52,6 +53,19 @@ async def test_repeat_returns_the_same_future_and_other_content_is_refused() -> 
         with pytest.raises(RequestIdReused):
             await gateway.submit('one', payload=b'other')
         assert gateway.recorder.started == ['one']
+
+
+async def test_request_that_does_not_fit_on_the_disk_is_refused() -> None:
+    """A request above the free space is refused without a future or a payload, and accepted once there is space."""
+    store, payloads = MemoryFutureStore(), MemoryPayloadStore()
+    async with running_futures(stores=(store, payloads)) as gateway:
+        payloads.free_bytes = 2
+        with pytest.raises(DiskFull) as refused:
+            await gateway.submit('one')
+        assert (refused.value.free_bytes, refused.value.needed_bytes) == (2, 3)
+        assert (payloads.kept, store.futures) == ({}, {})
+        payloads.free_bytes = 3
+        assert await gateway.outcome(await gateway.submit('one')) == b'eno'
 
 
 async def test_concurrent_repeats_run_once() -> None:
