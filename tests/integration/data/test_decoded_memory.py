@@ -30,6 +30,7 @@ async def data_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.
     """Run the data service in a separate process."""
     address_file = folder / 'address.json'
     fields = {'state_dir': folder, 'address_file': address_file, 'dataset_bytes': DATASET_BYTES}
+    fields['local_roots'] = json.dumps([str(folder.parent)])
     arguments = [word for name, value in fields.items() for word in ('--set', f'{name}={value}')]
     process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.data', *arguments)
     exited = asyncio.ensure_future(process.wait())
@@ -47,13 +48,18 @@ async def data_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.
 
 def hostile_files(folder: Path) -> dict[str, Path]:
     """Return small files that each decode to several times the limit."""
-    files = {suffix: folder / f'hostile.{suffix}' for suffix in FORMATS}
+    files = {suffix: folder / f'hostile.{suffix}' for suffix in (*FORMATS, 'json', 'arrow')}
     indices = pa.array([0] * 300_000, pa.int32())
     texts = pa.DictionaryArray.from_arrays(indices, pa.array(['x' * 2000]))
     pa_parquet.write_table(pa.table({'text': texts}), files['parquet'], compression='zstd')
     header = ','.join(f'c{index}' for index in range(4000))
     files['csv'].write_text(header + '\n' + (',' * 3999 + '\n') * 5000)
     files['jsonl'].write_text(('{"x": [' + '[],' * 300_000 + '0]}\n') * 30)
+    files['json'].write_text('[' + '{},' * 10_000_000 + '{}]')
+    table = pa.table({'text': ['x' * 2000] * 300_000})
+    options = pa.ipc.IpcWriteOptions(compression='zstd')
+    with pa.OSFile(str(files['arrow']), 'wb') as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
     return files
 
 
@@ -64,7 +70,9 @@ def peak_bytes(process: psutil.Process) -> int:
 
 
 async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
-    """Upload a file and return the source that reads it."""
+    """Upload a file and return the source that reads it; a format without uploads is read from its folder."""
+    if path.suffix[1:] not in FORMATS:
+        return dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id=str(path)))
     content = await asyncio.to_thread(path.read_bytes)
     pieces = range(0, len(content), 1 << 20)
     chunks = [upload_chunk(begin, content[begin : begin + (1 << 20)]) for begin in pieces]
