@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from fixtures.fake_gateway import API_KEY, FakeGateway
+from fixtures.fake_samplers import until
 from fixtures.fake_wire import failure
 from twinkle_client import RetryableError, TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
@@ -55,6 +56,19 @@ async def test_pipeline_survives_restarts_of_the_service(
     assert gateway.applied == ['forward_backward', 'clip_grad_and_step'] * 24
     assert sorted(gateway.operations) == list(range(1, 49))
     assert outputs[-1]['step_count'] == 24
+
+
+async def test_operation_after_a_broken_stream_is_not_lost(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """An idle pipeline opens a new stream after a restart, and only this stream takes the next operation."""
+    async with model.pipeline():
+        for count in range(1, 4):
+            await model.step.aio()
+            await restart(gateway)
+            await until(lambda count=count: len(gateway.calls['Train']) > count)
+            await asyncio.wait_for(model.forward_backward.aio([FEATURE]), 20)
+    assert gateway.applied == ['step', 'forward_backward'] * 3
 
 
 async def test_operation_that_was_not_journaled_is_sent_again(

@@ -220,7 +220,7 @@ class DataLoader:
 
 async def _requests(
     start: loader_service_pb2.StreamStart, credits_given: asyncio.Queue[int]
-) -> AsyncIterator[loader_service_pb2.StreamBatchesRequest]:
+) -> AsyncGenerator[loader_service_pb2.StreamBatchesRequest]:
     yield loader_service_pb2.StreamBatchesRequest(start=start)
     while True:
         yield loader_service_pb2.StreamBatchesRequest(credits=await credits_given.get())

@@ -1,7 +1,7 @@
 """Two ways to send operations: a unary call for each, or one stream for many."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -136,7 +136,7 @@ class StreamSender:
             text = 'the stream ended before all results arrived'
             raise RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message=text))
 
-    async def _requests(self) -> AsyncIterator[training_service_pb2.TrainRequest]:
+    async def _requests(self) -> AsyncGenerator[training_service_pb2.TrainRequest]:
         # `_pending` contains the queued operations and those that a broken stream has taken from the queue.
         is_ending = self._empty_queue()
         for operation in [self._pending[number].operation for number in sorted(self._pending)]:

@@ -4,8 +4,9 @@ Every call carries the API key, a request id that all its attempts share, and th
 Failures are raised as `twinkle_client.errors`. Retryable failures are retried until `retry_timeout` has passed.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -188,24 +189,29 @@ class Connection:
     async def duplex(
         self,
         call: grpc.aio.StreamStreamMultiCallable[_Request, _Response],
-        requests: AsyncIterator[_Request],
+        requests: AsyncGenerator[_Request],
         *,
         request_type: type[_Request],
     ) -> AsyncGenerator[_Response]:
         """Send a stream and yield the responses; the caller resumes a broken stream.
 
+        `requests` is not read after the stream has ended.
+
         Raises:
             Error: see `twinkle_client.errors`.
         """
         with _client_span(request_type) as context:
-            responses = call(requests, metadata=context.metadata(self._api_key))
+            responses = call(metadata=context.metadata(self._api_key))
+            sending = asyncio.create_task(_send(requests, responses))
             try:
                 async for response in responses:
                     yield response
             except grpc.aio.AioRpcError as error:
                 raise await self._explained(context.to_error(error)) from None
             finally:
+                sending.cancel()
                 responses.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
 
     async def _explained(self, error: Error) -> Error:
         """Return `error`, or a `UsageError` if the address or the CA certificates make a connection impossible."""
@@ -240,6 +246,24 @@ class Connection:
     def backoff(self) -> Backoff:
         """Return a new backoff of `retry_timeout`, for a coroutine that handles its own retries."""
         return Backoff(self._retry_timeout, self._outages)
+
+
+async def _send(requests: AsyncGenerator[Any], call: Any) -> None:
+    """Write all requests to a call.
+
+    If grpc read the requests itself, it would continue after the end of the call, and lose the next request.
+    """
+    try:
+        async with aclosing(requests):
+            async for request in requests:
+                await call.write(request)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+        # The call has ended, and the reader of its responses receives the status.
+        return
+    except Exception:
+        call.cancel()
+        raise
 
 
 @contextmanager
