@@ -99,6 +99,7 @@ FORMS = {
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('key', [None, ONE])
+@pytest.mark.slow
 async def test_vllm_enforces_structured_output(vllm_engine, form, key):
     """The text matches the requested structure, and generation then stops."""
     output, is_valid = FORMS[form]

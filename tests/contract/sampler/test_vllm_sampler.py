@@ -93,6 +93,7 @@ def separate_sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
         yield vllm_sampler
 
 
+@pytest.mark.slow
 def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama_dir):
     """Tokens have the version of a received base, and restoring the old weights restores all log-probabilities."""
     sampler = separate_sampler

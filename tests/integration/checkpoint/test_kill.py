@@ -21,6 +21,7 @@ STATE_BYTES = 1 << 20
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> None:
     """A complete old or new state is served after each kill."""
     process = await ServiceProcess.start(tmp_path)

@@ -14,6 +14,7 @@ LIMIT_BYTES = 8192
 TENANT = (('x-twinkle-tenant', 'alice'),)
 
 
+@pytest.mark.slow
 def test_log_of_a_started_service_is_bounded(tmp_path: Path) -> None:
     """A service that logs many refusals of a tenant keeps the newest ones in two bounded files, in any state folder."""
     folder = tmp_path / 'state #1: "new"'

@@ -79,6 +79,7 @@ async def _raising(error: grpc.aio.AioRpcError) -> None:
     raise error
 
 
+@pytest.mark.slow
 async def test_damage_to_any_stored_file_is_named_or_without_effect(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """A service with any damaged file reports the damage in the calls that need the file, or returns what it stored."""
     model = {'base_models': (str(tiny_llama_dir),)}

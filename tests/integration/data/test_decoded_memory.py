@@ -11,6 +11,7 @@ import grpc
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
+import pytest
 
 from fixtures.data_service import RunningData, iterate, refusal_of, rows, upload_chunk, upload_header
 from twinkle.api.data.v1 import dataset_pb2
@@ -82,6 +83,7 @@ async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
     return dataset_pb2.DatasetSource(upload=dataset_pb2.UploadSource(upload_id=path.name, format=file_format))
 
 
+@pytest.mark.slow
 async def test_memory_stays_bounded_while_hostile_files_are_refused(tmp_path: Path) -> None:
     """Files that decode to far more than the limit are refused, and the service never takes much more than it."""
     files = hostile_files(tmp_path)

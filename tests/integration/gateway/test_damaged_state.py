@@ -94,6 +94,7 @@ async def _read(folder: Path) -> list[object] | str:
         return str(refusal)
 
 
+@pytest.mark.slow
 async def test_damage_to_any_file_of_a_gateway_is_named_or_without_effect(tmp_path: Path) -> None:
     """A gateway with any damaged file refuses to start, reports the lost payload, or has all that was stored."""
     killed, work = await _killed(tmp_path), tmp_path / 'work'

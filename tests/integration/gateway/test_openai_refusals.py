@@ -195,6 +195,7 @@ async def test_full_queue_returns_429_with_a_retry_time(tmp_path: Path) -> None:
         await engine.resume()
 
 
+@pytest.mark.slow
 async def test_unpublished_version_returns_503_with_a_retry_time(running: OpenAiGateway) -> None:
     """A version that is not published yet returns status 503 with a retry time."""
     with pytest.raises(openai.APIStatusError) as raised:

@@ -277,6 +277,7 @@ async def _train_once_reachable(pair: Pair, adapter_id: str, number: int) -> int
                 raise
 
 
+@pytest.mark.slow
 async def test_gateway_that_starts_without_one_service_serves_the_other(pair: Pair, tmp_path: Path) -> None:
     """Known adapters are routed from the catalogue, and an unknown base model may belong to the stopped service."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]

@@ -13,7 +13,7 @@ FULL_BYTES = 1024
 """Largest file that the checkpoint service can write while its disk counts as full."""
 
 
-@pytest.mark.parametrize('verb', ['save', 'publish_version'])
+@pytest.mark.parametrize('verb', ['save', pytest.param('publish_version', marks=pytest.mark.slow)])
 async def test_save_on_a_full_disk_leaves_its_number_free(tiny_llama_dir: Path, tmp_path: Path, verb: str) -> None:
     """A save that the disk refuses uses no operation number, and succeeds under it once there is space."""
     saves = {

@@ -76,6 +76,7 @@ async def _outcome(folder: Path, undamaged: dict[str, object]) -> str:
     return 'named' if 'damaged' in found.values() else 'equal'
 
 
+@pytest.mark.slow
 async def test_damage_to_any_file_of_a_journal_is_named_or_without_effect(tmp_path: Path):
     """The journal with any damaged file refuses to open, names the adapter, or returns what was recorded."""
     killed = await _killed(tmp_path)

@@ -82,7 +82,11 @@ class Relay:
 
 @pytest.mark.parametrize(
     ('stops_after', 'expected'),
-    [(2 * CHUNKS, [(1, 1), (2, 2)]), (2, [(3, 0)]), (CHUNKS + 2, [(1, 1), (3, 1)])],
+    [
+        (CHUNKS + 2, [(1, 1), (3, 1)]),
+        pytest.param(2 * CHUNKS, [(1, 1), (2, 2)], marks=pytest.mark.slow),
+        pytest.param(2, [(3, 0)], marks=pytest.mark.slow),
+    ],
 )
 async def test_relay_is_abandoned_only_when_frames_stop(stops_after: int, expected: list[tuple[int, int]]) -> None:
     """A relay is abandoned when it stops sending within a version, but not because a version takes long."""

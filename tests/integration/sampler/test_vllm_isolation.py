@@ -101,6 +101,7 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
     assert len(first_tokens) + len(sampled) == len(complete)
 
 
+@pytest.mark.slow
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
     """An expensive form is refused without delaying a running stream or a later usual form."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy

@@ -72,6 +72,7 @@ def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
         assert not stopping.result(timeout=10)
 
 
+@pytest.mark.slow
 def test_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
     """Only a folder that belongs to the stack becomes private; its subfolders are private in any case."""
     for name in ('own', 'shared'):

@@ -45,6 +45,7 @@ def test_exactly_the_listed_methods_are_internal() -> None:
         'twinkle.api.checkpoint.v1.WeightStreamService/Fetch',
         'twinkle.api.checkpoint.v1.WeightStreamService/Publish',
         'twinkle.api.checkpoint.v1.WeightStreamService/Subscribe',
+        'twinkle.api.data.v1.DatasetService/GetStoredBytes',
         'twinkle.api.gateway.v1.FleetService/Lease',
         'twinkle.api.gateway.v1.FleetService/Register',
         'twinkle.api.model.v1.AdapterService/ParkAdapter',

@@ -156,6 +156,7 @@ def test_dataset_is_found_in_the_mirror_or_at_its_path(root: Path) -> None:
         resolve_dataset('./absent.jsonl')
 
 
+@pytest.mark.slow
 def test_error_of_an_unreachable_hub_names_the_mirror_folder() -> None:
     """The error for a model that is not available locally names the folder in the mirror."""
     with pytest.raises(HubUnreachable, match='models/org/name'):
