@@ -15,23 +15,19 @@ TINY_MODEL = 'twinkle/tiny-qwen3'
 """Name of the shared stack's base model, which is an alias of a local folder."""
 
 
-@pytest.fixture(scope='session', autouse=True)
-def _quiet_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Check, after all tests, that the logs of no stack contain a traceback."""
-    yield
-    folders = {log.parent.parent for log in tmp_path_factory.getbasetemp().glob('*/**/logs/*.log')}
-    assert {str(folder): found for folder in sorted(folders) if (found := tracebacks(folder))} == {}
-
-
 @pytest.fixture(scope='session')
 def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack that all tests share, with a tiny Qwen3 model and the torch engine."""
+    """Running stack that all tests share, with a tiny Qwen3 model and the torch engine.
+
+    At its end, its logs must not contain a traceback.
+    """
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{TINY_MODEL}={model}')
         folder = tmp_path_factory.mktemp('stack')
         with running_stack(folder, TINY_MODEL) as state:
             yield state
+        assert tracebacks(folder) == []
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from fixtures.seed_hub import build_seed_hub
 from fixtures.seed_programs import MODELS, RunProgram
 from fixtures.seed_programs import run_program as run
-from fixtures.tinker_sdk import running_stack
+from fixtures.tinker_sdk import running_stack, tracebacks
 from twinkle_client.stack import StackState
 
 
@@ -21,12 +21,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def stack(hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack that serves the models of the hub."""
+    """Running stack that serves the models of the hub. At its end, its logs must not contain a traceback."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_HUB_DIR', str(hub))
         folder = tmp_path_factory.mktemp('stack')
         with running_stack(folder, *MODELS) as state:
             yield state
+        assert tracebacks(folder) == []
 
 
 @pytest.fixture

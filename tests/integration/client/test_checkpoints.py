@@ -155,6 +155,7 @@ async def test_upload_of_an_invalid_adapter_is_refused(deployment: Deployment, t
             )
 
 
+@pytest.mark.slow
 async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) -> None:
     """`verify` names each checkpoint, and exits with status 1 and a remedy as soon as a stored file is damaged."""
 

@@ -71,6 +71,7 @@ def _outcome(response: operation_result_pb2.OperationResult) -> Any:
             return response.publish.version, response.publish.digest
 
 
+@pytest.mark.slow
 async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
     tiny_llama_dir: Path, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -
     return False
 
 
+@pytest.mark.slow
 async def test_expensive_form_is_refused_and_the_result_is_cached(checker):
     """The result for one owner is reused for another."""
     compiled_counts: list[int] = []

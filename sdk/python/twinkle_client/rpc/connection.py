@@ -24,8 +24,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.backoff import Backoff
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
-from twinkle_client.rpc.outages import Outages
-from twinkle_client.rpc.silence import Silence
+from twinkle_client.rpc.outages import Outages, Silence
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
