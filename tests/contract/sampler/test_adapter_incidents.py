@@ -37,13 +37,14 @@ async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]
     for number, key in enumerate(keys):
         await real_engine.load_adapter(key, lora_weights(40 + number))
-    requests = [make_request(f'slot {key.adapter.name}', key, max_tokens=64, temperature=0) for key in keys]
+    requests = [make_request(f'slot {key.adapter.name}', key, max_tokens=160, temperature=0) for key in keys]
     alone = [(await run(real_engine, request)).tokens for request in requests]
     running = [asyncio.create_task(run(real_engine, request)) for request in requests]
     await settle(real_engine)
     added = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(50, 50 + 2 * VLLM_SLOTS)]
     for number, key in enumerate(added):
         await real_engine.load_adapter(key, lora_weights(50 + number))
+    assert not any(task.done() for task in running)
     late = [make_request(f'late {key.adapter.name}', key, max_tokens=4, temperature=0) for key in added]
     await asyncio.gather(*(run(real_engine, request) for request in late))
     assert [(await task).tokens for task in running] == alone
