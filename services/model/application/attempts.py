@@ -3,34 +3,54 @@
 Without a count, work that a client repeats until it is answered would end the process again and again, for all tenants.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
+from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.model.ports import Journal
 
 MAX_ATTEMPTS = 3
 """Number of attempts during which the process may end. Then the work fails, so that it cannot prevent the service from
 serving others."""
+_CAREFUL_SECONDS = 600.0
+"""Time after a crash during which its cause may be repeated."""
 
 
-@asynccontextmanager
-async def attempted(journal: Journal, work: str, *, refusal: DomainError) -> AsyncIterator[None]:
-    """Count an attempt durably before the block runs. The count is reset unless the process ends in the block.
+class Attempts:
+    """The counts of one service. Concurrency: use it from one event loop only."""
 
-    Args:
-        journal: Stores the count.
-        work: Names the work in the journal.
-        refusal: Error of an attempt after `MAX_ATTEMPTS` during which the process ended.
+    def __init__(self, journal: Journal, *, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._careful_until = clock.monotonic() + _CAREFUL_SECONDS if journal.was_killed else 0.0
+        self._alone = asyncio.Lock()
 
-    Raises:
-        JournalUnavailable: The attempt could not be counted.
-        DomainError: The error `refusal`; the block did not run.
-    """
-    count = await journal.count_attempt(work)
-    try:
-        if count > MAX_ATTEMPTS:
-            raise refusal
-        yield
-    finally:
-        journal.reset_attempts(work)
+    @property
+    def is_careful(self) -> bool:
+        """Whether the service has crashed recently, so that the cause must be on record before it can run again."""
+        return self._clock.monotonic() < self._careful_until
+
+    @asynccontextmanager
+    async def counted(self, work: str, *, refusal: DomainError) -> AsyncIterator[None]:
+        """Count an attempt durably before the block runs. The count is reset unless the process ends in the block.
+
+        For some time after a crash, such blocks run one at a time, so that only the cause of a crash is counted.
+
+        Args:
+            work: Names the work in the journal.
+            refusal: Error of an attempt after `MAX_ATTEMPTS` during which the process ended.
+
+        Raises:
+            JournalUnavailable: The attempt could not be counted.
+            DomainError: The error `refusal`; the block did not run.
+        """
+        async with self._alone if self.is_careful else nullcontext():
+            count = await self._journal.count_attempt(work)
+            try:
+                if count > MAX_ATTEMPTS:
+                    raise refusal
+                yield
+            finally:
+                self._journal.reset_attempts(work)

@@ -16,7 +16,6 @@ from datetime import timedelta
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
-from services.model.application.attempts import attempted
 from services.model.application.directory import AdapterDirectory
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.progress import adapter_after, result_of
@@ -31,8 +30,6 @@ from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.ports import Ports
 
-_CAREFUL_SECONDS = 600.0
-"""Time after a crash during which an operation begins only once it is on record."""
 Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]
 """Runs a compute verb on the engine once it is scheduled."""
 
@@ -67,7 +64,6 @@ class CarryOut:
         self._compute = compute
         self._fetch_batch = fetch_batch
         self._clock = ports.clock
-        self._careful_until = self._clock.monotonic() + _CAREFUL_SECONDS if ports.journal.was_killed else 0.0
 
     async def __call__(self, caller: Caller, operation: Operation, *, arrival: float) -> OperationResult:
         """Return the operation's result once it is durable.
@@ -120,7 +116,7 @@ class CarryOut:
 
     async def _compute_and_record(self, execution: _Execution) -> OperationResult:
         accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
-        if self._clock.monotonic() < self._careful_until:
+        if self._residency.attempts.is_careful:
             await asyncio.wait({accepting})
         outcome: VerbRun | DomainError | None = Internal('')
         try:
@@ -214,7 +210,7 @@ class CarryOut:
         """Return a context that refuses a state verb during which the process ended several times."""
         work = f'{operation.verb_name} of {operation.adapter_id}'
         refusal = OperationCrashed(operation.adapter_id, operation.sequence_number)
-        return attempted(self._journal, work, refusal=refusal)
+        return self._residency.attempts.counted(work, refusal=refusal)
 
     async def _settle(self, execution: _Execution, outcome: StateChange | DomainError) -> None:
         if is_refusal(outcome):

@@ -11,7 +11,6 @@ from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
-from services.model.application.attempts import attempted
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
@@ -124,14 +123,12 @@ class CreateAdapter:
                     raise RequestIdReused(request.request_id)
                 return self._directory.get(caller, known.adapter_id)
             self._check(caller.tenant_id, request)
-            work = f'creation {request.request_id} by {caller.tenant_id}'
-            async with attempted(self._ports.journal, work, refusal=CreationCrashed()):
-                # Fetching the checkpoint may take a long time, so it runs outside the lock.
-                state = await self._starting_state(request)
-                async with self._creation_lock:
-                    if await self._creation_of(request.adapter_id) is not None:
-                        raise AdapterIdTaken(request.adapter_id)
-                    return await _uninterrupted(self._create(caller, request, state))
+            # Fetching the checkpoint may take a long time, so it runs outside the lock.
+            state = await self._starting_state(request)
+            async with self._creation_lock:
+                if await self._creation_of(request.adapter_id) is not None:
+                    raise AdapterIdTaken(request.adapter_id)
+                return await _uninterrupted(self._create(caller, request, state))
 
     async def _create(self, caller: Caller, request: CreateAdapterRequest, state: AdapterState | None) -> Adapter:
         self._check(caller.tenant_id, request)
@@ -144,7 +141,11 @@ class CreateAdapter:
             fingerprint=request.fingerprint,
             adapter_id=adapter_id,
         )
-        async with self._leased(request, adapter_id), self._residency.reserve(adapter_id):
+        # A creation that only waits for a slot did not cause a crash, and is not counted.
+        attempt = self._residency.attempts.counted(
+            f'creation {request.request_id} by {caller.tenant_id}', refusal=CreationCrashed()
+        )
+        async with self._leased(request, adapter_id), self._residency.reserve(adapter_id), attempt:
             with self._residency.short_work.begin():
                 adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
                 # The journal stores the requested configuration; the engine's configuration includes the defaults.

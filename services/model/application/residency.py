@@ -15,6 +15,7 @@ import structlog
 from services.kit.clock import Clock
 from services.kit.errors import AdapterNotFound, DomainError
 from services.kit.failpoints import reach
+from services.model.application.attempts import Attempts
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.directory import AdapterDirectory
 from services.model.application.lease import ReplicaLease
@@ -47,6 +48,7 @@ class Residency:
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
         self.short_work = ShortWork()
+        self.attempts = Attempts(journal, clock=clock)
         self.lease = ReplicaLease(journal, directory, clock=clock, is_allowed=bounds.is_lease_allowed)
         """The lease of the replica; while an adapter has it, no other adapter is in the engine."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()

@@ -260,3 +260,24 @@ async def test_operation_that_crashes_at_once_is_recorded_after_the_first_crash(
     await _crash_during(service, _poison(1, adapter_id))
     service = await _serve_after_crashes(journal, store)
     assert (await service.execute(_poison(1, adapter_id))).reason == OperationCrashed.reason
+
+
+@pytest.mark.parametrize('is_culprit_first', [False, True])
+async def test_work_beside_a_crashing_verb_is_not_blamed(*, is_culprit_first: bool) -> None:
+    """A save that is sent beside a load that crashes each time succeeds; only the load fails."""
+    journal, store = MemoryJournal(), StrictStore()
+    service = await start(journal, store)
+    culprit, innocent = await create(service, 'culprit'), await create(service, 'innocent')
+    await service.execute(journals.operation(1, culprit, save=operation_pb2.Save(name='known')))
+    load = replace(journals.step_operation(2, culprit), verb=Load(checkpoint_path=next(iter(store.checkpoints))))
+    save = journals.operation(1, innocent, save=operation_pb2.Save(name='beside'))
+    operations = [load, save] if is_culprit_first else [save, load]
+    await service.journal.close()
+    for _ in range(MAX_ATTEMPTS):
+        service = await start(journal, store, trainer=PoisonedTrainer(method='import_state'))
+        await _crash_during(service, *operations)
+        journal.was_killed = True
+    service = await start(journal, store, trainer=PoisonedTrainer(method='import_state'))
+    outcomes = dict(zip(('load', 'save'), await asyncio.gather(*map(service.execute, (load, save))), strict=True))
+    assert outcomes['load'].reason == OperationCrashed.reason
+    assert isinstance(outcomes['save'], OperationResult)
