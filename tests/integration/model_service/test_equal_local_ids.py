@@ -47,8 +47,14 @@ async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path
     for tenant in LENGTHS:
         async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:
             alone[tenant], _ = await _train(model, tenant)
-    async with serving_model(tiny_llama_dir, tmp_path / 'shared') as model:
-        together = await asyncio.gather(*(_train(model, tenant) for tenant in LENGTHS))
-    assert {tenant: found for tenant, (found, _) in zip(LENGTHS, together, strict=True)} == alone
-    assert max(shared for _, shared in together) > 1
+    shared = 1
+    # Requests that arrive at different times run in passes of their own, so another run may be necessary.
+    for attempt in range(10):
+        async with serving_model(tiny_llama_dir, tmp_path / f'shared{attempt}') as model:
+            together = await asyncio.gather(*(_train(model, tenant) for tenant in LENGTHS))
+        assert {tenant: found for tenant, (found, _) in zip(LENGTHS, together, strict=True)} == alone
+        shared = max(shared, *(count for _, count in together))
+        if shared > 1:
+            break
+    assert shared > 1
     assert len({str(numbers) for numbers in alone.values()}) == len(LENGTHS)

@@ -29,11 +29,14 @@ async def test_untrained_adapter_equals_the_base_model(tiny_llama_dir: Path, tmp
         alone, _ = await _logprobs(model, ids[0], 2, is_base=False)
         assert alone == base
         shared = 1
-        for number in (3, 4, 5, 6):
+        # Requests that arrive at different times run in passes of their own.
+        for number in range(3, 60):
             numbers = [number, number - 2, number - 2]
             found = await asyncio.gather(
                 *(_logprobs(model, name, at, is_base=False) for name, at in zip(ids, numbers, strict=True))
             )
             assert [values for values, _ in found] == [base] * 3
             shared = max(shared, *(count for _, count in found))
+            if shared > 1:
+                break
         assert shared > 1
