@@ -48,7 +48,7 @@ async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path
         async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:
             alone[tenant], _ = await _train(model, tenant)
     shared = 1
-    # Requests that arrive at different times run in passes of their own, so another run may be necessary.
+    # Requests that arrive at different times run in different passes, so another run may be necessary.
     for attempt in range(10):
         async with serving_model(tiny_llama_dir, tmp_path / f'shared{attempt}') as model:
             together = await asyncio.gather(*(_train(model, tenant) for tenant in LENGTHS))

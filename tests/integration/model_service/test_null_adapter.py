@@ -29,7 +29,7 @@ async def test_untrained_adapter_equals_the_base_model(tiny_llama_dir: Path, tmp
         alone, _ = await _logprobs(model, ids[0], 2, is_base=False)
         assert alone == base
         shared = 1
-        # Requests that arrive at different times run in passes of their own.
+        # Requests that arrive at different times run in different passes.
         for number in range(3, 60):
             numbers = [number, number - 2, number - 2]
             found = await asyncio.gather(
