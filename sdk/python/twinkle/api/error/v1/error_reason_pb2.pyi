@@ -237,7 +237,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_REQUEST_CRASHED: _ErrorReason.ValueType  # 211
     """FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
-    ran it, so it is not run again. Metadata: failureCount.
+    ran it, or the model service crashed each time it created the adapter, so the request is not run again. Metadata:
+    failureCount, except for adapters.
     """
     ERROR_REASON_REPLICA_IN_USE: _ErrorReason.ValueType  # 212
     """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
@@ -460,7 +461,8 @@ applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
 """
 ERROR_REASON_REQUEST_CRASHED: ErrorReason.ValueType  # 211
 """FAILED_PRECONDITION. Several samplers in a row failed while they ran the request, or the gateway crashed each time it
-ran it, so it is not run again. Metadata: failureCount.
+ran it, or the model service crashed each time it created the adapter, so the request is not run again. Metadata:
+failureCount, except for adapters.
 """
 ERROR_REASON_REPLICA_IN_USE: ErrorReason.ValueType  # 212
 """FAILED_PRECONDITION. A full-parameter run cannot lease the replica, because other adapters are in memory, or because
