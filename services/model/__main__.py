@@ -108,6 +108,8 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
         undo_steps=config.undo_steps,
         is_loss_accepted=config.accept_data_loss,
     )
+    if config.forget_crashes:
+        await journal.forget_crashes()
     log_environment_changes(folder, replay_environment(config))
     return journal
 

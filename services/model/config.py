@@ -71,6 +71,10 @@ class ModelConfig(ServiceConfig):
     """Whether to start although the journal lost acknowledged operations or adapters, for example because its
     write-ahead log was damaged. Set it for one start only. Operations that continue after lost numbers fail after at
     most five seconds, because the missing numbers are not received."""
+    forget_crashes: bool = False
+    """Whether to start with new counts of crashes, so that adapters that are refused because the service crashed while
+    it restored them are restored again, for example after an update of the library that crashed. Set it for one start
+    only."""
     snapshot_device_seconds: float = Field(default=30.0, gt=0)
     """An adapter is snapshotted once replaying the operations since its last snapshot would take this many seconds."""
     snapshot_operations: int = Field(default=256, ge=1)

@@ -302,6 +302,10 @@ class Journal(Protocol):
         """
         ...
 
+    async def note_progress(self, work: str, *, position: int) -> None:
+        """Set a count of `count_attempt` to 1, durably, if no attempt since its reset got as far as this position."""
+        ...
+
     def reset_attempts(self, work: str) -> None:
         """Reset a count of `count_attempt` with the next commit, because the process survived or made progress."""
         ...

@@ -71,6 +71,11 @@ class Session:
         """Whether unsaved steps are saved when the session ends; a client that reports success saves them itself."""
         return self.finish_reason is not FinishReason.SUCCESS
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether it has ended and is not settled."""
+        return self.state is not SessionState.ACTIVE and not self.is_settled
+
     def as_of(self, moment: datetime, *, lifetime: timedelta) -> 'Session':
         """Return the session with its state at `moment`; it expires if it is silent for longer than `lifetime`."""
         is_silent = moment - self.heartbeat_time > lifetime

@@ -19,8 +19,8 @@ from services.kit.rpc.context import acting_for
 _log = structlog.get_logger('sessions')
 
 _PAGE_SIZE = 100
-_CONCURRENCY = 4
-"""Number of sessions that are settled at the same time, so that a slow service delays few others."""
+_CONCURRENCY = 16
+"""Number of sessions that are settled at the same time, one of each tenant, so that slow ones delay few others."""
 _MAX_RECORDED_PATHS = 1000
 """Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
@@ -43,16 +43,53 @@ class SessionSettler:
         self._adapters = adapters
         self._versions = versions
         self._work = work
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._workers: dict[str, asyncio.Task[int]] = {}
+        """Tasks that settle the sessions of a tenant, by tenant."""
 
     async def settle_all(self) -> int:
         """Settle all ended sessions that are not settled; return the number of sessions settled now."""
-        count, after, is_last = 0, None, False
+        return sum(await asyncio.gather(*await self.start()))
+
+    async def start(self) -> Sequence[asyncio.Task[int]]:
+        """Start to settle the ended sessions of every tenant for which this is not in progress already.
+
+        Returns:
+            One task for each of these tenants, which returns the number of its sessions that were settled.
+        """
+        waiting: dict[str, list[str]] = {}
+        after, is_last = None, False
         while not is_last:
             page = await self._sessions.list_unsettled(after=after, size=_PAGE_SIZE)
-            for start in range(0, len(page), _CONCURRENCY):
-                count += sum(await asyncio.gather(*map(self._settle, page[start : start + _CONCURRENCY])))
+            for session in page:
+                waiting.setdefault(session.tenant_id, []).append(session.session_id)
             is_last = len(page) < _PAGE_SIZE
             after = None if is_last else Cursor(page[-1].heartbeat_time, page[-1].session_id)
+        return [self._start_tenant(*item) for item in waiting.items() if item[0] not in self._workers]
+
+    async def close(self) -> None:
+        """Cancel all work; the next sweep repeats it."""
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    def _start_tenant(self, tenant_id: str, session_ids: Sequence[str]) -> asyncio.Task[int]:
+        worker = asyncio.create_task(self._settle_tenant(tenant_id, session_ids), name=f'settle-{tenant_id}')
+        self._workers[tenant_id] = worker
+        worker.add_done_callback(lambda _: self._workers.pop(tenant_id))
+        return worker
+
+    async def _settle_tenant(self, tenant_id: str, session_ids: Sequence[str]) -> int:
+        """Settle the sessions of a tenant one after the other, so that many of them do not delay other tenants."""
+        count = 0
+        for session_id in session_ids:
+            async with self._slots:
+                try:
+                    session = await self._sessions.get(tenant_id, session_id)
+                    count += session is not None and session.is_unsettled and await self._settle(session)
+                except DomainError as error:
+                    _log.warning('session not settled', session=session_id, reason=error.reason, error=str(error))
         return count
 
     async def _settle(self, session: Session) -> bool:
@@ -129,13 +166,23 @@ class SessionSweep:
         No session expires within one lifetime of the start, because clients may have had no reachable gateway before.
         """
         begin = self._clock.now()
-        while True:
-            await pause(interval.total_seconds())
-            try:
-                if self._clock.now() - begin >= self._lifetime and (count := await self.expire()):
-                    _log.info('sessions expired', count=count)
-                    reach('session.expired')
-                if self._settler is not None:
-                    await self._settler.settle_all()
-            except DomainError as error:
-                _log.warning('session sweep failed', reason=error.reason)
+        try:
+            while True:
+                await pause(interval.total_seconds())
+                await self._sweep(is_expiring=self._clock.now() - begin >= self._lifetime, patience=interval)
+        finally:
+            if self._settler is not None:
+                await self._settler.close()
+
+    async def _sweep(self, *, is_expiring: bool, patience: timedelta) -> None:
+        """Expire and settle sessions once; sessions that take longer than this time are settled in the background."""
+        try:
+            if is_expiring and (count := await self.expire()):
+                _log.info('sessions expired', count=count)
+                reach('session.expired')
+            if self._settler is not None and (workers := await self._settler.start()):
+                done, _ = await asyncio.wait(workers, timeout=patience.total_seconds())
+                for worker in done:
+                    worker.result()
+        except DomainError as error:
+            _log.warning('session sweep failed', reason=error.reason)

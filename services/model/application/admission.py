@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from services.kit.clock import Clock
-from services.kit.errors import QueueFull
+from services.kit.errors import Cancelled, QueueFull
 from services.model.domain.pace import Average
 
 _INITIAL_WAIT = timedelta(seconds=1)
@@ -55,6 +55,7 @@ class _Load:
 class _Waiter:
     """A caller that waits for a slot."""
 
+    adapter_id: str
     size_bytes: int
     admitted: asyncio.Future[None]
 
@@ -82,12 +83,19 @@ class Admission:
 
     @asynccontextmanager
     async def slot(
-        self, tenant_id: str, *, size_bytes: int = 0, is_waiting_allowed: bool, is_urgent: bool = False
+        self,
+        tenant_id: str,
+        *,
+        adapter_id: str = '',
+        size_bytes: int = 0,
+        is_waiting_allowed: bool,
+        is_urgent: bool = False,
     ) -> AsyncIterator[None]:
         """Use a slot while the block runs.
 
         Args:
             tenant_id: Tenant of the operation.
+            adapter_id: Adapter of the operation, by which `drop` finds it while it waits.
             size_bytes: Size of the request.
             is_waiting_allowed: Whether to wait for a slot if no slot is free; slots are granted in order of arrival.
             is_urgent: Whether to use a slot even beyond the limits. Set it if other operations in progress wait for
@@ -95,13 +103,15 @@ class Admission:
 
         Raises:
             QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.
+            Cancelled: `drop` was called while the operation waited.
         """
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
         is_free = not tenant.waiters and tenant.in_use.has_capacity(size_bytes, self._limits)
         if is_free or is_urgent:
             tenant.in_use.add(size_bytes)
         else:
-            await self._wait(tenant_id, tenant, size_bytes, is_waiting_allowed=is_waiting_allowed)
+            waiter = _Waiter(adapter_id, size_bytes, asyncio.get_running_loop().create_future())
+            await self._wait(tenant_id, tenant, waiter, is_waiting_allowed=is_waiting_allowed)
         try:
             yield
         finally:
@@ -111,20 +121,27 @@ class Admission:
             tenant.last_release = now
             self._release(tenant_id, tenant, size_bytes)
 
-    async def _wait(self, tenant_id: str, tenant: _Tenant, size_bytes: int, *, is_waiting_allowed: bool) -> None:
+    def drop(self, adapter_id: str) -> None:
+        """Cancel all operations of an adapter that wait for a slot."""
+        for tenant in self._tenants.values():
+            for waiter in tenant.waiters:
+                if waiter.adapter_id == adapter_id and not waiter.admitted.done():
+                    waiter.admitted.set_exception(Cancelled())
+
+    async def _wait(self, tenant_id: str, tenant: _Tenant, waiter: _Waiter, *, is_waiting_allowed: bool) -> None:
+        size_bytes = waiter.size_bytes
         if not is_waiting_allowed or not tenant.waiting.has_capacity(size_bytes, self._limits):
             raise self._refusal(tenant)
-        waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
         tenant.waiters.append(waiter)
         tenant.waiting.add(size_bytes)
         try:
             await waiter.admitted
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Cancelled):
             if waiter in tenant.waiters:
                 tenant.waiters.remove(waiter)
                 tenant.waiting.remove(size_bytes)
             else:
-                # The slot was granted just as the caller disconnected.
+                # The slot was granted just as the caller disconnected or the operation was dropped.
                 self._release(tenant_id, tenant, size_bytes)
             raise
 
@@ -135,8 +152,8 @@ class Admission:
             waiter = tenant.waiters.popleft()
             tenant.waiting.remove(waiter.size_bytes)
             tenant.in_use.add(waiter.size_bytes)
-            if waiter.admitted.cancelled():
-                # The task of the cancelled caller releases this slot.
+            if waiter.admitted.done():
+                # The task of the cancelled operation releases this slot.
                 continue
             waiter.admitted.set_result(None)
         if not tenant.in_use.count and not tenant.waiters:

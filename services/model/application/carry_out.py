@@ -22,6 +22,7 @@ from services.model.application.progress import adapter_after, result_of
 from services.model.application.residency import Residency
 from services.model.application.resident import Resident
 from services.model.application.state_verbs import StateChange, StateVerbRunner
+from services.model.application.waits import Waits
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
 from services.model.domain.errors import BatchTooLarge, OperationCrashed
@@ -57,6 +58,8 @@ class CarryOut:
         compute: Compute,
         fetch_batch: FetchBatch,
     ) -> None:
+        self.waits = Waits()
+        """Waits of operations for their batches and for memory."""
         self._directory = directory
         self._residency = residency
         self._journal = ports.journal
@@ -70,6 +73,7 @@ class CarryOut:
 
         Raises:
             AdapterNotFound: The adapter was deleted while the operation waited.
+            Cancelled, Draining: The operation waited for its batch or for memory.
             JournalUnavailable: The operation could not be made durable; it was not applied.
             DomainError: The verb raised it. The error is recorded, unless the operation changed nothing and its number
                 can be used again.
@@ -77,8 +81,9 @@ class CarryOut:
         known = self._directory.get(caller, operation.adapter_id)
         async with AsyncExitStack() as stack:
             async with self._number_used_on_failure(known, operation):
-                operation = await self._fetch_batch(stack, caller, operation)
-                resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
+                with self.waits.cancellable(operation.adapter_id):
+                    operation = await self._fetch_batch(stack, caller, operation)
+                    resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
             reach('operation.begun')
             # Look the adapter up again: loading it may have recorded outcomes.
             adapter = self._directory.get(caller, operation.adapter_id)

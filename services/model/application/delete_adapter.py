@@ -10,9 +10,9 @@ from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, DomainError
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
-from services.model.application.fetch_batch import FetchBatch
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
+from services.model.application.waits import Waits
 from services.model.domain.adapter import Adapter
 from services.model.ports import Ports
 
@@ -27,13 +27,13 @@ class DeleteAdapter:
         directory: AdapterDirectory,
         queues: Queues,
         dispatcher: Dispatcher,
-        fetch_batch: FetchBatch,
+        waits: Waits,
         residency: Residency,
         ports: Ports,
     ) -> None:
         self._directory = directory
         self._dispatcher = dispatcher
-        self._fetch_batch = fetch_batch
+        self._waits = waits
         self._queues = queues
         self._residency = residency
         self._ports = ports
@@ -67,7 +67,7 @@ class DeleteAdapter:
         adapter_id, is_done = adapter.adapter_id, False
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
-            self._fetch_batch.cancel(adapter_id, AdapterNotFound(adapter_id))
+            self._waits.cancel(adapter_id, AdapterNotFound(adapter_id))
             with self._residency.short_work.begin():
                 await self._queues.forget(adapter_id)
                 await self._residency.forget(adapter_id)

@@ -47,6 +47,7 @@ class ExecuteOperation:
             ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
                 full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.
+            Cancelled: The adapter's session ended while the operation waited for a slot.
             DomainError: The operation failed.
         """
         if self._directory.get(caller, operation.adapter_id).is_full_parameter:
@@ -56,6 +57,7 @@ class ExecuteOperation:
         async with self._queues.use(operation.adapter_id) as queue:
             slot = self._admission.slot(
                 caller.tenant_id,
+                adapter_id=operation.adapter_id,
                 size_bytes=operation.request_bytes,
                 is_waiting_allowed=is_waiting_allowed,
                 is_urgent=queue.is_urgent(operation),

@@ -5,14 +5,12 @@ a repeated operation returns the recorded result without fetching.
 """
 
 import asyncio
-from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
 from services.kit.authority import require_scope
 from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
-from services.kit.errors import Cancelled, DomainError, Draining
 from services.kit.failpoints import reach
 from services.model.domain.loader_batch import BatchReference, BatchSource, LoadedBatch
 from services.model.domain.operation import Operation
@@ -57,58 +55,25 @@ class FetchBatch:
             tenant_bytes=tenant_bytes, total_bytes=_FULL_QUOTA_COUNT * tenant_bytes, wait_seconds=None
         )
         self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._fetching: dict[str, asyncio.Future[LoadedBatch]] = {}
-        """Maps an adapter to the future whose exception cancels its fetch, or the wait before the fetch."""
-        self._is_closed = False
 
     async def __call__(self, stack: AsyncExitStack, caller: Caller, operation: Operation) -> Operation:
         """Return the operation with its batch, whose bytes are reserved until `stack` closes.
 
         Raises:
-            DomainError: `BatchSource.load` or `RecordCodec.with_batch` raised it, or the fetch was cancelled with it.
+            DomainError: `BatchSource.load` or `RecordCodec.with_batch` raised it.
         """
         if operation.batch_reference is None or not operation.is_batch_missing:
             return operation
-        if self._is_closed:
-            raise Draining()
         hold = self._gate.hold(caller.tenant_id)
         stack.callback(hold.release)
-        fetch = self._in_turn(caller.tenant_id, hold, operation.batch_reference)
-        loaded = await self._unless_cancelled(operation.adapter_id, fetch)
+        loaded = await self._in_turn(caller.tenant_id, hold, operation.batch_reference)
         reach('batch.fetched')
         if len(loaded.content) < _THREAD_BYTES:
             return self._codec.with_batch(operation, loaded)
         return await asyncio.to_thread(self._codec.with_batch, operation, loaded)
-
-    def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """Cancel the adapter's fetch with `error` or Cancelled; return False if no fetch is in progress."""
-        cancellation = self._fetching.get(adapter_id)
-        if cancellation is None or cancellation.done():
-            return False
-        cancellation.set_exception(error or Cancelled())
-        return True
-
-    def close(self) -> None:
-        """Cancel all fetches and refuse new ones."""
-        self._is_closed = True
-        for adapter_id in self._fetching:
-            self.cancel(adapter_id, Draining())
 
     async def _in_turn(self, tenant_id: str, hold: Hold, batch_reference: BatchReference) -> LoadedBatch:
         async with self._tenant_locks.setdefault(tenant_id, asyncio.Lock()):
             loaded = await self._batches.load(batch_reference)
             await hold.grow(len(loaded.content))
         return loaded
-
-    async def _unless_cancelled(self, adapter_id: str, fetch: Awaitable[LoadedBatch]) -> LoadedBatch:
-        fetching = asyncio.ensure_future(fetch)
-        self._fetching[adapter_id] = cancellation = asyncio.get_running_loop().create_future()
-        try:
-            await asyncio.wait([fetching, cancellation], return_when=asyncio.FIRST_COMPLETED)
-            return cancellation.result() if cancellation.done() else fetching.result()
-        finally:
-            del self._fetching[adapter_id]
-            fetching.cancel()
-            await asyncio.wait([fetching])
-            # Retrieve the exception, so that asyncio does not log it.
-            _ = fetching.cancelled() or fetching.exception()

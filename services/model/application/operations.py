@@ -10,11 +10,12 @@ from enum import Enum, auto
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, Draining
 from services.model.application.adapter_queue import AdapterQueue
+from services.model.application.admission import Admission
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
-from services.model.application.fetch_batch import FetchBatch
 from services.model.application.queues import Queues
 from services.model.application.train_stream import OperationFailure
+from services.model.application.waits import Waits
 from services.model.domain.result import OperationResult
 from services.model.domain.sequence import Entry
 
@@ -59,12 +60,13 @@ class Operations:
     """
 
     def __init__(
-        self, directory: AdapterDirectory, queues: Queues, dispatcher: Dispatcher, fetch_batch: FetchBatch
+        self, directory: AdapterDirectory, queues: Queues, dispatcher: Dispatcher, admission: Admission, waits: Waits
     ) -> None:
         self._directory = directory
         self._queues = queues
         self._dispatcher = dispatcher
-        self._fetch_batch = fetch_batch
+        self._admission = admission
+        self._waits = waits
         self._watched: Counter[AdapterQueue] = Counter()
         self._is_closed = False
 
@@ -141,6 +143,7 @@ class Operations:
         queue = self._queues.find(adapter_id)
         if queue is not None:
             queue.drop_all()
+        self._admission.drop(adapter_id)
         self._stop(adapter_id)
 
     def close(self) -> None:
@@ -150,8 +153,8 @@ class Operations:
             queue.notify_watchers()
 
     def _stop(self, adapter_id: str) -> bool:
-        """Cancel the adapter's operation that waits for its pass or its batch; return False if it has none."""
-        return self._dispatcher.cancel(adapter_id) or self._fetch_batch.cancel(adapter_id)
+        """Cancel the adapter's operation that waits for its pass, its batch or memory; return False if it has none."""
+        return self._dispatcher.cancel(adapter_id) or self._waits.cancel(adapter_id)
 
     def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:
         if not queue.is_waiting(number):

@@ -23,10 +23,13 @@ from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
 MAX_RESTORES = 5
-"""Number of restores in a row during which the process may end without progress. Then the adapter is not restored
-again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from starting."""
+"""Number of restores in a row during which the process may end without getting further than before. Then the adapter
+is not restored again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from
+starting."""
 _PROGRESS_EVERY = 100
 """Number of replayed operations between two progress logs."""
+_NOTE_EVERY = 16
+"""Number of replayed operations after which the progress is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,12 @@ class RestoredAdapter:
     """Number of outcomes that differ from the record."""
 
 
+_CRASHED = (
+    f'the service crashed during {MAX_RESTORES} restores in a row; start the service once with forget_crashes: true to '
+    'try again'
+)
+
+
 class _OperationSkipped(Exception):
     """An operation failed because of a defect and is now marked as skipped; the restore must start again without it."""
 
@@ -60,6 +69,8 @@ class Restore:
         self._backend = backend
         self._journal = journal
         self._clock = clock
+        self._damaged: set[str] = set()
+        """Adapters whose damage is logged."""
         self.divergence_count = 0
         """Number of replayed operations that differed from the record, since the service started."""
 
@@ -88,6 +99,9 @@ class Restore:
                 except _OperationSkipped as defect:
                     skipped = defect.sequence_number
             is_done = True
+        except AdapterDamaged as error:
+            self._report(error)
+            raise
         finally:
             self._journal.reset_attempts(_work_of(adapter_id))
             if not is_done:
@@ -106,8 +120,16 @@ class Restore:
         """
         count = await self._journal.count_attempt(_work_of(adapter_id))
         if count > MAX_RESTORES:
-            raise AdapterDamaged(adapter_id, f'the service crashed during {MAX_RESTORES} restores in a row')
+            error = AdapterDamaged(adapter_id, _CRASHED)
+            self._report(error)
+            raise error
         reach('restore.begun')
+
+    def _report(self, error: AdapterDamaged) -> None:
+        """Log the problem of a damaged adapter once; its tenant is not told."""
+        if error.adapter_id not in self._damaged:
+            self._damaged.add(error.adapter_id)
+            _log.error('adapter damaged', adapter=error.adapter_id, problem=error.problem)
 
     async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
@@ -125,6 +147,8 @@ class Restore:
                 continue
             reach('restore.replaying')
             restored = await self._replay_one(restored, current, entry)
+            if restored.replayed_count % _NOTE_EVERY == 0:
+                await self._journal.note_progress(_work_of(adapter_id), position=entry.operation.sequence_number)
             if restored.replayed_count % _PROGRESS_EVERY == 0:
                 _log.info('replay progress', adapter=adapter_id, done=restored.replayed_count, total=len(entries))
         return restored

@@ -22,6 +22,7 @@ from services.model.application.resident import ResidencyBounds
 from services.model.application.state_verbs import StateVerbRunner
 from services.model.application.train_stream import TrainStream
 from services.model.application.upload_batch import ReadUpload, UploadBatch
+from services.model.application.waits import Waits
 from services.model.domain.scheduler import Scheduler
 from services.model.ports import Ports
 
@@ -98,10 +99,11 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     carry_out = CarryOut(
         ports, directory, residency, StateVerbRunner(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
     )
-    execute = ExecuteOperation(directory, queues, Admission(limits.queue, ports.clock), carry_out, clock=ports.clock)
+    admission = Admission(limits.queue, ports.clock)
+    execute = ExecuteOperation(directory, queues, admission, carry_out, clock=ports.clock)
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
-    operations = Operations(directory, queues, dispatcher, fetch_batch)
-    delete = DeleteAdapter(directory, queues, dispatcher, fetch_batch, residency, ports)
+    operations = Operations(directory, queues, dispatcher, admission, carry_out.waits)
+    delete = DeleteAdapter(directory, queues, dispatcher, carry_out.waits, residency, ports)
 
     return ModelService(
         create_adapter=create,
@@ -118,16 +120,16 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         directory=directory,
         recover=Recover(ports, directory, residency, create),
         cleanup=Cleanup(residency, queues),
-        close=partial(_close, residency, fetch_batch, dispatcher, queues, delete),
+        close=partial(_close, residency, carry_out.waits, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
         max_batch_examples=limits.batch_examples,
     )
 
 
 async def _close(
-    residency: Residency, fetch_batch: FetchBatch, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
+    residency: Residency, waits: Waits, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
 ) -> None:
-    fetch_batch.close()
+    waits.close()
     await dispatcher.close()
     await queues.close()
     await delete.close()

@@ -312,6 +312,23 @@ async def test_attempts_at_other_work_are_counted_until_one_is_survived(reopen):
     assert await journal.count_attempt('Save of ad-10') == 2
 
 
+async def test_progress_resets_the_count_of_attempts(reopen):
+    """The count is 1 after an attempt got further than all before, and a reset removes the progress as well."""
+    journal, work = await reopen(), 'restores of ad-1'
+    counts = []
+    for position in (0, 16, 16, 8, 32, 0):
+        journal = await reopen()
+        counts.append(await journal.count_attempt(work))
+        if position:
+            await journal.note_progress(work, position=position)
+    assert counts == [1, 2, 2, 3, 4, 2]
+    journal.reset_attempts(work)
+    journal = await reopen()
+    assert await journal.count_attempt(work) == 1
+    await journal.note_progress(work, position=1)
+    assert await journal.count_attempt(work) == 2
+
+
 async def test_attempts_are_counted_until_one_is_survived(reopen):
     """Attempts to replay an operation add up over restarts, and are reset by a survived attempt or a new request."""
     journal = await reopen()

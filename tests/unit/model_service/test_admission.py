@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.model_verbs import let_others_run
 from services.kit.clock import FakeClock
-from services.kit.errors import QueueFull
+from services.kit.errors import Cancelled, QueueFull
 from services.model.application.admission import Admission, QueueLimits
 
 
@@ -34,7 +34,8 @@ class Harness:
         """Start waiting for a slot; `order` records when it is granted. The slot is released on cancellation."""
 
         async def waiting() -> None:
-            async with self.admission.slot('alice', size_bytes=size_bytes, is_waiting_allowed=True):
+            slot = self.admission.slot('alice', adapter_id=name, size_bytes=size_bytes, is_waiting_allowed=True)
+            async with slot:
                 self.order.append(name)
                 await asyncio.Event().wait()
 
@@ -145,6 +146,30 @@ async def test_a_cancelled_waiter_releases_its_slot(*, is_slot_granted: bool) ->
     await let_others_run()
     assert harness.order == ['next']
     await _cancel(cancelled, next_waiter)
+    await other.aclose()
+    for _ in range(2):
+        await harness.hold()
+    with pytest.raises(QueueFull):
+        await harness.hold()
+
+
+@pytest.mark.parametrize('is_slot_granted', [False, True])
+async def test_dropped_operations_leave_their_place_to_others(*, is_slot_granted: bool) -> None:
+    """Dropped operations are cancelled and release their slots, even if one was granted at the same moment."""
+    harness = Harness(operation_count=2)
+    held, other = await harness.hold(), await harness.hold()
+    dropped, next_waiter = harness.wait('dropped'), harness.wait('next')
+    await let_others_run()
+    harness.admission.drop('dropped')
+    if not is_slot_granted:
+        await let_others_run()
+    # No other task runs between the cancellation and the grant.
+    await held.aclose()
+    with pytest.raises(Cancelled):
+        await dropped
+    await let_others_run()
+    assert harness.order == ['next']
+    await _cancel(next_waiter)
     await other.aclose()
     for _ in range(2):
         await harness.hold()

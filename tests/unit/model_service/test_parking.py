@@ -164,9 +164,10 @@ async def test_adapter_with_a_running_operation_is_not_parked(journal, store):
     assert len(store.checkpoints) == 1
 
 
-async def test_waiting_operations_are_cancelled(journal, store):
-    """Parking cancels operations that wait behind the running one, and frees their numbers."""
-    service = await start(journal, store)
+@pytest.mark.parametrize('resident_adapters', [2, 1], ids=['for a pass', 'for memory'])
+async def test_waiting_operations_are_cancelled(journal, store, resident_adapters):
+    """Parking cancels operations that wait for a pass or for memory, and those behind them, and frees their numbers."""
+    service = await start(journal, store, resident_adapters=resident_adapters)
     adapter_id, other_id = await _trained(service), await create(service, 'other')
     service.trainer.gate.clear()
     running = asyncio.ensure_future(service.execute(journals.batch_operation(1, other_id)))

@@ -154,6 +154,48 @@ async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal:
     assert [first_difference(*pair) for pair in zip(expected, results, strict=True)] == [None] * 6
 
 
+async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Journal) -> None:
+    """An adapter is not damaged by kills during a long restore that have other causes, however many they are."""
+    store = StrictStore()
+    service = await start(journal, store, snapshot_operations=1000)
+    adapter_id = await create(service, 'long')
+    for number in range(1, 201):
+        await service.execute(journals.batch_operation(number, adapter_id))
+    await service.verbs.close()
+    await journal.accept(journals.batch_operation(201, adapter_id))
+    for run_limit in range(20, 200, 18):
+        with pytest.raises(Died):
+            await start(journal, store, trainer=PoisonedTrainer(run_limit=run_limit))
+    service = await start(journal, store)
+    assert isinstance(await service.execute(journals.batch_operation(202, adapter_id)), OperationResult)
+
+
+async def test_operator_can_let_crashed_restores_be_tried_again(tmp_path: Path) -> None:
+    """An adapter that was given up trains on after a start with new counts, which a later start keeps."""
+    store, folder = StrictStore(), tmp_path / 'journal'
+    journal = await journals.open_journal(folder)
+    service = await start(journal, store)
+    adapter_id = await create(service, 'given up')
+    assert isinstance(await service.execute(_poison(1, adapter_id)), OperationResult)
+    # Accepting an operation makes earlier outcomes durable.
+    await service.execute(journals.step_operation(2, adapter_id))
+    await service.verbs.close()
+    await journal.accept(journals.batch_operation(3, adapter_id))
+    await _count_crashes(journal, store, lambda: PoisonedTrainer(POISON))
+    refused = await (await start(journal, store)).execute(journals.batch_operation(4, adapter_id))
+    assert (refused.reason, 'forget_crashes: true' in refused.problem) == (AdapterDamaged.reason, True)
+    for is_crash_forgotten in (True, False):
+        await journal.close()
+        journal = await journals.open_journal(folder)
+        if is_crash_forgotten:
+            await journal.forget_crashes()
+        service = await start(journal, store)
+        number = 4 if is_crash_forgotten else 5
+        assert isinstance(await service.execute(journals.batch_operation(number, adapter_id)), OperationResult)
+        await service.verbs.close()
+    await journal.close()
+
+
 async def test_failed_operations_are_progress(journal: Journal) -> None:
     """Any number of operations that crash the service fail one after the other, and their adapter is not damaged."""
     store = StrictStore()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
 from services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
+from services.model.application.admission import QueueLimits
 from services.model.application.operations import OperationState
+from services.model.application.resident import ResidencyBounds
 from services.model.application.service import ModelService
 from services.model.application.train_stream import OperationFailure
 from services.model.domain.adapter import Adapter
@@ -197,6 +200,50 @@ async def test_a_cancelled_operation_is_not_in_the_journal() -> None:
 
 async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
     return [await anext(watch) for _ in range(count)]
+
+
+async def test_parking_cancels_operations_without_a_slot() -> None:
+    """Parking cancels the adapter's operations that the tenant's queue does not admit yet, and no others."""
+    ports = FakePorts()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
+    first, second, *others = await _adapters(verbs, 4)
+    ports.trainer.gate.clear()
+    running = [_start(verbs, adapter, 1, training()) for adapter in others]
+    await let_others_run()
+    # The next operation of an adapter would be admitted beyond the limit.
+    waiting = [
+        asyncio.ensure_future(execute(verbs, adapter, 2, Step(), is_waiting_allowed=True))
+        for adapter in (second, first)
+    ]
+    await let_others_run()
+    await verbs.park_adapter(replace(ALICE, is_internal=True), second.adapter_id)
+    with pytest.raises(Cancelled):
+        await waiting[0]
+    assert not waiting[1].done()
+    waiting[1].cancel()
+    ports.trainer.gate.set()
+    await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize('end', ['deletion', 'shutdown'])
+async def test_wait_for_memory_ends_with_the_adapter_and_with_the_service(end) -> None:
+    """A deletion and a shutdown end an operation that waits for memory, and neither waits for the memory."""
+    ports = FakePorts()
+    verbs = ports.verbs(residency=ResidencyBounds(resident_adapters=1))
+    first, second = await _adapters(verbs, 2)
+    ports.trainer.gate.clear()
+    running = _start(verbs, second, 1, training())
+    await let_others_run()
+    waiting = _start(verbs, first, 1, training())
+    await let_others_run()
+    if end == 'deletion':
+        await verbs.delete_adapter(ALICE, first.adapter_id)
+    closing = asyncio.ensure_future(verbs.close())
+    with pytest.raises(AdapterNotFound if end == 'deletion' else Draining):
+        await waiting
+    ports.trainer.gate.set()
+    await running
+    await closing
 
 
 async def test_watch_sends_recorded_and_later_outcomes() -> None:

@@ -50,6 +50,7 @@ class MemoryJournal:
         self._creation_by_adapter: dict[str, CreationRecord] = {}
         self.was_killed = False
         self._attempts: Counter[str] = Counter()
+        self._progress: dict[str, int] = {}
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
@@ -77,7 +78,7 @@ class MemoryJournal:
     async def remove_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
         for work in [work for work in self._attempts if work.endswith(f' of {adapter_id}')]:
-            del self._attempts[work]
+            self.reset_attempts(work)
 
     async def accept(self, operation: Operation) -> None:
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
@@ -98,8 +99,13 @@ class MemoryJournal:
         self._attempts[work] += 1
         return self._attempts[work]
 
+    async def note_progress(self, work: str, *, position: int) -> None:
+        if position > self._progress.get(work, 0):
+            self._progress[work], self._attempts[work] = position, 1
+
     def reset_attempts(self, work: str) -> None:
         del self._attempts[work]
+        self._progress.pop(work, None)
 
     async def revoke(self, operation: Operation) -> None:
         self._history_of(operation.adapter_id).rows.pop(operation.sequence_number, None)

@@ -320,9 +320,28 @@ def count_attempt(tx: Transaction, work: str) -> int:
     return int(tx.execute('SELECT value FROM meta WHERE name = ?', work).fetchone()[0])
 
 
+def note_progress(tx: Transaction, work: str, position: int) -> None:
+    """Set the number of attempts at some work to 1 if it got further than any attempt before."""
+    statement = 'INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value'
+    known = tx.execute('SELECT value FROM meta WHERE name = ?', _progress_of(work)).fetchone()
+    if known is None or int(known[0]) < position:
+        tx.execute(statement, _progress_of(work), str(position))
+        tx.execute(statement, work, '1')
+
+
 def remove_count(tx: Transaction, work: str) -> None:
-    """Remove the number of attempts at some work."""
-    tx.execute('DELETE FROM meta WHERE name = ?', work)
+    """Remove the number of attempts at some work, and its progress."""
+    tx.execute('DELETE FROM meta WHERE name IN (?, ?)', work, _progress_of(work))
+
+
+def remove_all_counts(tx: Transaction) -> None:
+    """Remove the numbers of attempts at all work and all operations."""
+    tx.execute("DELETE FROM meta WHERE name LIKE '% of %'")
+    tx.execute('UPDATE operations SET attempts = 0 WHERE attempts > 0')
+
+
+def _progress_of(work: str) -> str:
+    return f'progress of {work}'
 
 
 def begin_use(tx: Transaction) -> bool:

@@ -105,6 +105,10 @@ class SqliteJournal:
         snapshots = SnapshotFiles(folder / 'snapshots', sync=os.fsync)
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
 
+    async def forget_crashes(self) -> None:
+        """Reset the counts of attempts of all work and all operations, durably."""
+        await self._run('', rows.remove_all_counts)
+
     async def adapters(self) -> Sequence[JournaledAdapter]:
         found = [item for item in await self._run('', rows.all_adapters) if item[0] not in self._unreadable]
         readable = [(self._adapter_of(record), is_settled) for _, record, is_settled in found]
@@ -123,7 +127,6 @@ class SqliteJournal:
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
         record, first = self._codec.adapter_to_bytes(adapter), self._codec.adapter_to_bytes(origin)
-
         async with self._snapshot_row(adapter, 0, state) as row:
 
             def add(tx: Transaction) -> None:
@@ -151,19 +154,18 @@ class SqliteJournal:
             self._payloads.unpin(digest)
 
     async def begin_attempt(self, operation: Operation) -> int:
-        def count(tx: Transaction) -> int:
-            return rows.add_attempt(tx, rows.key_of(tx, operation.adapter_id), operation.sequence_number)
-
-        return await self._run(operation.adapter_id, count)
+        adapter_id, number = operation.adapter_id, operation.sequence_number
+        return await self._run(adapter_id, lambda tx: rows.add_attempt(tx, rows.key_of(tx, adapter_id), number))
 
     def end_attempt(self, operation: Operation) -> None:
-        def reset(tx: Transaction) -> None:
-            rows.reset_attempts(tx, rows.key_of(tx, operation.adapter_id), operation.sequence_number)
-
-        self._writer.add(reset)
+        adapter_id, number = operation.adapter_id, operation.sequence_number
+        self._writer.add(lambda tx: rows.reset_attempts(tx, rows.key_of(tx, adapter_id), number))
 
     async def count_attempt(self, work: str) -> int:
         return await self._run('', lambda tx: rows.count_attempt(tx, work))
+
+    async def note_progress(self, work: str, *, position: int) -> None:
+        await self._run('', lambda tx: rows.note_progress(tx, work, position))
 
     def reset_attempts(self, work: str) -> None:
         self._writer.add(lambda tx: rows.remove_count(tx, work))
@@ -231,12 +233,8 @@ class SqliteJournal:
         reach('snapshot.recorded')
 
     async def amend(self, adapter: Adapter) -> None:
-        record = self._codec.adapter_to_bytes(adapter)
-
-        def write(tx: Transaction) -> None:
-            rows.update_adapter(tx, rows.key_of(tx, adapter.adapter_id), adapter.sequence_number, record)
-
-        await self._run(adapter.adapter_id, write)
+        adapter_id, number, record = adapter.adapter_id, adapter.sequence_number, self._codec.adapter_to_bytes(adapter)
+        await self._run(adapter_id, lambda tx: rows.update_adapter(tx, rows.key_of(tx, adapter_id), number, record))
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
         for row in await self._run(adapter_id, lambda tx: rows.snapshots_before(tx, adapter_id, at_most)):

@@ -56,6 +56,8 @@ class Harness:
     """A settler over a session store and fake services."""
 
     def __init__(self) -> None:
+        self.tenants = {'alice'}
+        """Tenants of the sessions."""
         self.sessions, self.adapters = MemorySessionStore(), FakeAdapters()
         self.unpinned: list[str] = []
         """Sessions whose versions were unpinned."""
@@ -65,15 +67,15 @@ class Harness:
         self.settler = SessionSettler(self.sessions, self.adapters, self, work=self)
 
     async def unpin_session(self, session_id: str) -> None:
-        """Record that the versions of a session were unpinned for its tenant."""
-        assert current_caller().tenant_id == 'alice'
+        """Record that the versions of a session were unpinned for a tenant."""
+        assert current_caller().tenant_id in self.tenants
         if self.failure is not None:
             raise self.failure
         self.unpinned.append(session_id)
 
     async def drop_session(self, session_id: str) -> None:
-        """Record that the work of a session was dropped for its tenant."""
-        assert current_caller().tenant_id == 'alice'
+        """Record that the work of a session was dropped for a tenant."""
+        assert current_caller().tenant_id in self.tenants
         self.dropped.append(session_id)
 
     async def session(self, session_id: str = 'ses-1') -> Session:
@@ -191,6 +193,31 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
     assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
     assert (await harness.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
+
+
+async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
+    """Sweeps settle the sessions of other tenants while those of one tenant take long; those are settled once each."""
+    harness, released, park = Harness(), asyncio.Event(), FakeAdapters.park
+
+    async def park_slowly(tenant_id, adapter_id, *, save_prefix):
+        if tenant_id == 'mallory':
+            await released.wait()
+        return await park(harness.adapters, tenant_id, adapter_id, save_prefix=save_prefix)
+
+    harness.adapters.park, harness.tenants = park_slowly, {'alice', 'mallory'}
+    for number in range(250):
+        name = f'slow-{number:03}'
+        harness.adapters.adapters[name] = [f'ad-{name}']
+        slow = replace(EXPIRED, tenant_id='mallory', session_id=name, request_id=name)
+        await harness.sessions.add_if_absent(slow)
+    slow_workers = await harness.settler.start()
+    for name in ('ses-1', 'ses-2'):
+        await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
+        assert await harness.settler.settle_all() == 1
+    assert {tenant_id for tenant_id, _, _ in harness.adapters.parked} == {'alice'}
+    released.set()
+    assert await asyncio.gather(*slow_workers) == [250]
+    assert len(set(harness.adapters.parked)) == len(harness.adapters.parked)
 
 
 async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
