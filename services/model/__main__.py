@@ -32,6 +32,7 @@ from services.model.backends.merged_folders import MergedFolders
 from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
+from twinkle.hub import HubError
 from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
@@ -55,9 +56,16 @@ def main() -> None:
 
 
 async def serve(config: ModelConfig) -> None:
-    """Recover the adapters of the last run, then serve until SIGINT or SIGTERM."""
+    """Recover the adapters of the last run, then serve until SIGINT or SIGTERM.
+
+    Raises:
+        SystemExit: The model cannot be loaded; the message states the cause.
+    """
     async with AsyncExitStack() as stack:
-        backend = await load_backend(config)
+        try:
+            backend = await load_backend(config)
+        except (HubError, OSError, ValueError) as error:
+            raise SystemExit(f'services.model: cannot load the model: {error}') from error
         stack.push_async_callback(backend.close)
         journal = await open_journal(config, backend)
         stack.push_async_callback(journal.close)

@@ -35,7 +35,7 @@ from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.generation import EngineFacts
 from services.sampler.domain.running_requests import RunningRequests
 from services.sampler.ports import SamplerEngine, WeightSource
-from twinkle.hub import resolve_model
+from twinkle.hub import HubError, resolve_model
 from twinkle.plugin import keep_plugins_out
 
 
@@ -52,8 +52,15 @@ def main() -> None:
 
 
 async def serve(config: SamplerConfig) -> None:
-    """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet."""
-    engine = await asyncio.to_thread(make_engine, config)
+    """Serve until SIGINT or SIGTERM, or until a gateway requests that this sampler leave the fleet.
+
+    Raises:
+        SystemExit: The model cannot be loaded; the message states the cause.
+    """
+    try:
+        engine = await asyncio.to_thread(make_engine, config)
+    except (HubError, OSError, ValueError) as error:
+        raise SystemExit(f'services.sampler: cannot load the model: {error}') from error
     segments = open_segments(config.shared_memory)
     sources = make_sources(config, segments)
     versions = make_versions(config, engine, sources)

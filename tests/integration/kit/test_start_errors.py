@@ -1,0 +1,60 @@
+"""A service that cannot start prints one line with the cause, without a traceback."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.tiny_model import build_tiny_model
+
+MODEL_FOLDERS = {
+    'missing': 'is not a folder with config.json',
+    'without weights': 'is not a folder with config.json and all',
+    'unknown architecture': 'rwkv',
+}
+"""Words of the message by the state of the model's folder."""
+
+
+def _make_folder(path: Path, state: str) -> None:
+    if state == 'missing':
+        return
+    build_tiny_model(path)
+    if state == 'without weights':
+        for weights in path.glob('*.safetensors'):
+            weights.unlink()
+    else:
+        config = json.loads((path / 'config.json').read_bytes())
+        config['model_type'], config['architectures'] = 'rwkv', ['RwkvForCausalLM']
+        (path / 'config.json').write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ('service', 'settings', 'state'),
+    [
+        ('model', (), 'unknown architecture'),
+        ('sampler', ('engine=torch',), 'missing'),
+        pytest.param('model', (), 'missing', marks=pytest.mark.slow),
+        pytest.param('model', (), 'without weights', marks=pytest.mark.slow),
+        pytest.param('sampler', ('engine=torch',), 'unknown architecture', marks=pytest.mark.slow),
+    ],
+)
+async def test_unusable_model_is_reported_in_one_line(service, settings, state, tmp_path) -> None:
+    """A model service or sampler whose model is unusable ends with exit code 1 and one line that states the cause."""
+    _make_folder(tmp_path / 'model', state)
+    settings = (
+        f'state_dir={tmp_path / "state"}',
+        f'base_model={tmp_path / "model"}',
+        'checkpoint_address=127.0.0.1:1',
+        *settings,
+    )
+    arguments = [word for setting in settings for word in ('--set', setting)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, '-m', f'services.{service}', *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    lines = errors.decode().splitlines()
+    assert (process.returncode, 'Traceback' in errors.decode()) == (1, False), errors.decode()
+    assert lines[-1].startswith(f'services.{service}: cannot load the model: ')
+    assert MODEL_FOLDERS[state] in lines[-1]
