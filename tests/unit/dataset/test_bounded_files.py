@@ -134,7 +134,8 @@ def test_compressed_parquet_files_are_refused_before_they_are_decoded(tmp_path: 
     allocated: list[int] = []
     with pytest.raises(Full):
         allocated.extend(total for _, total in rows)
-    assert max(allocated, default=before) - before < 40 << 20
+    # A page has four rows of the longest text, 32 MiB in total; all other files stay below 1 MiB.
+    assert max(allocated, default=before) - before < 33 << 20
     assert bounds.peak_bytes <= 64 << 20
 
 
