@@ -178,6 +178,7 @@ def make_limits(config: ModelConfig) -> Limits:
             snapshot_device_seconds=config.snapshot_device_seconds,
             snapshot_operations=config.snapshot_operations,
             is_lease_allowed=config.full_parameters,
+            lease_quiet_seconds=config.lease_quiet_seconds,
         ),
     )
 

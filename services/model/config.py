@@ -54,6 +54,9 @@ class ModelConfig(ServiceConfig):
     full_parameters: bool = False
     """Whether API keys with the scope `full_parameters` may train the base model itself. Such a run leases this
     replica: until its lease ends, operations on other adapters are refused."""
+    lease_quiet_seconds: float = Field(default=3600.0, ge=0)
+    """A full-parameter run gets the replica only if no other adapter ran an operation within this many seconds.
+    Adapters whose sessions have ended do not count."""
     max_adapters: int = Field(default=65536, ge=1)
     """Maximum number of adapters of all tenants. An adapter that is not resident uses disk space and a few kilobytes of
     memory."""

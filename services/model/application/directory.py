@@ -6,8 +6,9 @@ Concurrency: use it from one event loop only. Only `watch` waits.
 import asyncio
 import heapq
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from services.kit.authority import require_internal, require_scope
@@ -79,6 +80,10 @@ class AdapterDirectory:
     def find(self, adapter_id: str) -> Adapter | None:
         """Return an adapter of any tenant, for internal use; None if it does not exist."""
         return self._adapters.get(adapter_id)
+
+    def used_since(self, moment: datetime) -> Iterator[Adapter]:
+        """Yield the adapters of all tenants that were created or ran an operation at this moment or later."""
+        return (adapter for adapter in self._adapters.values() if adapter.update_time >= moment)
 
     def list(self, caller: Caller, *, after: SortKey | None, size: int, session_id: str = '') -> list[Adapter]:
         """Return up to `size` of the caller's adapters, newest first.

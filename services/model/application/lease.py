@@ -5,19 +5,21 @@ deleted. `residency` takes and ends the lease. No operation waits for a lease.
 """
 
 from dataclasses import replace
+from datetime import timedelta
 
 import structlog
 
 from services.kit.clock import Clock
 from services.model.application.directory import AdapterDirectory
+from services.model.application.resident import ResidencyBounds
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
 from services.model.ports import Journal
 
 _log = structlog.get_logger('lease')
 _IN_USE = (
-    'other adapters are in its memory; retry when their sessions have ended or they were removed, or ask the operator '
-    'for a separate replica'
+    'other adapters are in its memory or were used recently; retry when their sessions have ended or the adapters were '
+    'deleted, or ask the operator for a separate replica'
 )
 _SUSPENDED = 'the lease of this run was ended by its session or by an operator; retry later'
 
@@ -25,11 +27,13 @@ _SUSPENDED = 'the lease of this run was ended by its session or by an operator; 
 class ReplicaLease:
     """The adapter that uses the replica exclusively. Concurrency: use it from one event loop only."""
 
-    def __init__(self, journal: Journal, directory: AdapterDirectory, *, clock: Clock, is_allowed: bool) -> None:
-        """Initialize without a holder; `is_allowed` states whether the operator allows leases."""
+    def __init__(self, journal: Journal, directory: AdapterDirectory, *, clock: Clock, bounds: ResidencyBounds) -> None:
+        """Initialize without a holder."""
         self._journal = journal
         self._directory = directory
-        self._is_allowed = is_allowed
+        self._bounds = bounds
+        self._unused: set[str] = set()
+        """Adapters whose sessions have ended, and that were not used since."""
         self._clock = clock
         self._suspensions: dict[str, float] = {}
         """Ends of the suspensions by adapter, on the clock's monotonic scale."""
@@ -46,16 +50,33 @@ class ReplicaLease:
         Raises:
             FullParametersDisabled: The operator does not allow leases.
             ReplicaLeased: Another adapter has the lease.
-            ReplicaInUse: Other adapters are in the engine, or this adapter is suspended.
+            ReplicaInUse: Other adapters are in the engine or were used recently, or this adapter is suspended.
         """
-        if not self._is_allowed:
-            raise FullParametersDisabled()
         self.check(adapter_id)
-        if is_in_use:
+        if self.is_held_by(adapter_id):
+            return
+        if self._bounds.is_lease_allowed and (is_in_use or self._are_others_used()):
             raise ReplicaInUse(_IN_USE)
-        if self.holder_id is None:
-            _log.info('lease taken', adapter=adapter_id)
+        self.renew(adapter_id)
+
+    def renew(self, adapter_id: str) -> None:
+        """Grant the lease to the adapter that had it before a restart, when no adapter is in the engine.
+
+        Raises:
+            FullParametersDisabled: The operator does not allow leases.
+        """
+        if not self._bounds.is_lease_allowed:
+            raise FullParametersDisabled()
+        _log.info('lease taken', adapter=adapter_id)
         self.holder_id = adapter_id
+
+    def record_use(self, adapter_id: str) -> None:
+        """Record that an adapter is used, so that it prevents leases of others for a while."""
+        self._unused.discard(adapter_id)
+
+    def end_session(self, adapter_id: str) -> None:
+        """Record that an adapter's session has ended, so that it prevents no lease until its next use."""
+        self._unused.add(adapter_id)
 
     async def resume(self, adapter: Adapter, *, is_in_use: bool) -> None:
         """Grant the lease to an adapter that was parked, durably; do nothing if it already has it.
@@ -104,14 +125,28 @@ class ReplicaLease:
         self._suspensions = {held: end for held, end in self._suspensions.items() if end > now}
 
     def end(self, adapter_id: str) -> None:
-        """End the lease of an adapter that is being deleted or could not be created."""
+        """End the lease of an adapter in memory; do nothing if it does not have it."""
         if self.is_held_by(adapter_id):
             _log.info('lease ended', adapter=adapter_id)
             self.holder_id = None
 
+    def forget(self, adapter_id: str) -> None:
+        """End the lease of a deleted adapter, and forget whether its session has ended."""
+        self.end(adapter_id)
+        self._unused.discard(adapter_id)
+
     def is_held_by(self, adapter_id: str) -> bool:
         """Return whether this adapter has the lease."""
         return self.holder_id == adapter_id
+
+    def _are_others_used(self) -> bool:
+        """Return whether another adapter ran an operation recently, so that its next one is likely to follow."""
+        recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
+        # Full-parameter runs exclude each other by the lease itself.
+        return any(
+            adapter.adapter_id not in self._unused and not adapter.is_full_parameter
+            for adapter in self._directory.used_since(recently)
+        )
 
     async def _record(self, adapter: Adapter, *, has_lease: bool) -> None:
         await self._journal.amend(replace(adapter, has_lease=has_lease))

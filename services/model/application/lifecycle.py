@@ -59,7 +59,7 @@ class Recover:
         if not adapter.has_lease:
             return adapter
         try:
-            self._residency.take_lease(adapter.adapter_id)
+            self._residency.lease.renew(adapter.adapter_id)
         except DomainError as error:
             _log.error('lease not renewed', adapter=adapter.adapter_id, error=str(error))
             return replace(adapter, has_lease=False)

@@ -70,6 +70,7 @@ class ParkAdapter:
                 await self._save(adapter_id, save_prefix)
             await self._residency.end_lease(adapter_id)
             await self._residency.park(adapter_id)
+            self._residency.lease.end_session(adapter_id)
         return self._directory.get(caller, adapter_id)
 
     async def _save(self, adapter_id: str, prefix: str) -> None:

@@ -49,7 +49,7 @@ class Residency:
         self.restore = Restore(backend, journal, clock=clock)
         self.short_work = ShortWork()
         self.attempts = Attempts(journal, clock=clock)
-        self.lease = ReplicaLease(journal, directory, clock=clock, is_allowed=bounds.is_lease_allowed)
+        self.lease = ReplicaLease(journal, directory, clock=clock, bounds=bounds)
         """The lease of the replica; while an adapter has it, no other adapter is in the engine."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._eviction_lock = asyncio.Lock()
@@ -63,8 +63,7 @@ class Residency:
 
     def is_resident(self, adapter_id: str) -> bool:
         """Return whether an adapter is in the engine."""
-        resident = self._residents.get(adapter_id)
-        return resident is not None and resident.is_loaded
+        return (resident := self._residents.get(adapter_id)) is not None and resident.is_loaded
 
     @asynccontextmanager
     async def hold(self, adapter_id: str) -> AsyncIterator[Resident]:
@@ -77,6 +76,7 @@ class Residency:
         """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
+        self.lease.record_use(adapter_id)
         try:
             await self._acquire(resident)
             try:
@@ -186,7 +186,7 @@ class Residency:
             await _wait_for(resident.writing)
             async with resident.lock:
                 await self._unload(resident)
-        self.lease.end(adapter_id)
+        self.lease.forget(adapter_id)
         if resident is not None:
             self._drop_unused(resident)
         self._changes.notify()
@@ -326,8 +326,8 @@ class Residency:
         self._changes.notify()
 
     def _drop_unused(self, resident: Resident) -> None:
-        is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
         # The holder of a lease stays known, so that its lease can end even if it cannot be loaded.
+        is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
         is_in_use = is_in_use or self.lease.is_held_by(resident.adapter_id)
         if not is_in_use and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]

@@ -18,6 +18,8 @@ class ResidencyBounds:
     """A snapshot is due at the latest after this many operations."""
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
+    lease_quiet_seconds: float = 3600.0
+    """A lease is refused for this many seconds after the last operation of another adapter whose session goes on."""
 
 
 @dataclass(eq=False)

@@ -70,6 +70,43 @@ async def test_lease_is_refused_while_other_adapters_are_in_memory(ports: FakePo
     await verbs.close()
 
 
+@pytest.mark.parametrize('release', ['end of the session', 'time'])
+async def test_lease_is_refused_while_an_evicted_adapter_is_likely_to_be_used(ports: FakePorts, release: str) -> None:
+    """An evicted adapter whose session goes on prevents leases until its session ends or an hour after its last use."""
+    verbs = leasing(ports)
+    lora = await verbs.create_adapter(ALICE, LORA)
+    await execute(verbs, lora, 1, ZeroGrad())
+    await park(verbs, lora)
+    await execute(verbs, lora, 2, ZeroGrad())
+    ports.clock.advance(timedelta(seconds=IDLE_SECONDS + 1))
+    await verbs.cleanup()
+    assert not ports.trainer.adapters
+    with pytest.raises(ReplicaInUse):
+        await verbs.create_adapter(BOB, FULL)
+    if release == 'time':
+        ports.clock.advance(timedelta(hours=1))
+    else:
+        await park(verbs, lora)
+    full = await verbs.create_adapter(BOB, FULL)
+    await execute(verbs, full, 1, ZeroGrad())
+    await verbs.close()
+
+
+async def test_full_parameter_runs_take_turns_when_idle(ports: FakePorts) -> None:
+    """A run whose lease ended because it was idle does not prevent the lease of another run, and gets it back later."""
+    verbs = leasing(ports)
+    first = await verbs.create_adapter(BOB, FULL)
+    for number in (1, 2):
+        ports.clock.advance(timedelta(seconds=IDLE_SECONDS + 1))
+        await verbs.cleanup()
+        other = await verbs.create_adapter(BOB, replace(FULL, request_id=f'other {number}'))
+        with pytest.raises(ReplicaLeased):
+            await execute(verbs, first, number, ZeroGrad())
+        await verbs.delete_adapter(BOB, other.adapter_id)
+        await execute(verbs, first, number, ZeroGrad())
+    await verbs.close()
+
+
 async def test_no_adapter_is_created_during_a_lease(ports: FakePorts) -> None:
     """No other adapter can be created while the replica is leased."""
     verbs = leasing(ports)
@@ -100,6 +137,7 @@ async def test_failed_creation_leaves_no_lease(ports: FakePorts) -> None:
 async def test_lease_holds_after_a_restart(ports: FakePorts) -> None:
     """The lease still excludes other adapters after a restart, and its holder continues."""
     verbs = leasing(ports)
+    await park(verbs, await verbs.create_adapter(ALICE, replace(LORA, request_id='before')))
     full = await verbs.create_adapter(BOB, FULL)
     await execute(verbs, full, 1, ZeroGrad())
     await verbs.close()
