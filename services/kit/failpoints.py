@@ -54,6 +54,8 @@ PARKING_FAILPOINTS = (
     'park.recorded',
 )
 """Failpoints of parking an adapter with unsaved steps, in order; `page_out.recorded` follows."""
+EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
+"""Failpoints of removing an unused adapter, in order; those of parking precede them."""
 LOADER_FAILPOINTS = ('batch.fetched',)
 """Failpoint of an operation with a loader's batch, before the operation begins."""
 SESSION_FAILPOINTS = (
@@ -88,6 +90,7 @@ class Failpoints:
             *TRANSFER_FAILPOINTS,
             *FUTURE_FAILPOINTS,
             *PARKING_FAILPOINTS,
+            *EXPIRY_FAILPOINTS,
             *LOADER_FAILPOINTS,
             *SESSION_FAILPOINTS,
             *REPLACEMENT_FAILPOINTS,

@@ -131,6 +131,17 @@ def install(connection: DatabaseConnection) -> None:
     seal_again(connection, [*_tables(connection), _SCHEMA])
 
 
+def add_table(connection: DatabaseConnection, table: str) -> None:
+    """Seal a new, empty table of a sealed database within the transaction that created it; otherwise do nothing."""
+    if not _is_sealed(connection):
+        return
+    for statement in _triggers(connection, table):
+        _run(connection, statement)
+    key, seal = _expressions(connection, _SCHEMA)
+    rows = f"{_rows_of(_SCHEMA)} WHERE tbl_name = '{table}'"
+    _run(connection, f"INSERT INTO {_SEALS} SELECT '{_SCHEMA}', {key}, {seal} FROM {rows}")  # noqa: S608 - constants
+
+
 def seal_again(connection: DatabaseConnection, tables: Iterable[str]) -> None:
     """Accept the present rows of some tables, which may be damaged, and the schema if it is among them."""
     for table in tables:

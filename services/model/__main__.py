@@ -37,6 +37,8 @@ from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
 """Maximum number of batch uploads that a tenant may have at the same time."""
+_EXPIRY_INTERVAL = timedelta(days=1)
+"""Time between two removals of unused adapters."""
 _GAP_SECONDS = 5.0
 """Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
 
@@ -83,6 +85,8 @@ async def serve(config: ModelConfig) -> None:
         await service.recover()
         cleanup = asyncio.ensure_future(service.cleanup.repeat(config.idle_seconds / 10))
         stack.callback(cleanup.cancel)
+        expiry = asyncio.ensure_future(service.expiry.repeat(_EXPIRY_INTERVAL))
+        stack.callback(expiry.cancel)
         await serve_until_stopped(make_server(config, service, backend), config)
 
 
@@ -180,6 +184,7 @@ def make_limits(config: ModelConfig) -> Limits:
             is_lease_allowed=config.full_parameters,
             lease_quiet_seconds=config.lease_quiet_seconds,
         ),
+        unused_for=timedelta(days=config.parked_adapter_days) if config.parked_adapter_days else None,
     )
 
 

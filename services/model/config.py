@@ -67,6 +67,10 @@ class ModelConfig(ServiceConfig):
     next operation."""
     idle_seconds: float = Field(default=600.0, gt=0)
     """An adapter is parked after this many seconds without an operation."""
+    parked_adapter_days: int = Field(default=90, ge=0, le=36500)
+    """An adapter is removed after this many days without use, counted from its last operation or the end of its
+    session, whichever is later; its training is saved as a checkpoint first. 0: adapters are kept until they are
+    deleted. Full-parameter runs are always kept."""
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite' stores the journal below the state folder, so operations survive a crash. With 'none', all adapters are
     lost when the process exits."""

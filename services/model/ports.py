@@ -8,7 +8,7 @@ from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.kit.upload_store import UploadStore
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.loader_batch import BatchSource, LoadedBatch
 from services.model.domain.operation import ComputeVerb, Operation, Save
@@ -125,6 +125,14 @@ class WeightStore(Protocol):
         """
         ...
 
+    async def has_checkpoint(self, checkpoint_path: str) -> bool:
+        """Return whether a checkpoint exists without an expiry time, and its files are undamaged.
+
+        Raises:
+            ServiceUnreachable, StoreUnavailable: The checkpoint cannot be read now.
+        """
+        ...
+
     async def delete_versions(self, adapter_id: str) -> None:
         """Delete the versions of a deleted adapter, except pinned ones; repeating the call has no effect."""
         ...
@@ -148,16 +156,6 @@ class ModelExporter(Protocol):
     async def close(self) -> None:
         """Wait for the running export and stop."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class CreationRecord:
-    """The request that created an adapter, so that a repeated request returns the same adapter."""
-
-    tenant_id: str
-    request_id: str
-    fingerprint: str
-    adapter_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +270,12 @@ class Journal(Protocol):
         """
         ...
 
-    async def remove_adapter(self, adapter_id: str) -> None:
-        """Delete an adapter and all its data, durably; do nothing if it does not exist."""
+    async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
+        """Delete an adapter and all its data, durably, and record `expired`; do nothing if it does not exist."""
+        ...
+
+    async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
+        """Return the latest `MAX_EXPIRED` records of expired adapters, oldest first."""
         ...
 
     async def accept(self, operation: Operation) -> None:

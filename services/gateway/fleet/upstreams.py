@@ -13,7 +13,7 @@ from services.gateway.catalogue.ports import RunStore
 from services.gateway.fleet.model_routes import MODEL, ModelRoutes, OneModel, SeveralModels
 from services.kit.caller import Caller
 from services.kit.clock import Clock
-from services.kit.errors import Code, ServiceUnreachable
+from services.kit.errors import AdapterExpired, Code, ServiceUnreachable
 from services.kit.rpc.channel import forwarded_metadata, open_channel
 from services.kit.rpc.context import acting_for, current_caller
 from services.kit.rpc.status import error_from_call
@@ -214,6 +214,8 @@ class GrpcModelFacts:
             await call(request, timeout=_GET_ADAPTER_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             failure = error_from_call(error, service='model')
+            if failure.reason == AdapterExpired.reason:
+                return True  # only this service knows its checkpoint
             if failure.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
                 return False
             raise failure from error

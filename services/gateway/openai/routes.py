@@ -44,6 +44,7 @@ _CODES = {
     'CREDENTIALS_INVALID': 'invalid_api_key',
     'BASE_MODEL_NOT_FOUND': 'model_not_found',
     'ADAPTER_NOT_FOUND': 'model_not_found',
+    'ADAPTER_EXPIRED': 'model_not_found',
     'VERSION_NOT_FOUND': 'model_not_found',
     'CHECKPOINT_NOT_FOUND': 'model_not_found',
     'RUN_NOT_FOUND': 'model_not_found',

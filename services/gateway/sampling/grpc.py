@@ -26,7 +26,7 @@ from services.gateway.sampling.messages import (
     score_message,
 )
 from services.gateway.sampling.rules import BatchPart, BatchRequest, Progress, PromptResult, SampleChunk, SampleRequest
-from services.kit.errors import AdapterNotFound, DomainError, ServiceUnreachable
+from services.kit.errors import AdapterExpired, AdapterNotFound, DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.status import error_from_call
@@ -165,9 +165,11 @@ class SamplerClient:
         error = error_from_call(failure, service='sampler')
         if error.reason == AdapterNotFound.reason:
             adapter_id = error.metadata().get('adapterId', '')
-            with suppress(DomainError):
+            try:
                 await self._lookups.adapter(adapter_id)
-                return AdapterNotPublished(adapter_id)
+            except DomainError as refusal:
+                return refusal if refusal.reason == AdapterExpired.reason else error
+            return AdapterNotPublished(adapter_id)
         return error
 
 

@@ -25,7 +25,7 @@ from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb
 Body = TypeVar('Body', wire.ForwardBackwardRequest, dict[str, Any])
 _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
-_NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
+_NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND'})
 """Error reasons after which the lane does not exist, so that no position has to be used."""
 
 

@@ -47,6 +47,7 @@ from services.kit.errors.calls import (
 )
 from services.kit.errors.disposition import Code, Disposition, disposition_by_code
 from services.kit.errors.resources import (
+    AdapterExpired,
     AdapterNotFound,
     BaseModelNotFound,
     CheckpointDamaged,
@@ -63,6 +64,7 @@ from services.kit.errors.resources import (
 
 __all__ = [
     'Aborted',
+    'AdapterExpired',
     'AdapterNotFound',
     'AlreadyExists',
     'BaseModelNotFound',

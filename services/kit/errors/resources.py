@@ -13,6 +13,24 @@ class AdapterNotFound(NotFound):
     adapter_id: str
 
 
+@domain_error('ADAPTER_EXPIRED')
+class AdapterExpired(NotFound):
+    """The adapter was removed because it was not used for a long time; its training was saved before."""
+
+    adapter_id: str
+    checkpoint_path: str
+    """Checkpoint with its training; empty if it had none."""
+    setting: str = 'parked_adapter_days'
+    """Setting of the model service that limits the time."""
+
+    def __str__(self) -> str:
+        remedy = f'load {self.checkpoint_path} into' if self.checkpoint_path else 'it was not trained; create'
+        return (
+            f'adapter {self.adapter_id!r} was removed because it was not used for as long as {self.setting} of the '
+            f'model service allows; {remedy} a new adapter'
+        )
+
+
 @domain_error('VERSION_NOT_FOUND', 'adapter {adapter_id!r} has no version {version}, or no longer has it')
 class VersionNotFound(NotFound):
     """The adapter has no such version, or the version has left the ring."""

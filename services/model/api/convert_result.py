@@ -54,6 +54,7 @@ def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb
         checkpoint_path=adapter.checkpoint_path,
         is_parked=is_parked,
         has_lease=adapter.has_lease,
+        session_end_time=timestamp_to_proto(adapter.session_end_time) if adapter.session_end_time else None,
     )
 
 

@@ -86,6 +86,9 @@ class ProtoRecordCodec:
             session_id=message.session_id,
             checkpoint_path=message.checkpoint_path,
             has_lease=message.has_lease,
+            session_end_time=message.session_end_time.ToDatetime(tzinfo=UTC)
+            if message.HasField('session_end_time')
+            else None,
         )
 
 

@@ -13,11 +13,11 @@ from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, Qu
 from services.kit.ids import new_id
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import Adapter, CreationRecord
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
-from services.model.ports import CreationRecord, Ports
+from services.model.ports import Ports
 from twinkle.data_format import LoraConfig
 
 _MAX_REQUESTS = 4096
@@ -105,6 +105,7 @@ class CreateAdapter:
             JournalUnavailable: The adapter could not be made durable and does not exist.
             RequestIdReused: The request id was used with other content.
             AdapterIdTaken: The chosen id was used before.
+            AdapterExpired: The request is a repeat, and its adapter was removed because it was unused.
             CreationCrashed: The process ended during each of several attempts.
         """
         require_scope(caller, 'train')

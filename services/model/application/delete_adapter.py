@@ -1,4 +1,4 @@
-"""Deletes adapters and their unpinned versions. Their checkpoints and pinned versions remain stored."""
+"""Removes adapters and their unpinned versions. Their checkpoints and pinned versions remain stored."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,7 +13,7 @@ from services.model.application.dispatcher import Dispatcher
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.application.waits import Waits
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import Adapter, ExpiredAdapter
 from services.model.ports import Ports
 
 _log = structlog.get_logger('adapters')
@@ -45,7 +45,7 @@ class DeleteAdapter:
         Cancellation: a deletion that has started completes.
 
         Raises:
-            AdapterNotFound: The caller has no such adapter.
+            AdapterNotFound, AdapterExpired: The caller has no such adapter, or no longer has it.
             JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
         if self._directory.is_damaged(caller, adapter_id):
@@ -58,12 +58,35 @@ class DeleteAdapter:
         await asyncio.shield(self._start(deletion, name=f'delete-{adapter_id}'))
         self._start(self._delete_versions(adapter_id), name=f'delete-versions-{adapter_id}')
 
+    async def expire(self, adapter: Adapter) -> bool:
+        """Remove an unused adapter, and record its checkpoint, durably.
+
+        Its versions stay, because samplers may use them; the checkpoint service deletes unused ones.
+
+        Cancellation: a removal that has started completes.
+
+        Returns:
+            False if the adapter was used, changed or deleted since it was read, so that it was not removed.
+
+        Raises:
+            JournalUnavailable: The removal could not be recorded; the adapter still exists.
+        """
+        adapter_id = adapter.adapter_id
+        if self._directory.find(adapter_id) != adapter or self._queues.is_in_use(adapter_id):
+            return False
+        expired = ExpiredAdapter(
+            adapter_id=adapter_id, tenant_id=adapter.tenant_id, checkpoint_path=adapter.checkpoint_path
+        )
+        self._directory.expire(expired)
+        await asyncio.shield(self._start(self._delete(adapter, expired), name=f'expire-{adapter_id}'))
+        return True
+
     async def close(self) -> None:
         """Wait for the deletions in progress."""
         while self._deletions:
             await asyncio.wait(self._deletions)
 
-    async def _delete(self, adapter: Adapter) -> None:
+    async def _delete(self, adapter: Adapter, expired: ExpiredAdapter | None = None) -> None:
         adapter_id, is_done = adapter.adapter_id, False
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
@@ -71,7 +94,7 @@ class DeleteAdapter:
             with self._residency.short_work.begin():
                 await self._queues.forget(adapter_id)
                 await self._residency.forget(adapter_id)
-            await self._ports.journal.remove_adapter(adapter_id)
+            await self._ports.journal.remove_adapter(adapter_id, expired=expired)
             is_done = True
         finally:
             if not is_done:

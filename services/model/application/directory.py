@@ -6,17 +6,16 @@ Concurrency: use it from one event loop only. Only `watch` waits.
 import asyncio
 import heapq
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, Draining
+from services.kit.errors import AdapterExpired, AdapterNotFound, Draining
 from services.kit.ids import new_id
 from services.kit.paging import SortKey
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import MAX_EXPIRED, Adapter, ExpiredAdapter
 from services.model.domain.errors import AdapterDamaged
 
 _MAX_EVENTS = 1024
@@ -47,6 +46,8 @@ class AdapterDirectory:
         self._adapters: dict[str, Adapter] = {}
         self._damaged: dict[str, str] = {}
         """Tenants of the adapters whose records are damaged, by adapter id."""
+        self._expired: dict[str, ExpiredAdapter] = {}
+        """Removed adapters by id, oldest first."""
         self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
         self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_MAX_EVENTS)
@@ -68,22 +69,26 @@ class AdapterDirectory:
         Raises:
             ScopeMissing: The API key lacks the scope `train`.
             AdapterNotFound: The caller has no such adapter.
+            AdapterExpired: The adapter was removed because it was unused.
             AdapterDamaged: The record of the adapter is damaged.
         """
         if self.is_damaged(caller, adapter_id):
             raise AdapterDamaged(adapter_id, 'its record is damaged')
         adapter = self._adapters.get(adapter_id)
+        expired = self._expired.get(adapter_id)
+        if expired is not None and expired.tenant_id == caller.tenant_id:
+            raise AdapterExpired(adapter_id, expired.checkpoint_path)
         if adapter is None or adapter.tenant_id != caller.tenant_id:
             raise AdapterNotFound(adapter_id)
         return adapter
 
+    def all(self) -> list[Adapter]:
+        """Return the adapters of all tenants, for internal use."""
+        return [*self._adapters.values()]
+
     def find(self, adapter_id: str) -> Adapter | None:
         """Return an adapter of any tenant, for internal use; None if it does not exist."""
         return self._adapters.get(adapter_id)
-
-    def used_since(self, moment: datetime) -> Iterator[Adapter]:
-        """Yield the adapters of all tenants that were created or ran an operation at this moment or later."""
-        return (adapter for adapter in self._adapters.values() if adapter.update_time >= moment)
 
     def list(self, caller: Caller, *, after: SortKey | None, size: int, session_id: str = '') -> list[Adapter]:
         """Return up to `size` of the caller's adapters, newest first.
@@ -109,6 +114,7 @@ class AdapterDirectory:
 
     def put(self, adapter: Adapter) -> None:
         """Add or replace an adapter."""
+        self._expired.pop(adapter.adapter_id, None)
         self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
         self._publish(tenant_id=adapter.tenant_id, adapter=adapter)
@@ -151,9 +157,15 @@ class AdapterDirectory:
             AdapterNotFound: The caller has no such adapter.
         """
         self.get(caller, adapter_id)
-        del self._adapters[adapter_id]
-        self._counts[caller.tenant_id] -= 1
-        self._publish(tenant_id=caller.tenant_id, deleted_id=adapter_id)
+        self._remove(adapter_id)
+
+    def expire(self, expired: ExpiredAdapter) -> None:
+        """Remove an adapter that exists, or existed before this process started; `get` then raises AdapterExpired."""
+        if expired.adapter_id in self._adapters:
+            self._remove(expired.adapter_id)
+        self._expired[expired.adapter_id] = expired
+        if len(self._expired) > MAX_EXPIRED:
+            del self._expired[next(iter(self._expired))]
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
         """Yield events after `token` if they are still stored, otherwise a snapshot and then events, until `close`.
@@ -187,6 +199,11 @@ class AdapterDirectory:
         """Close all watches; otherwise open watches would delay the shutdown."""
         self._is_closed = True
         self._changed.set()
+
+    def _remove(self, adapter_id: str) -> None:
+        adapter = self._adapters.pop(adapter_id)
+        self._counts[adapter.tenant_id] -= 1
+        self._publish(tenant_id=adapter.tenant_id, deleted_id=adapter_id)
 
     def _publish(self, **facts: Any) -> None:
         self._event_count += 1

@@ -43,7 +43,7 @@ class ExecuteOperation:
             on_admitted: Function to call once the operation has a slot; if it raises, the operation is refused.
 
         Raises:
-            AdapterNotFound: The caller has no such adapter.
+            AdapterNotFound, AdapterExpired: The caller has no such adapter, or no longer has it.
             ScopeMissing: The API key lacks the scope `data` for a batch from a loader, or `full_parameters` for a
                 full-parameter adapter.
             QueueFull: The tenant has too many operations in progress.

@@ -32,8 +32,6 @@ class ReplicaLease:
         self._journal = journal
         self._directory = directory
         self._bounds = bounds
-        self._unused: set[str] = set()
-        """Adapters whose sessions have ended, and that were not used since."""
         self._clock = clock
         self._suspensions: dict[str, float] = {}
         """Ends of the suspensions by adapter, on the clock's monotonic scale."""
@@ -69,14 +67,6 @@ class ReplicaLease:
             raise FullParametersDisabled()
         _log.info('lease taken', adapter=adapter_id)
         self.holder_id = adapter_id
-
-    def record_use(self, adapter_id: str) -> None:
-        """Record that an adapter is used, so that it prevents leases of others for a while."""
-        self._unused.discard(adapter_id)
-
-    def end_session(self, adapter_id: str) -> None:
-        """Record that an adapter's session has ended, so that it prevents no lease until its next use."""
-        self._unused.add(adapter_id)
 
     async def resume(self, adapter: Adapter, *, is_in_use: bool) -> None:
         """Grant the lease to an adapter that was parked, durably; do nothing if it already has it.
@@ -125,15 +115,10 @@ class ReplicaLease:
         self._suspensions = {held: end for held, end in self._suspensions.items() if end > now}
 
     def end(self, adapter_id: str) -> None:
-        """End the lease of an adapter in memory; do nothing if it does not have it."""
+        """End the lease of an adapter that is being deleted or could not be created."""
         if self.is_held_by(adapter_id):
             _log.info('lease ended', adapter=adapter_id)
             self.holder_id = None
-
-    def forget(self, adapter_id: str) -> None:
-        """End the lease of a deleted adapter, and forget whether its session has ended."""
-        self.end(adapter_id)
-        self._unused.discard(adapter_id)
 
     def is_held_by(self, adapter_id: str) -> bool:
         """Return whether this adapter has the lease."""
@@ -144,8 +129,8 @@ class ReplicaLease:
         recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
         # Full-parameter runs exclude each other by the lease itself.
         return any(
-            adapter.adapter_id not in self._unused and not adapter.is_full_parameter
-            for adapter in self._directory.used_since(recently)
+            adapter.update_time >= recently and not adapter.is_session_over and not adapter.is_full_parameter
+            for adapter in self._directory.all()
         )
 
     async def _record(self, adapter: Adapter, *, has_lease: bool) -> None:

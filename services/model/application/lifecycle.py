@@ -46,6 +46,8 @@ class Recover:
         for adapter_id, tenant_id in (await self._ports.journal.damaged_adapters()).items():
             _log.error('adapter damaged', adapter=adapter_id)
             self._directory.put_damaged(adapter_id, tenant_id)
+        for expired in await self._ports.journal.expired_adapters():
+            self._directory.expire(expired)
         self._create_adapter.remember(await self._ports.journal.creations())
         is_held = self._residency.lease.is_held_by
         unsettled = [item for item in journaled if not item.is_settled or is_held(item.adapter.adapter_id)]

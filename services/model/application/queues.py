@@ -47,6 +47,11 @@ class Queues:
         """Return an adapter's queue if it is in memory."""
         return self._queues.get(adapter_id)
 
+    def is_in_use(self, adapter_id: str) -> bool:
+        """Return whether an adapter has operations, or clients that may send some."""
+        queue = self._queues.get(adapter_id)
+        return self._users[adapter_id] > 0 or (queue is not None and queue.is_running)
+
     async def forget(self, adapter_id: str) -> None:
         """Drop the queue of a deleted adapter, and wait for its running operation."""
         queue = self._queues.pop(adapter_id, None)

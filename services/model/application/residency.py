@@ -76,7 +76,6 @@ class Residency:
         """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
-        self.lease.record_use(adapter_id)
         try:
             await self._acquire(resident)
             try:
@@ -186,7 +185,7 @@ class Residency:
             await _wait_for(resident.writing)
             async with resident.lock:
                 await self._unload(resident)
-        self.lease.forget(adapter_id)
+        self.lease.end(adapter_id)
         if resident is not None:
             self._drop_unused(resident)
         self._changes.notify()

@@ -134,7 +134,8 @@ class Restore:
     async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
         begun = await begin_from(snapshot, self._backend)
-        adapter = replace(begun, version=current.version, has_lease=current.has_lease)
+        kept = {'version': current.version, 'session_end_time': current.session_end_time}
+        adapter = replace(begun, has_lease=current.has_lease, **kept)
         restored = RestoredAdapter(adapter=adapter, snapshot_number=snapshot.sequence_number)
         return await self._replay(restored, current, until)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
 from services.model.application.admission import Admission, QueueLimits
@@ -12,6 +13,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
 from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
+from services.model.application.expiry import AdapterExpiry
 from services.model.application.fetch_batch import FetchBatch
 from services.model.application.lifecycle import Cleanup, Recover
 from services.model.application.operations import Operations
@@ -49,6 +51,8 @@ class Limits:
     """Seconds that an operation waits for a missing earlier number."""
     residency: ResidencyBounds
     """Limits that determine when adapters are evicted and snapshotted."""
+    unused_for: timedelta | None = None
+    """Time after which an unused adapter is removed; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,8 @@ class ModelService:
     """Call once before serving."""
     cleanup: Cleanup
     """Call periodically."""
+    expiry: AdapterExpiry
+    """Call periodically, less often."""
     vocabulary_size: int
     """Upper bound of token ids, exclusive."""
     max_batch_examples: int
@@ -89,11 +95,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(
-        ports.backend,
-        scheduler,
-        ports.clock,
-        batch_seconds=limits.batch_seconds,
-        short_work=residency.short_work,
+        ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds, short_work=residency.short_work
     )
     fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=limits.queue.request_bytes)
     carry_out = CarryOut(
@@ -104,12 +106,14 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
     operations = Operations(directory, queues, dispatcher, admission, carry_out.waits)
     delete = DeleteAdapter(directory, queues, dispatcher, carry_out.waits, residency, ports)
+    park = ParkAdapter(ports, directory, residency, drop_waiting=operations.drop_waiting)
+    expiry = AdapterExpiry(ports, directory, residency, park, delete, unused_for=limits.unused_for)
 
     return ModelService(
         create_adapter=create,
         estimate=Estimate(ports.backend, ports.estimator),
         delete_adapter=delete,
-        park_adapter=ParkAdapter(ports, directory, residency, drop_waiting=operations.drop_waiting),
+        park_adapter=park,
         end_lease=EndLease(ports.backend, residency, suspended_seconds=limits.residency.idle_seconds),
         is_resident=residency.is_resident,
         execute_operation=execute,
@@ -120,6 +124,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
         directory=directory,
         recover=Recover(ports, directory, residency, create),
         cleanup=Cleanup(residency, queues),
+        expiry=expiry,
         close=partial(_close, residency, carry_out.waits, dispatcher, queues, delete),
         vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
         max_batch_examples=limits.batch_examples,

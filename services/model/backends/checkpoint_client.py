@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from services.kit.errors import InvalidField
+from services.kit.errors import Code, InvalidField
 from services.kit.rpc.fields import duration_to_proto
 from services.kit.rpc.status import error_from_call
 from services.kit.weights import Segments
@@ -12,7 +12,13 @@ from services.kit.weights.wire import ReceivedState, WeightClient
 from services.model.domain.engine import AdapterState
 from services.model.domain.operation import Save
 from services.model.domain.result import PublishResult, SaveResult
-from twinkle.api.checkpoint.v1 import version_service_pb2, version_service_pb2_grpc, weights_pb2
+from twinkle.api.checkpoint.v1 import (
+    checkpoint_service_pb2,
+    checkpoint_service_pb2_grpc,
+    version_service_pb2,
+    version_service_pb2_grpc,
+    weights_pb2,
+)
 from twinkle.checkpoint_engine import StateSection, unpack_state
 from twinkle.checkpoint_engine.packing import StatePlan, plan_state
 from twinkle.data_format import LoraConfig
@@ -31,6 +37,7 @@ class CheckpointClient:
         """
         self._base_model = base_model
         self._weights = WeightClient(channel, segments=segments)
+        self._checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._versions = version_service_pb2_grpc.VersionServiceStub(channel)
 
     async def publish_version(
@@ -72,6 +79,17 @@ class CheckpointClient:
         if is_trainer_included and not received.state.manifest.is_trainer_included:
             raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')
         return await asyncio.to_thread(_unpack, received)
+
+    async def has_checkpoint(self, checkpoint_path: str) -> bool:
+        request = checkpoint_service_pb2.VerifyCheckpointRequest(checkpoint_path=checkpoint_path)
+        try:
+            found = (await self._checkpoints.VerifyCheckpoint(request)).checkpoint
+        except grpc.aio.AioRpcError as failure:
+            error = error_from_call(failure, service='checkpoint')
+            if error.code in {Code.NOT_FOUND, Code.DATA_LOSS}:
+                return False
+            raise error from failure
+        return not found.HasField('expire_time')
 
     async def delete_versions(self, adapter_id: str) -> None:
         request = version_service_pb2.DeleteVersionsRequest(adapter_id=adapter_id)

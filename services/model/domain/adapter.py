@@ -1,4 +1,4 @@
-"""An adapter: its owner, configuration and progress."""
+"""An adapter: its owner, configuration and progress; and the facts that remain after it was removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +39,8 @@ class Adapter:
     """Session in which it was created; empty without a session."""
     checkpoint_path: str = ''
     """Checkpoint that contains the current weights; empty if there is no such checkpoint."""
+    session_end_time: datetime | None = None
+    """Time at which it was last parked because its session had ended; None before."""
 
     @property
     def is_full_parameter(self) -> bool:
@@ -49,3 +51,42 @@ class Adapter:
     def is_unsaved(self) -> bool:
         """Whether it has steps that no checkpoint contains."""
         return self.step_count > 0 and not self.checkpoint_path
+
+    @property
+    def is_session_over(self) -> bool:
+        """Whether its session has ended and no operation followed."""
+        return self.session_end_time is not None and self.session_end_time >= self.update_time
+
+    @property
+    def last_use_time(self) -> datetime | None:
+        """Time of the last operation or of the end of the session, the later one; None until the session has ended.
+
+        An adapter without a session is treated as if its session had ended.
+        """
+        if self.session_end_time is None:
+            return None if self.session_id else self.update_time
+        return max(self.session_end_time, self.update_time)
+
+
+MAX_EXPIRED = 16384
+"""Number of records of expired adapters that are stored; older ones are deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpiredAdapter:
+    """An adapter that was removed because it was not used for a long time."""
+
+    adapter_id: str
+    tenant_id: str
+    checkpoint_path: str
+    """Checkpoint with its training; empty if it had none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreationRecord:
+    """The request that created an adapter, so that a repeated request returns the same adapter."""
+
+    tenant_id: str
+    request_id: str
+    fingerprint: str
+    adapter_id: str

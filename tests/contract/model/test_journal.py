@@ -10,6 +10,7 @@ from fixtures import journals
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, state_of, step_operation, step_result
 from services.kit.errors import AdapterNotFound, Code, DomainError
 from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.adapter import ExpiredAdapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import AdapterDamaged, LossNotFinite
 from services.model.domain.result import PublishResult
@@ -64,6 +65,21 @@ async def test_a_removed_adapter_leaves_only_its_creation_request(reopen):
         await journal.snapshot_before('ad-1')
     with pytest.raises(AdapterNotFound):
         await journal.accept(batch_operation(2))
+
+
+async def test_a_removed_adapter_is_recorded_as_expired(reopen):
+    """The record of an expired adapter is stored with its removal, and only if the adapter existed."""
+    journal = await reopen()
+    await add(journal, make_adapter(session_end_time=journals.NOW))
+    assert (await (await reopen()).adapters())[0].adapter.last_use_time == journals.NOW
+    path = 'twinkle://ad-1/weights/last'
+    first, unknown = (ExpiredAdapter(adapter_id=f'ad-{n}', tenant_id='alice', checkpoint_path=path) for n in (1, 2))
+    for expired in (first, unknown, first):
+        journal = await reopen()
+        await journal.remove_adapter(expired.adapter_id, expired=expired)
+    journal = await reopen()
+    assert await journal.expired_adapters() == [first]
+    assert (await journal.adapters(), (await journal.creation_of('ad-1')).request_id) == ([], 'ad-1')
 
 
 @pytest.mark.parametrize('length', [12, 20_000], ids=['small', 'large'])

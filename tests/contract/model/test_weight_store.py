@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,25 @@ async def test_publish_is_idempotent(store):
     ]
     assert results[0] == results[1]
     assert results[0].version == 1
+
+
+async def test_only_an_existing_checkpoint_counts_as_stored(store):
+    """A checkpoint is stored if it exists; an unknown one is not."""
+    saved = await store.save('ad-1', STATE, base_model='org/tiny', save=Save(name='kept'), request_id='ad-1:2:f')
+    assert await store.has_checkpoint(saved.checkpoint_path)
+    assert not await store.has_checkpoint('twinkle://ad-1/weights/none')
+
+
+async def test_a_damaged_or_expiring_checkpoint_does_not_count_as_stored(tmp_path):
+    """A checkpoint with an expiry time, or with changed files, does not count as stored."""
+    async with checkpoint_service.serving(tmp_path) as service:
+        with acting_for(checkpoint_service.ALICE):
+            client = CheckpointClient(service.channel)
+            for name, ttl in (('kept', None), ('expiring', timedelta(days=1))):
+                save = Save(name=name, ttl=ttl)
+                await client.save('ad-1', STATE, base_model='org/tiny', save=save, request_id=f'ad-1:1:{name}')
+            stored = [await client.has_checkpoint(f'twinkle://ad-1/weights/{name}') for name in ('kept', 'expiring')]
+            assert stored == [True, False]
+            for path in tmp_path.rglob('adapter_model.safetensors'):
+                path.write_bytes(path.read_bytes()[:-1] + b'x')
+            assert not await client.has_checkpoint('twinkle://ad-1/weights/kept')

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.kit.failpoints import (
+    EXPIRY_FAILPOINTS,
     FAILPOINTS,
     FUTURE_FAILPOINTS,
     LOADER_FAILPOINTS,
@@ -27,6 +28,7 @@ ALL_FAILPOINTS = (
     *FUTURE_FAILPOINTS,
     *LOADER_FAILPOINTS,
     *PARKING_FAILPOINTS,
+    *EXPIRY_FAILPOINTS,
     *SESSION_FAILPOINTS,
     *REPLACEMENT_FAILPOINTS,
 )

@@ -13,6 +13,7 @@ from fixtures.journals import CODEC, add, batch_operation, forward_result, make_
 from services.kit import sqlite_seals
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
+from services.model.domain.adapter import ExpiredAdapter
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.ports import Snapshot
 
@@ -199,7 +200,8 @@ async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: 
     with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
         sqlite_seals.remove(database)
         downgrade += (
-            f'DROP TABLE row_seals; ALTER TABLE operations DROP COLUMN attempts; PRAGMA user_version={version};'
+            'DROP TABLE row_seals; DROP TABLE expired_adapters; ALTER TABLE operations DROP COLUMN attempts;'
+            f' PRAGMA user_version={version};'
         )
         database.executescript(downgrade)
     database.close()
@@ -213,6 +215,36 @@ async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: 
     assert (await journal.creation_of('ad-1')).tenant_id == adapter.tenant_id
     assert await journal.begin_attempt(batch_operation(1)) == 1
     await journal.close()
+
+
+async def test_sealed_journal_of_an_older_version_is_upgraded(tmp_path: Path):
+    """A journal with seals is upgraded without accepting its damaged rows, and later removals are sealed."""
+    journal = await open_journal(tmp_path)
+    for adapter_id in ('ad-1', 'ad-2'):
+        await add(journal, make_adapter(adapter_id))
+    await journal.close()
+    with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
+        database.executescript(
+            "DROP TABLE expired_adapters; DELETE FROM row_seals WHERE key LIKE '%expired_adapters%';"
+            " DROP TRIGGER seal_update_adapters; DELETE FROM row_seals WHERE key LIKE '%seal_update_adapters%';"
+            " UPDATE adapters SET record = x'00' WHERE adapter_id = 'ad-2'; PRAGMA user_version=4;"
+        )
+    database.close()
+    journal = await open_journal(tmp_path)
+    expired = ExpiredAdapter(adapter_id='ad-1', tenant_id='alice', checkpoint_path='')
+    await journal.remove_adapter('ad-1', expired=expired)
+    for _ in range(2):
+        assert await journal.expired_adapters() == [expired]
+        assert dict(await journal.damaged_adapters()) == {'ad-2': 'alice'}
+        await journal.close()
+        journal = await open_journal(tmp_path)
+    await journal.close()
+    with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
+        sqlite_seals.prepare(database)
+        database.executescript('DROP TRIGGER seal_update_expired_adapters; UPDATE expired_adapters SET tenant_id = 1;')
+    database.close()
+    with pytest.raises(JournalRefused):
+        await open_journal(tmp_path)
 
 
 async def test_journal_knows_whether_its_last_process_closed_it(tmp_path: Path):

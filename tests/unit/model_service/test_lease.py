@@ -77,6 +77,7 @@ async def test_lease_is_refused_while_an_evicted_adapter_is_likely_to_be_used(po
     lora = await verbs.create_adapter(ALICE, LORA)
     await execute(verbs, lora, 1, ZeroGrad())
     await park(verbs, lora)
+    ports.clock.advance(timedelta(seconds=1))
     await execute(verbs, lora, 2, ZeroGrad())
     ports.clock.advance(timedelta(seconds=IDLE_SECONDS + 1))
     await verbs.cleanup()

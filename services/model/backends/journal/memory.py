@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
 from services.model.domain.retention import ReplayKind, is_applied_step, retain
 from services.model.domain.sequence import RECORD_LENGTH
-from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+from services.model.ports import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
 MAX_CREATIONS = 4096
 """Maximum number of creation requests stored to recognize repeats."""
@@ -48,6 +48,7 @@ class MemoryJournal:
         self._adapters: dict[str, _AdapterHistory] = {}
         self._creations: list[CreationRecord] = []
         self._creation_by_adapter: dict[str, CreationRecord] = {}
+        self._expired: list[ExpiredAdapter] = []
         self.was_killed = False
         self._attempts: Counter[str] = Counter()
         self._progress: dict[str, int] = {}
@@ -75,10 +76,15 @@ class MemoryJournal:
         self._creations = [*self._creations, creation][-MAX_CREATIONS:]
         self._creation_by_adapter[adapter.adapter_id] = creation
 
-    async def remove_adapter(self, adapter_id: str) -> None:
-        self._adapters.pop(adapter_id, None)
+    async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
+        is_known = self._adapters.pop(adapter_id, None) is not None
+        if is_known and expired is not None:
+            self._expired = [*self._expired, expired][-MAX_EXPIRED:]
         for work in [work for work in self._attempts if work.endswith(f' of {adapter_id}')]:
             self.reset_attempts(work)
+
+    async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
+        return list(self._expired)
 
     async def accept(self, operation: Operation) -> None:
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)

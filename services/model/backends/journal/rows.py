@@ -8,9 +8,9 @@ from services.kit.errors import AdapterNotFound
 from services.model.backends.journal.group_commit import Transaction
 from services.model.backends.journal.schema import ADAPTER_TABLES
 from services.model.backends.journal.snapshots import SnapshotFile
+from services.model.domain.adapter import MAX_EXPIRED, CreationRecord, ExpiredAdapter
 from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
-from services.model.ports import CreationRecord
 
 MAX_CREATIONS = 4096
 """Maximum number of creation requests stored to recognize repeats."""
@@ -119,14 +119,18 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
     tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', MAX_CREATIONS)
 
 
-def remove_adapter(tx: Transaction, adapter_id: str, *, is_damaged: bool = False) -> UnusedFiles:
-    """Delete an adapter and all its rows.
+def remove_adapter(
+    tx: Transaction, adapter_id: str, *, is_damaged: bool = False, expired: ExpiredAdapter | None = None
+) -> UnusedFiles:
+    """Delete an adapter and all its rows, and add the record of an expired one.
 
     The rows of a damaged adapter may name files of others, so none is returned; the next start deletes unused files.
     """
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
         return UnusedFiles()
+    if expired is not None:
+        _add_expired(tx, expired)
     if is_damaged:
         tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
         sqlite_seals.forget(tx.connection, ADAPTER_TABLES, row[0])
@@ -136,6 +140,12 @@ def remove_adapter(tx: Transaction, adapter_id: str, *, is_damaged: bool = False
     tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
     tx.execute('DELETE FROM meta WHERE substr(name, -length(?1)) = ?1', f' of {adapter_id}')
     return UnusedFiles(files, _unneeded(tx, digests))
+
+
+def all_expired(tx: Transaction) -> list[ExpiredAdapter]:
+    """Return the records of expired adapters, oldest first."""
+    found = tx.execute('SELECT adapter_id, tenant_id, checkpoint_path FROM expired_adapters ORDER BY position')
+    return [ExpiredAdapter(adapter_id=row[0], tenant_id=row[1], checkpoint_path=row[2]) for row in found]
 
 
 def put_operation(tx: Transaction, key: int, row: OperationRow) -> UnusedFiles:
@@ -352,3 +362,10 @@ def begin_use(tx: Transaction) -> bool:
 def end_use(tx: Transaction) -> None:
     """Record that the process closes the journal."""
     remove_count(tx, _USES)
+
+
+def _add_expired(tx: Transaction, expired: ExpiredAdapter) -> None:
+    values = (expired.adapter_id, expired.tenant_id, expired.checkpoint_path)
+    tx.execute('INSERT INTO expired_adapters (adapter_id, tenant_id, checkpoint_path) VALUES (?, ?, ?)', *values)
+    newest = '(SELECT max(position) FROM expired_adapters)'
+    tx.execute(f'DELETE FROM expired_adapters WHERE position <= {newest} - ?', MAX_EXPIRED)  # noqa: S608 - constant

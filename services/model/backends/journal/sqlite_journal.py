@@ -20,22 +20,21 @@ from services.kit.worker import Threads
 from services.model.backends.journal import rows
 from services.model.backends.journal.group_commit import Transaction, Writer
 from services.model.backends.journal.payloads import PayloadDamaged, Payloads
-from services.model.backends.journal.schema import FolderLock, OpenedDatabase, open_database, open_to_read
+from services.model.backends.journal.schema import DATABASE, FolderLock, open_folder, open_to_read
 from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
-from services.model.domain.adapter import Adapter
+from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
 from services.model.domain.retention import ReplayKind, is_applied_step
-from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordCodec, RecordEntry, Snapshot
+from services.model.ports import JournaledAdapter, JournalEntry, RecordCodec, RecordEntry, Snapshot
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
 
 INLINE_BYTES = 16 << 10
 """Payloads up to this size are stored in the database, which is cheaper than a file with two syncs (docs/LOG.md)."""
-_DATABASE = 'journal.sqlite'
 
 
 class SqliteJournal:
@@ -80,7 +79,7 @@ class SqliteJournal:
         Raises:
             JournalRefused: The journal is in use or cannot be used; the message states the reason.
         """
-        lock, database = await asyncio.to_thread(_open, folder, engine, is_loss_accepted=is_loss_accepted)
+        lock, database = await asyncio.to_thread(open_folder, folder, engine, is_loss_accepted=is_loss_accepted)
         journal = cls(
             Writer(database.connection, mark=database.mark),
             Payloads(folder / 'payloads', sync=sync),
@@ -100,7 +99,7 @@ class SqliteJournal:
         Raises:
             JournalRefused: The folder contains no readable journal.
         """
-        writer = Writer(open_to_read(folder / _DATABASE))
+        writer = Writer(open_to_read(folder / DATABASE))
         payloads = Payloads(folder / 'payloads', sync=os.fsync)
         snapshots = SnapshotFiles(folder / 'snapshots', sync=os.fsync)
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
@@ -137,10 +136,17 @@ class SqliteJournal:
 
             await self._run(adapter.adapter_id, add)
 
-    async def remove_adapter(self, adapter_id: str) -> None:
+    async def remove_adapter(self, adapter_id: str, *, expired: ExpiredAdapter | None = None) -> None:
         is_damaged = adapter_id in self._damaged
-        await self._run('', lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id, is_damaged=is_damaged)))
+
+        def remove(tx: Transaction) -> None:
+            self._drop(tx, rows.remove_adapter(tx, adapter_id, is_damaged=is_damaged, expired=expired))
+
+        await self._run('', remove)
         self._damaged.pop(adapter_id, None)
+
+    async def expired_adapters(self) -> Sequence[ExpiredAdapter]:
+        return await self._run('', rows.all_expired)
 
     async def accept(self, operation: Operation) -> None:
         if len(operation.payload) <= INLINE_BYTES:
@@ -372,20 +378,6 @@ class SqliteJournal:
         swept += await self._threads.run(self._payloads.sweep, digests)
         if swept:
             _log.info('deleted unused files', files=swept)
-
-
-def _open(folder: Path, engine: str, *, is_loss_accepted: bool) -> tuple[FolderLock, OpenedDatabase]:
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(folder / 'lock')
-    try:
-        files = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
-        database = open_database(
-            folder / _DATABASE, engine=engine, is_creation_allowed=not files, is_loss_accepted=is_loss_accepted
-        )
-        return lock, database
-    except BaseException:
-        lock.release()
-        raise
 
 
 @contextmanager

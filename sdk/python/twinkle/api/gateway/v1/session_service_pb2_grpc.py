@@ -99,7 +99,8 @@ class SessionServiceServicer:
 
     def FinishSession(self, request, context):
         """Finishes a session. Finishing a session again has no effect. The session's adapters are parked and remain until
-        they are deleted. If the reason is not success, their unsaved steps are saved as checkpoints first.
+        they are deleted or unused for a long time (ERROR_REASON_ADAPTER_EXPIRED). If the reason is not success, their
+        unsaved steps are saved as checkpoints first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

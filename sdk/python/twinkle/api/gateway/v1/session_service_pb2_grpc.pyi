@@ -30,7 +30,8 @@ class SessionServiceStub:
     """Lists the caller's sessions, newest first."""
     FinishSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.FinishSessionRequest, _session_service_pb2.FinishSessionResponse]
     """Finishes a session. Finishing a session again has no effect. The session's adapters are parked and remain until
-    they are deleted. If the reason is not success, their unsaved steps are saved as checkpoints first.
+    they are deleted or unused for a long time (ERROR_REASON_ADAPTER_EXPIRED). If the reason is not success, their
+    unsaved steps are saved as checkpoints first.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -79,7 +80,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_session_service_pb2.FinishSessionRequest, _abc.Awaitable[_session_service_pb2.FinishSessionResponse]],
     ) -> _abc.Awaitable[_session_service_pb2.FinishSessionResponse]:
         """Finishes a session. Finishing a session again has no effect. The session's adapters are parked and remain until
-        they are deleted. If the reason is not success, their unsaved steps are saved as checkpoints first.
+        they are deleted or unused for a long time (ERROR_REASON_ADAPTER_EXPIRED). If the reason is not success, their
+        unsaved steps are saved as checkpoints first.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _aio.Server) -> None: ...

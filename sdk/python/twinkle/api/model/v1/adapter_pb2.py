@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from twinkle.api.model.v1 import training_config_pb2 as twinkle_dot_api_dot_model_dot_v1_dot_training__config__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twinkle/api/model/v1/adapter.proto\x12\x14twinkle.api.model.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/model/v1/training_config.proto\"\x91\x05\n\x07\x41\x64\x61pter\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x35\n\x0blora_config\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12=\n\x0ftraining_config\x18\x04 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\x12\x17\n\x0fsequence_number\x18\x05 \x01(\x03\x12\x12\n\nstep_count\x18\x06 \x01(\x03\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fparameter_count\x18\x08 \x01(\x03\x12\x46\n\ruser_metadata\x18\t \x03(\x0b\x32/.twinkle.api.model.v1.Adapter.UserMetadataEntry\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x0f\x66ull_parameters\x18\x0c \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfig\x12\x12\n\nsession_id\x18\r \x01(\t\x12\x17\n\x0f\x63heckpoint_path\x18\x0e \x01(\t\x12\x11\n\tis_parked\x18\x0f \x01(\x08\x12\x1b\n\x13trained_token_count\x18\x10 \x01(\x03\x12\x11\n\thas_lease\x18\x11 \x01(\x08\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twinkle/api/model/v1/adapter.proto\x12\x14twinkle.api.model.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/model/v1/training_config.proto\"\xc7\x05\n\x07\x41\x64\x61pter\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x35\n\x0blora_config\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12=\n\x0ftraining_config\x18\x04 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\x12\x17\n\x0fsequence_number\x18\x05 \x01(\x03\x12\x12\n\nstep_count\x18\x06 \x01(\x03\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fparameter_count\x18\x08 \x01(\x03\x12\x46\n\ruser_metadata\x18\t \x03(\x0b\x32/.twinkle.api.model.v1.Adapter.UserMetadataEntry\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x0f\x66ull_parameters\x18\x0c \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfig\x12\x12\n\nsession_id\x18\r \x01(\t\x12\x17\n\x0f\x63heckpoint_path\x18\x0e \x01(\t\x12\x11\n\tis_parked\x18\x0f \x01(\x08\x12\x1b\n\x13trained_token_count\x18\x10 \x01(\x03\x12\x11\n\thas_lease\x18\x11 \x01(\x08\x12\x34\n\x10session_end_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADAPTER_USERMETADATAENTRY']._loaded_options = None
   _globals['_ADAPTER_USERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_ADAPTER']._serialized_start=138
-  _globals['_ADAPTER']._serialized_end=795
-  _globals['_ADAPTER_USERMETADATAENTRY']._serialized_start=744
-  _globals['_ADAPTER_USERMETADATAENTRY']._serialized_end=795
+  _globals['_ADAPTER']._serialized_end=849
+  _globals['_ADAPTER_USERMETADATAENTRY']._serialized_start=798
+  _globals['_ADAPTER_USERMETADATAENTRY']._serialized_end=849
 # @@protoc_insertion_point(module_scope)

@@ -63,6 +63,7 @@ class Adapter(_message.Message):
     IS_PARKED_FIELD_NUMBER: _builtins.int
     TRAINED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     HAS_LEASE_FIELD_NUMBER: _builtins.int
+    SESSION_END_TIME_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Id of the adapter, assigned by the service. It is also the id of the run in the catalogue."""
     base_model: _builtins.str
@@ -119,6 +120,12 @@ class Adapter(_message.Message):
     def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
         """Set if the run trains the base model's weights. `lora_config` is then unset."""
 
+    @_builtins.property
+    def session_end_time(self) -> _timestamp_pb2.Timestamp:
+        """Time at which the adapter was last parked because its session had ended. Unset before that, and for an adapter
+        without a session. Later operations do not change it.
+        """
+
     def __init__(
         self,
         *,
@@ -139,10 +146,11 @@ class Adapter(_message.Message):
         is_parked: _builtins.bool = ...,
         trained_token_count: _builtins.int = ...,
         has_lease: _builtins.bool = ...,
+        session_end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "session_end_time", b"session_end_time", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "create_time", b"create_time", "full_parameters", b"full_parameters", "has_lease", b"has_lease", "is_parked", b"is_parked", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "session_id", b"session_id", "step_count", b"step_count", "trained_token_count", b"trained_token_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "create_time", b"create_time", "full_parameters", b"full_parameters", "has_lease", b"has_lease", "is_parked", b"is_parked", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "session_end_time", b"session_end_time", "session_id", b"session_id", "step_count", b"step_count", "trained_token_count", b"trained_token_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,9 +34,9 @@ class AdapterServiceStub:
     """
     ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
     """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
-    operations are cancelled. The call does not wait for a running operation, and has no effect on a parked adapter. The
-    lease of a full-parameter run ends after its running operation, and no checkpoint is saved. Errors:
-    PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
+    operations are cancelled. The call does not wait for a running operation, and only sets `session_end_time` of a
+    parked adapter. The lease of a full-parameter run ends after its running operation, and no checkpoint is saved.
+    Errors: PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
     (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
     """
     EndLease: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EndLeaseRequest, _adapter_service_pb2.EndLeaseResponse]
@@ -102,9 +102,9 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_adapter_service_pb2.ParkAdapterRequest, _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]:
         """Stores an adapter on disk and frees its memory. Its next operation restores it without loss of state. Waiting
-        operations are cancelled. The call does not wait for a running operation, and has no effect on a parked adapter. The
-        lease of a full-parameter run ends after its running operation, and no checkpoint is saved. Errors:
-        PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
+        operations are cancelled. The call does not wait for a running operation, and only sets `session_end_time` of a
+        parked adapter. The lease of a full-parameter run ends after its running operation, and no checkpoint is saved.
+        Errors: PERMISSION_DENIED if the caller is not a service of this deployment; FAILED_PRECONDITION
         (ERROR_REASON_REPLICA_LEASED) if unsaved steps must be saved while a full-parameter run uses the replica.
         """
 
