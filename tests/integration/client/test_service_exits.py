@@ -16,10 +16,7 @@ def spawner(tmp_path: Path) -> Iterator[Spawner]:
     """A spawner whose processes are stopped at the end."""
     spawner = Spawner(tmp_path, lambda *_: None)
     yield spawner
-    for state in map(spawner.state_of, spawner.started):
-        end_process(state.pid, state.start_mark, grace_seconds=5)
-    for child in children:
-        child.wait()
+    _end(spawner)
 
 
 def start(spawner: Spawner, name: str, folder: Path, **settings: str) -> None:
@@ -35,6 +32,39 @@ def test_killed_service_is_reported_with_its_signal(spawner: Spawner, tmp_path: 
     os.kill(spawner.state_of('data').pid, signal.SIGKILL)
     with pytest.raises(StackError, match=r'^data was killed by SIGKILL \(the host may have too little memory\)'):
         spawner.wait_for('data')
+
+
+def test_killed_service_is_started_again_within_the_limit(tmp_path: Path) -> None:
+    """Services that are killed while the stack starts are started again, at their address if they were ready."""
+    restarts: list[str] = []
+    limited = Spawner(tmp_path, lambda *_: None, restart_limit=2, on_restart=lambda: restarts.append('restart'))
+    try:
+        start(limited, 'data', tmp_path)
+        _kill(limited, 'data')
+        address = limited.wait_for('data')
+        start(limited, 'checkpoint', tmp_path)
+        _kill(limited, 'data')
+        limited.wait_for('checkpoint')
+        limited.check_running()
+        assert (len(restarts), limited.wait_for('data')) == (2, address)
+        _kill(limited, 'data')
+        with pytest.raises(StackError, match=r'^data was killed by SIGKILL'):
+            limited.check_running()
+    finally:
+        _end(limited)
+
+
+def _kill(spawner: Spawner, name: str) -> None:
+    state = spawner.state_of(name)
+    os.kill(state.pid, signal.SIGKILL)
+    assert end_process(state.pid, state.start_mark, grace_seconds=5)
+
+
+def _end(spawner: Spawner) -> None:
+    for state in map(spawner.state_of, spawner.started):
+        end_process(state.pid, state.start_mark, grace_seconds=5)
+    for child in children:
+        child.wait()
 
 
 def test_exit_of_any_service_is_reported_with_its_log(spawner: Spawner, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -34,9 +35,7 @@ from twinkle_client.stack import (
 from twinkle_client.stack.processes import resident_bytes
 
 _WATCH_SECONDS = 0.5
-_STABLE_SECONDS = 60.0
-"""Time after which a service that was restarted counts as stable, so that its next exit is restarted at once."""
-_FIRST_PAUSE_SECONDS = 1.0
+_SHORTEST_PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
@@ -262,34 +261,29 @@ def _stop(folder: Path) -> bool:
 
 
 class Restarts:
-    """When to restart each service that exited: at once, or later if it keeps exiting.
+    """When to restart each service that exited: soon, or later if it could not start.
 
-    Each service is restarted for as long as the stack runs. A service that keeps exiting, for example while it gives up
-    an operation that crashes it, must not stop the others.
+    Each service is restarted for as long as the stack runs. A service that keeps exiting must not stop the others. One
+    that crashes whenever it runs certain work gives that work up after a few starts, and clients wait for it meanwhile.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         """Time of the last restart by service."""
-        self._counts: dict[str, int] = {}
-        """Number of restarts in a row by service."""
+        self._failures: Counter[str] = Counter()
+        """Number of restarts in a row after which the service did not become ready, by service."""
 
     def seconds_until_due(self, service: str, now: float) -> float:
         """Return how long the restart of an exited service has to wait; 0 if it is due."""
-        count = self._counts.get(service, 0)
-        return max(self._last[service] + _pause_seconds(count) - now, 0.0) if count else 0.0
+        if service not in self._last:
+            return 0.0
+        pause = min(_SHORTEST_PAUSE_SECONDS * 2 ** min(self._failures[service], 10), _LONGEST_PAUSE_SECONDS)
+        return max(self._last[service] + pause - now, 0.0)
 
-    def record(self, service: str, now: float) -> None:
-        """Record a restart."""
-        count = self._counts.get(service, 0)
-        is_stable = bool(count) and now - self._last[service] >= _pause_seconds(count) + _STABLE_SECONDS
-        self._counts[service] = 1 if is_stable else count + 1
+    def record(self, service: str, now: float, *, is_ready: bool) -> None:
+        """Record a restart that ended now, and whether the service became ready."""
+        self._failures[service] = 0 if is_ready else self._failures[service] + 1
         self._last[service] = now
-
-
-def _pause_seconds(count: int) -> float:
-    """Return the minimum time between a service's last restart and the next one, after `count` restarts in a row."""
-    return min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def _keep_running(folder: Path) -> None:
@@ -305,8 +299,10 @@ def _keep_running(folder: Path) -> None:
         due = [name for name, seconds in pauses.items() if not seconds]
         if due:
             _restart_exited(folder, waiting=pauses.keys() - due)
-        for name in due:
-            restarts.record(name, time.monotonic())
+            state = StackState.load(folder) or state
+            failed = {item.name for item in state.ended()}
+            for name in due:
+                restarts.record(name, time.monotonic(), is_ready=name not in failed)
         time.sleep(_WATCH_SECONDS)
     console.print('Stopped')
 

@@ -34,6 +34,9 @@ from twinkle_client.stack.state_folder import check_free_space, folder_problem, 
 STOP_GRACE_SECONDS = 20.0
 _LOCK_SECONDS = 3.0
 _POLL_SECONDS = 0.05
+_START_RESTARTS = 5
+"""Maximum number of restarts of each service that is killed while the stack starts. The model service gives up work
+that crashes it after at most this many."""
 
 
 class StackBusyError(StackError):
@@ -224,7 +227,7 @@ class _Launch:
         self._folder = options.state_dir
         self._token = secrets.token_urlsafe(32)
         self._authority: Path | None = None
-        self._spawner = Spawner(self._folder, report)
+        self._spawner = Spawner(self._folder, report, restart_limit=_START_RESTARTS, on_restart=self._save)
 
     def run(self) -> StackState:
         """Start all services, record the stack and return it."""

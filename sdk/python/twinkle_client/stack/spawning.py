@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,9 +47,23 @@ class Spawner:
     Configurations, addresses and logs are stored in `folder`.
     """
 
-    def __init__(self, folder: Path, report: Report) -> None:
+    def __init__(
+        self, folder: Path, report: Report, *, restart_limit: int = 0, on_restart: Callable[[], object] = lambda: None
+    ) -> None:
+        """Initialize without processes.
+
+        Args:
+            folder: Folder of configurations, addresses and logs.
+            report: Callback for events of services.
+            restart_limit: Maximum number of restarts of each process that is killed by a signal while this program
+                waits. A service that gives up work that crashes it is killed a few times before it serves.
+            on_restart: Called after a restart, which changes the state of a process.
+        """
         self._folder = folder
         self._report = report
+        self._restart_limit = restart_limit
+        self._on_restart = on_restart
+        self._restarts = Counter[str]()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.addresses: dict[str, str] = {}
         """Addresses of the processes that are ready, by name."""
@@ -102,14 +117,26 @@ class Spawner:
         return self.addresses[name]
 
     def check_running(self) -> None:
-        """Check that all started processes are running.
+        """Check that all started processes are running, and restart those that were killed, within the limit.
 
         Raises:
             StackError: A process exited; the message contains the end of its log.
         """
-        for name, process in self._processes.items():
-            if process.poll() is not None:
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is not None and status < 0 and self._restarts[name] < self._restart_limit:
+                self._restart(name)
+            elif status is not None:
                 raise StackError(f'{name} {_exit_text(process.returncode)}; its log ends with:\n{self._log_tail(name)}')
+
+    def _restart(self, name: str) -> None:
+        """Start a killed process again, and wait for it if it was ready before."""
+        self._restarts[name] += 1
+        self._report(name, 'ended')
+        self.spawn(name, listen=self.addresses.get(name, ''))
+        self._on_restart()
+        if name in self.addresses:
+            self.wait_for(name)
 
     def state_of(self, name: str) -> ServiceState:
         """Return the record of a started process."""
