@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
+from services.gateway.catalogue.follow import Purge
 from services.gateway.catalogue.grpc import LimitedCheckpoints
 from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
+from services.gateway.catalogue.sql import SqlEndedRows
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.exports import Exports
 from services.gateway.exports.open import open_exports
@@ -35,8 +37,10 @@ from services.gateway.openai.routes import open_openai
 from services.gateway.quotas.open import open_quotas, quota_jobs
 from services.gateway.quotas.quotas import Quotas
 from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
+from services.gateway.quotas.sql import SqlEndedUsage
 from services.gateway.sampling.grpc import GrpcWeightFacts
 from services.gateway.sampling.open import open_sampling
+from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.sessions.open import open_sessions, session_job
 from services.gateway.sessions.servicer import SessionServicer
 from services.gateway.sessions.sessions import Sessions
@@ -104,6 +108,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
             *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
             export_runner.run,
+            Purge([SqlEndedRows(database), SqlHandleStore(database), SqlEndedUsage(database)], clock=clock).run,
             *future_jobs,
         ]
         yield Gateway(server, jobs, futures, http)

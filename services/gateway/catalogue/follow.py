@@ -2,17 +2,18 @@
 
 The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event; if that fails, the
 next attempt takes a new snapshot, which makes up for all missed changes. Positions are not stored: every start
-of the gateway takes a snapshot.
+of the gateway takes a snapshot. Rows that ended long ago are removed.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Generic, Never, TypeVar
 
 import structlog
 
-from services.gateway.catalogue.ports import EntryStore, Feed
+from services.gateway.catalogue.ports import EndedRows, EntryStore, Feed
 from services.gateway.catalogue.rules import (
     CatalogueEvent,
     EntryChanged,
@@ -28,8 +29,30 @@ Entry = TypeVar('Entry')
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
+KEPT_FOR = timedelta(days=30)
+"""Time for which deleted entries and ended sessions stay stored."""
+_PURGE_INTERVAL = timedelta(days=1)
 
 _log = structlog.get_logger('catalogue')
+
+
+class Purge:
+    """Removes rows that ended long ago. Several gateways may purge one database."""
+
+    def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
+        """Create a purge of `stores`, in an order in which each may depend on rows of earlier ones."""
+        self._stores = stores
+        self._clock = clock
+
+    async def run(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Remove old rows now and once a day, until cancelled; the next purge makes up for a failed one."""
+        while True:
+            try:
+                count = sum([await store.purge(before=self._clock.now() - KEPT_FOR) for store in self._stores])
+                _log.info('old rows removed', count=count)
+            except DomainError as error:
+                _log.warning('purge failed', reason=error.reason)
+            await pause(_PURGE_INTERVAL.total_seconds())
 
 
 class FeedFollower(Generic[Entry]):

@@ -28,7 +28,7 @@ class EntryStore(Protocol[Entry_contra]):
 
 
 class RunStore(EntryStore[Run], Protocol):
-    """Stores runs. Deleted runs stay listed as inactive."""
+    """Stores runs. Deleted runs stay listed as inactive for 30 days, or while one of their checkpoints exists."""
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
         """Return the tenant's run, or None."""
@@ -40,10 +40,18 @@ class RunStore(EntryStore[Run], Protocol):
 
 
 class CheckpointStore(EntryStore[Checkpoint], Protocol):
-    """Stores checkpoints. Deleted checkpoints are not listed, but their rows remain."""
+    """Stores checkpoints. Deleted checkpoints are not listed."""
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
         """Return a page and one extra item if there is a next page, newest first."""
+        ...
+
+
+class EndedRows(Protocol):
+    """Rows of entries, sessions or their usage that remain stored for some time after their end."""
+
+    async def purge(self, *, before: datetime) -> int:
+        """Remove the rows that ended before a time, and return their number."""
         ...
 
 

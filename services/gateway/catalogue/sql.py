@@ -1,20 +1,21 @@
-"""Tables and stores of runs and checkpoints, and queries over both. Rows are marked as deleted, never removed."""
+"""Tables and stores of runs and checkpoints, and queries over both. Deleted ones are marked, and purged later."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import ColumnElement, Index, Select, false, func, select, update
+from sqlalchemy import ColumnElement, Index, Select, false, func, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, EntryKey, Run, RunFilter
 from services.gateway.paging import Counted, Page, Slice
-from services.gateway.sessions.rules import Session
+from services.gateway.sessions.rules import Session, SessionState
 from services.gateway.sessions.sql import SessionRow
 from services.gateway.store.base import (
     Base,
     as_row,
+    delete_all,
     fetch_all,
     fetch_one,
     has_label,
@@ -182,6 +183,29 @@ class SqlCheckpointStore:
         query = newest_first(query, page, time=CheckpointRow.create_time, item_id=CheckpointRow.checkpoint_id)
         async with self._database.read() as connection:
             return await fetch_all(connection, query, Checkpoint)
+
+
+class SqlEndedRows:
+    """Implements `EndedRows` for checkpoints, runs and sessions.
+
+    A run stays while one of its checkpoints exists, and a session while one of its runs is stored, because the storage
+    of sessions and projects is counted through them.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def purge(self, *, before: datetime) -> int:
+        saved = select(CheckpointRow.tenant_id, CheckpointRow.run_id).where(CheckpointRow.delete_time.is_(None))
+        is_old_run = RunRow.is_active.is_(False) & (RunRow.update_time < before)
+        is_old_run &= tuple_(RunRow.tenant_id, RunRow.run_id).not_in(saved)
+        runs = select(RunRow.tenant_id, RunRow.session_id)
+        is_old_session = (SessionRow.state != SessionState.ACTIVE) & SessionRow.is_settled
+        is_old_session &= SessionRow.heartbeat_time < before
+        is_old_session &= tuple_(SessionRow.tenant_id, SessionRow.session_id).not_in(runs)
+        count = await delete_all(self._database, CheckpointRow, CheckpointRow.delete_time < before)
+        count += await delete_all(self._database, RunRow, is_old_run)
+        return count + await delete_all(self._database, SessionRow, is_old_session)
 
 
 def _is_run(key: EntryKey) -> ColumnElement[bool]:

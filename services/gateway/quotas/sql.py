@@ -5,13 +5,13 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import ForeignKey, Select, String, delete, func, select, update
+from sqlalchemy import ForeignKey, Select, String, delete, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.sql import CheckpointRow
+from services.gateway.catalogue.sql import CheckpointRow, RunRow
 from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
-from services.gateway.store.base import Base, as_row, insert_into
+from services.gateway.store.base import DELETED_AT_ONCE, Base, as_row, delete_all, insert_into
 from services.gateway.store.database import Database
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
@@ -125,6 +125,37 @@ class SqlUsageStore:
         query = select(func.coalesce(func.sum(CheckpointRow.size_bytes), 0)).where(is_existing)
         async with self._database.read() as connection:
             return int((await connection.execute(query)).scalar_one())
+
+
+class SqlEndedUsage:
+    """Implements `EndedRows` for usage: old usage of runs that are no longer stored is merged into that of no run.
+
+    The totals of a tenant stay the same for every period.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def purge(self, *, before: datetime) -> int:
+        row, runs, count, is_last = UsageRow, select(RunRow.run_id), 0, False
+        is_old = (row.run_id != '') & (row.hour < before) & row.run_id.not_in(runs)
+        key = (row.tenant_id, row.run_id, row.hour)
+        part = tuple_(*key).in_(select(*key).where(is_old).limit(DELETED_AT_ONCE))
+        columns = (row.tenant_id, row.hour, *(getattr(row, name) for name in _COUNTS))
+        while not is_last:
+            async with self._database.write() as connection:
+                deleted = (await connection.execute(delete(row).where(part).returning(*columns))).all()
+                works: dict[tuple[str, datetime], Work] = {}
+                for tenant_id, hour, *counts in deleted:
+                    work = Work(**dict(zip(_COUNTS, counts, strict=True)))
+                    works[tenant_id, hour] = works.get((tenant_id, hour), Work()) + work
+                for (tenant_id, hour), work in sorted(works.items(), key=lambda item: item[0]):
+                    await _add(connection, tenant_id, '', work, hour=hour)
+            count, is_last = count + len(deleted), len(deleted) < DELETED_AT_ONCE
+        # The meter of a run that has usage, or that the catalogue lists, is needed to count its next reading.
+        meter, used = UsageMeterRow, select(row.tenant_id, row.run_id)
+        is_unused = meter.run_id.not_in(runs) & tuple_(meter.tenant_id, meter.run_id).not_in(used)
+        return count + await delete_all(self._database, meter, is_unused)
 
 
 async def _is_first(connection: AsyncConnection, batch: UsageBatch) -> bool:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Index, func, update
+from sqlalchemy import ColumnElement, Index, func, select, tuple_, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.sampling.rules import SamplingHandle
-from services.gateway.store.base import Base, as_row, fetch_all, fetch_one, insert_into, select_values
+from services.gateway.sessions.sql import SessionRow
+from services.gateway.store.base import Base, as_row, delete_all, fetch_all, fetch_one, insert_into, select_values
 from services.gateway.store.database import Database
 
 
@@ -69,6 +70,12 @@ class SqlHandleStore:
         query = query.order_by(SamplingHandleRow.create_time, SamplingHandleRow.handle_id)
         async with self._database.read() as connection:
             return await fetch_all(connection, query, SamplingHandle)
+
+    async def purge(self, *, before: datetime) -> int:
+        """Delete the old handles of sessions that are no longer stored, and return their number."""
+        row, sessions = SamplingHandleRow, select(SessionRow.tenant_id, SessionRow.session_id)
+        is_old = (row.create_time < before) & tuple_(row.tenant_id, row.session_id).not_in(sessions)
+        return await delete_all(self._database, row, is_old)
 
 
 def _is_handle(tenant_id: str, handle_id: str) -> ColumnElement[bool]:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     LargeBinary,
     Select,
     String,
+    delete,
     func,
     select,
     tuple_,
@@ -26,11 +27,14 @@ from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
 from sqlalchemy.types import TypeDecorator
 
 from services.gateway.paging import Page
+from services.gateway.store.database import Database
 from services.kit.errors import DomainError
 from services.kit.rpc.status import error_from_status, status_from_error
 
 Member = TypeVar('Member', bound=StrEnum)
 Value = TypeVar('Value')
+DELETED_AT_ONCE = 500
+"""Maximum number of old rows that one transaction deletes, so that other writers wait briefly."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -139,6 +143,19 @@ async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class
 def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """Return an insert with `on_conflict_*` methods, in the connection's dialect."""
     return (postgresql if connection.dialect.name == 'postgresql' else sqlite).insert(row_class)
+
+
+async def delete_all(database: Database, row_class: type[Base], condition: ColumnElement[bool]) -> int:
+    """Delete the rows that meet a condition, some of them per transaction, and return their number."""
+    keys = [getattr(row_class, column.name) for column in row_class.__table__.primary_key]
+    part = tuple_(*keys).in_(select(*keys).where(condition).limit(DELETED_AT_ONCE))
+    count, is_last = 0, False
+    while not is_last:
+        async with database.write() as connection:
+            # The condition is checked again, because another gateway may change a row in the meantime.
+            deleted = (await connection.execute(delete(row_class).where(condition, part))).rowcount
+        count, is_last = count + deleted, deleted < DELETED_AT_ONCE
+    return count
 
 
 def newest_first(

@@ -66,7 +66,9 @@ class Run(_message.Message):
     version: _builtins.int
     """Newest published version, as last reported by the model service. 0 before the first version."""
     is_active: _builtins.bool
-    """Whether the adapter can be trained. False if it was deleted or was lost together with its service."""
+    """Whether the adapter can be trained. False if it was deleted, expired, or was lost together with its service. Such a
+    run stays listed for 30 days, and longer while one of its checkpoints exists.
+    """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the owner attached to the run."""
@@ -483,7 +485,9 @@ class Usage(_message.Message):
     OPERATION_COUNT_FIELD_NUMBER: _builtins.int
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Id of the run whose weights were used. Empty for the base models without an adapter."""
+    """Id of the run whose weights were used. Empty for the base models without an adapter, and for the usage before the
+    last 30 days of runs that are no longer listed.
+    """
     trained_token_count: _builtins.int
     """Number of tokens computed by training operations that succeeded, including forward passes without a gradient."""
     sampled_token_count: _builtins.int
