@@ -58,6 +58,8 @@ EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
 """Failpoints of removing an unused adapter, in order; those of parking precede them."""
 LOADER_FAILPOINTS = ('batch.fetched',)
 """Failpoint of an operation with a loader's batch, before the operation begins."""
+ATTEMPT_FAILPOINTS = ('attempt.counted',)
+"""Failpoint of work that is counted because it may crash the model service, before the work begins."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',
@@ -92,6 +94,7 @@ class Failpoints:
             *PARKING_FAILPOINTS,
             *EXPIRY_FAILPOINTS,
             *LOADER_FAILPOINTS,
+            *ATTEMPT_FAILPOINTS,
             *SESSION_FAILPOINTS,
             *REPLACEMENT_FAILPOINTS,
         )

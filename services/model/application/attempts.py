@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
+from services.kit.failpoints import reach
 from services.model.ports import Journal
 
 MAX_ATTEMPTS = 3
@@ -51,6 +52,7 @@ class Attempts:
             try:
                 if count > MAX_ATTEMPTS:
                     raise refusal
+                reach('attempt.counted')
                 yield
             finally:
                 self._journal.reset_attempts(work)

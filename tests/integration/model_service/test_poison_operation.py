@@ -1,31 +1,17 @@
-"""kill -9 of a model service whenever it repeats certain work: a replay, a save, or the restore of an adapter."""
+"""kill -9 of a model service whenever it does a certain piece of work, which then fails while others are served."""
 
-import asyncio
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from fixtures.checkpoint_service import serving
-from fixtures.faulty_service import FaultyModel, Kill
-from fixtures.model_service import draw_example, forward_backward, operation_of
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.status import error_from_call
+from fixtures.faulty_service import Kill
+from fixtures.killed_model import PersistentClient, killed_model, reason_of
 from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.restore import MAX_RESTORES
-from twinkle.api.model.v1 import (
-    adapter_service_pb2,
-    adapter_service_pb2_grpc,
-    operation_pb2,
-    training_service_pb2,
-    training_service_pb2_grpc,
-)
+from twinkle.api.model.v1 import operation_pb2
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 POISON = 3
 """Number of the operation during which the process is killed, at first and in each replay."""
@@ -43,106 +29,105 @@ KILLS = {
 }
 
 
-class _Client:
-    """Client that repeats each request while the service is down."""
-
-    def __init__(self, channel: grpc.aio.Channel, base_model: str) -> None:
-        self._adapters = adapter_service_pb2_grpc.AdapterServiceStub(channel)
-        self._training = training_service_pb2_grpc.TrainingServiceStub(channel)
-        self._base_model = base_model
-
-    async def create(self, name: str) -> str:
-        request = adapter_service_pb2.CreateAdapterRequest(
-            request_id=name, base_model=self._base_model, lora_config={'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 3}
-        )
-        return (await self._retry(self._adapters.CreateAdapter, request)).adapter.adapter_id
-
-    async def train(self, adapter_id: str, number: int, *, seed: int) -> float:
-        """Run a batch and return its loss."""
-        batch = forward_backward([draw_example(seed=seed), draw_example(9, seed=seed + 50)])
-        return (await self._execute(adapter_id, number, forward_backward=batch)).forward.loss
-
-    async def save(self, adapter_id: str, number: int) -> None:
-        """Save a checkpoint."""
-        await self._execute(adapter_id, number, save=operation_pb2.Save(name='mine'))
-
-    async def step(self, adapter_id: str, number: int) -> tuple[int, float]:
-        """Run a step; return the number of steps and the norm of the gradient."""
-        step = operation_pb2.ClipGradAndStep(max_grad_norm=1.0)
-        found = (await self._execute(adapter_id, number, clip_grad_and_step=step)).step
-        return found.step_count, found.grad_norm
-
-    async def _execute(self, adapter_id: str, number: int, **verb: Any) -> Any:
-        request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb))
-        return (await self._retry(self._training.Execute, request)).result
-
-    async def _retry(self, method: Any, request: Any) -> Any:
-        while True:
-            try:
-                return await method(request)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
-                    raise
-                await asyncio.sleep(0)
-
-
-async def _train_innocent(client: _Client, adapter_id: str, numbers: range) -> list[Any]:
-    return [
-        await (client.train(adapter_id, number, seed=number) if number % 2 else client.step(adapter_id, number))
-        for number in numbers
-    ]
-
-
-async def _reason(call: Awaitable[Any]) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call
-    return error_from_call(raised.value, service='model').reason
-
-
-async def _check(client: _Client, work: str) -> None:
+async def _check(client: PersistentClient) -> None:
     culprit, innocent = await client.create('culprit'), await client.create('innocent')
     await client.train(culprit, 1, seed=1)
     await client.step(culprit, 2)
-    found = await _train_innocent(client, innocent, range(1, 3))
-    poison = client.save(culprit, POISON) if work == 'save' else client.train(culprit, POISON, seed=7)
-    reason = await _reason(poison)
-    found += await _train_innocent(client, innocent, range(3, 5))
-    reference = await client.create('undisturbed')
-    assert await _train_innocent(client, reference, range(1, 5)) == found
-    if work == 'restore':
-        assert reason == await _reason(client.train(culprit, 4, seed=9)) == 'ADAPTER_DAMAGED'
-        return
-    assert reason == 'OPERATION_CRASHED'
+    found = await client.train_and_step(innocent, range(1, 3))
+    assert await reason_of(client.train(culprit, POISON, seed=7)) == 'OPERATION_CRASHED'
+    found += await client.train_and_step(innocent, range(3, 5))
     resumed = [await client.train(culprit, 4, seed=9), await client.step(culprit, 5)]
+
+    reference = await client.create('undisturbed')
+    assert await client.train_and_step(reference, range(1, 5)) == found
     reference = await client.create('without the operation')
-    await _train_innocent(client, reference, range(1, 3))
+    await client.train_and_step(reference, range(1, 3))
     assert resumed == [await client.train(reference, 3, seed=9), await client.step(reference, 4)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('work', KILLS)
-async def test_work_that_is_killed_each_time_fails(tiny_llama_dir: Path, tmp_path: Path, work: str) -> None:
-    """Work fails after the last allowed kill, another adapter continues bitwise, and so does its own without it.
+async def test_operation_killed_in_each_replay_fails(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """An operation fails after two kills during its replay, and both adapters continue bitwise without it."""
+    async with killed_model(tiny_llama_dir, tmp_path, KILLS) as (service, channel):
+        await _check(PersistentClient(channel, str(tiny_llama_dir)))
+        assert service.deaths == KILLS
 
-    An adapter whose restore is killed each time is reported as damaged.
+
+ATTEMPT_KILLS = [
+    # Two creations and a save are counted before the poisonous work of the programs below.
+    Kill(failpoint='attempt.counted', count=4),
+    *[Kill(failpoint='attempt.counted')] * (MAX_ATTEMPTS - 1),
+]
+STATE_VERBS: dict[str, Any] = {
+    'save': {'save': operation_pb2.Save(name='poison')},
+    'publish': {'publish_version': operation_pb2.PublishVersion()},
+    'load': {},
+}
+"""Verbs that call the checkpoint service; `load` reads the checkpoint that the program saves."""
+
+
+async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tuple[str, str, str, list[Any]]:
+    """Create and train an adapter of each tenant, and save the first one.
+
+    Returns:
+        The ids of both adapters, the path of the checkpoint, and the results of the second adapter.
     """
-    kills = KILLS[work]
-    (tmp_path / 'model').mkdir()
-    async with serving(tmp_path / 'checkpoint') as checkpoints:
-        settings = {
-            'base_model': tiny_llama_dir,
-            'checkpoint_address': checkpoints.address,
-            'thread_count': 1,
-            'drain_seconds': 0,
-        }
-        service = FaultyModel(tmp_path / 'model', settings, kills)
-        running = asyncio.create_task(service.run())
-        channel = open_channel(service.address)
-        try:
-            with acting_for(Caller(tenant_id='alice', scopes=frozenset({'train'}))):
-                await _check(_Client(channel, str(tiny_llama_dir)), work)
-            assert service.deaths == kills
-        finally:
-            await channel.close()
-            await service.stop()
-            await running
+    first, second = await culprit.create('culprit'), await innocent.create('innocent')
+    await culprit.train_and_step(first, range(1, 3))
+    results = await innocent.train_and_step(second, range(1, 3))
+    saved = await culprit.execute(first, 3, save=operation_pb2.Save(name='start'))
+    return first, second, saved.save.checkpoint_path, results
+
+
+async def _check_innocent(client: PersistentClient, adapter_id: str, results: list[Any]) -> None:
+    """Continue the training of the other tenant, and compare all its results with an undisturbed run."""
+    results += await client.train_and_step(adapter_id, range(3, 7))
+    reference = await client.create('undisturbed')
+    assert await client.train_and_step(reference, range(1, 7)) == results
+
+
+@pytest.mark.parametrize('name', STATE_VERBS)
+async def test_state_verb_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp_path: Path, name: str) -> None:
+    """A state verb fails after three kills, its adapter continues, and another tenant's results stay bitwise equal."""
+    async with killed_model(tiny_llama_dir, tmp_path, ATTEMPT_KILLS) as (service, channel):
+        clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
+        culprit, innocent, path, results = await _prepare(*clients)
+        verb = STATE_VERBS[name] or {'load': operation_pb2.Load(checkpoint_path=path)}
+        for _ in range(2):
+            assert await reason_of(clients[0].execute(culprit, 4, **verb)) == 'OPERATION_CRASHED'
+        assert service.deaths == ATTEMPT_KILLS
+        await _check_innocent(clients[1], innocent, results)
+        await clients[0].train_and_step(culprit, range(5, 7))
+        await clients[0].execute(culprit, 7, **verb)
+
+
+async def test_creation_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """A creation fails after three kills, other creations succeed, and another tenant's results stay bitwise equal."""
+    async with killed_model(tiny_llama_dir, tmp_path, ATTEMPT_KILLS) as (service, channel):
+        clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
+        culprit, innocent, _, results = await _prepare(*clients)
+        assert await reason_of(clients[0].create('poison')) == 'REQUEST_CRASHED'
+        assert service.deaths == ATTEMPT_KILLS
+        await _check_innocent(clients[1], innocent, results)
+        assert [await clients[0].train(culprit, 4, seed=9), await clients[0].step(culprit, 5)]
+        assert await clients[0].create('harmless')
+
+
+RESTORE_KILLS = [
+    # The outcome of the fifth operation of the program below is missing, so each later start restores its adapter.
+    Kill(failpoint='operation.answered', count=5),
+    *[Kill(failpoint='restore.begun')] * MAX_RESTORES,
+]
+
+
+async def test_adapter_whose_restores_are_killed_is_damaged(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """The service serves after five kills during the restore of an adapter, which alone is reported as damaged."""
+    async with killed_model(tiny_llama_dir, tmp_path, RESTORE_KILLS) as (service, channel):
+        clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
+        culprit, innocent = await clients[0].create('culprit'), await clients[1].create('innocent')
+        await clients[0].train_and_step(culprit, range(1, 3))
+        results = await clients[1].train_and_step(innocent, range(1, 3))
+        for _ in range(2):
+            assert await reason_of(clients[0].train(culprit, POISON, seed=7)) == 'ADAPTER_DAMAGED'
+        assert service.deaths == RESTORE_KILLS
+        await _check_innocent(clients[1], innocent, results)
+        assert await clients[0].create('harmless')
