@@ -55,6 +55,31 @@ async def test_batch_is_split_at_one_version(tmp_path: Path) -> None:
         assert max(len(part.prompts) for part in parts) <= 26
 
 
+@pytest.mark.parametrize('held', [set[int](), {4}], ids=['no version', 'an older version'])
+async def test_replacement_gets_requests_once_it_has_the_current_version(tmp_path: Path, held: set[int]) -> None:
+    """A new replica gets no request for an adapter until it reports the version that another replica has."""
+    samplers = [FakeSampler(versions={'ad': {4, 5}}), FakeSampler(versions={'ad': held})]
+    references = [
+        sampling_pb2.AdapterRef(adapter_id='ad', **version) for version in ({}, {'exact': 5}, {'at_least': 4})
+    ]
+
+    async def sample(prompts: range) -> None:
+        for reference in references:
+            for index in prompts:
+                request = sample_request([index, 7], adapter=reference, max_tokens=3)
+                answer = await read_answer(fleet.stub.Sample(request, metadata=ADMIN))
+                assert answer.spans == [[(5, 0, 3)]]
+
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        await sample(range(30))
+        assert not samplers[1].requests
+        samplers[1].versions['ad'] = {5}
+        await fleet.leases[1].report()
+        # Other prompts, because a repeated one goes to the replica that has its prefix.
+        await sample(range(30, 60))
+        assert samplers[1].requests
+
+
 @pytest.mark.parametrize('failure_mode', FAILURE_MODES)
 async def test_batch_survives_failing_samplers(tmp_path: Path, failure_mode: str) -> None:
     """Every prompt has one result although samplers fail, because other samplers run the unfinished prompts."""

@@ -14,7 +14,8 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.gateway_upstream import TOKEN
 from fixtures.running_gateway import ADMIN, RunningGateway, running_gateway
 from fixtures.sampled import lora_weights
-from fixtures.sampler_service import FakeWeightSource, sample_request
+from fixtures.sampler_service import FakeWeightSource, read_answer, sample_request
+from services.gateway.keys.rules import DEFAULT_TENANT
 from services.kit.caller import Caller
 from services.kit.config import LimitsConfig
 from services.kit.rpc.channel import open_channel
@@ -33,7 +34,7 @@ from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterChoice
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
-from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
+from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 
 ALICE = Caller(tenant_id='alice', is_internal=True)
 
@@ -153,6 +154,32 @@ async def test_drained_sampler_finishes_its_streams_and_leaves(gateway, fleet, t
         await channel.close()
     while await fleet.replica_ids():
         await asyncio.wait([reading])
+
+
+@pytest.mark.parametrize('version', [{}, {'exact': 2}, {'at_least': 2}], ids=['newest', 'exact', 'at least'])
+async def test_replacement_waits_for_the_version_of_the_lost_sampler(gateway, fleet, tmp_path, version):
+    """Requests wait until the replacement of a lost sampler has the current version, and are answered with it."""
+    stub = sampler_service_pb2_grpc.SamplerServiceStub(gateway.channel)
+    request = sample_request(sampling_pb2.AdapterRef(adapter_id='ad-1', **version))
+    async with member(gateway, tmp_path / 'lost') as lost, serving(lost):
+        lost.source.publish(DEFAULT_TENANT, lora_weights(2))
+        await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
+        expected = await read_answer(stub.Sample(request, metadata=ADMIN))
+    async with member(gateway, tmp_path / 'replacement') as replacement, serving(replacement):
+        replacement.source.publish(DEFAULT_TENANT, lora_weights(1))
+        if not version:
+            # The source does not say yet which version is the newest.
+            replacement.source.gate.clear()
+        reading = asyncio.ensure_future(read_answer(stub.Sample(request, metadata=ADMIN)))
+        await replacement.source.followed_by(1)
+        if version:
+            await fleet.until(lambda replica: bool(replica.resident_adapters))
+        assert not replacement.engine.salts
+        replacement.source.publish(DEFAULT_TENANT, lora_weights(2))
+        replacement.source.gate.set()
+        assert await reading == expected
+        assert replacement.engine.salts
+    assert expected.spans == [[(2, 0, 6)]]
 
 
 async def test_failed_engine_stops_the_service(gateway, tmp_path):
