@@ -1,15 +1,21 @@
 """Failures of other systems with adapters, as tests of both engines."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from fixtures.engine_requests import make_request, run, sampled_logprobs, score, settle
-from fixtures.sampled import ONE, lora_tensors, lora_weights
+from fixtures.sampled import LORA, ONE, TWO, lora_tensors, lora_weights
 from fixtures.sampler_engines import VLLM_SLOTS
-from services.sampler.domain.adapter import VersionKey
+from fixtures.sampler_service import FakeWeightSource
+from services.kit.caller import Caller
+from services.sampler.application.version_store import VersionStore
+from services.sampler.application.versions import Retention
+from services.sampler.domain.adapter import AdapterChoice, AdapterWeights, VersionKey
 from twinkle.data_format import TensorData
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
@@ -50,3 +56,49 @@ async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
     assert [(await task).tokens for task in running] == alone
     for key in (*keys, *added):
         await real_engine.unload_adapter(key)
+
+
+SCALE = 3
+"""Scale of an adapter, alpha/r."""
+
+
+def adapter_of_scale(name: str, scale: int) -> AdapterWeights:
+    """Return an adapter whose effect does not depend on `scale`, which divides B, the second factor."""
+    tensors = {
+        path: TensorData.from_numpy(tensor.to_numpy() * np.float32(SCALE / scale)) if 'lora_B' in path else tensor
+        for path, tensor in lora_tensors(9).items()
+    }
+    weights = lora_weights(1, adapter_id=name, tensors=tensors)
+    return replace(weights, lora_config=replace(LORA, lora_alpha=scale * LORA.r))
+
+
+@pytest_asyncio.fixture(loop_scope='session')
+async def small_store(real_engine) -> AsyncIterator[VersionStore]:
+    """Store with space for one version, whose source returns the same tensors at each fetch."""
+    source = FakeWeightSource()
+    for weights in (adapter_of_scale('scaled', SCALE), adapter_of_scale('unscaled', 1)):
+        source.publish('alice', weights)
+    store = VersionStore(real_engine, source, Retention(max_versions=1))
+    yield store
+    for resident in store.all_resident():
+        await real_engine.unload_adapter(resident.key)
+    await store.close()
+
+
+async def test_scale_is_applied_once_after_each_reload(real_engine, small_store):
+    """The scale of an adapter is applied exactly once, however often the adapter is evicted and loaded again."""
+
+    async def score_of(name: str) -> np.ndarray:
+        async with small_store.lease(Caller(tenant_id='alice'), AdapterChoice(adapter_id=name)) as version:
+            assert [item.key for item in small_store.all_resident()] == [version.key]
+            return await score(real_engine, version.key, TEXT)
+
+    scaled = await score_of('scaled')
+    np.testing.assert_allclose(scaled, await score_of('unscaled'), atol=1e-4)
+    for _ in range(3):
+        np.testing.assert_array_equal(await score_of('scaled'), scaled)
+        for key in (ONE, TWO):
+            # These take the slots of vLLM, so that the adapter is copied into a slot again.
+            await score(real_engine, key, TEXT)
+        np.testing.assert_array_equal(await score_of('scaled'), scaled)
+        await score_of('unscaled')
