@@ -7,6 +7,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from fixtures.engine_runs import make_engine, run_all
 from fixtures.peft_oracle import build_peft_model, label_logprobs, lora_gradients
@@ -14,8 +15,10 @@ from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.loss import build_loss
 from twinkle.model.engine import BatchItem, ForwardOptions, TrainerEngine
 from twinkle.nn import (
+    AdapterSpan,
     LoraWeights,
     PackedCausalLM,
+    SequenceSpan,
     UnknownTargetModules,
     UnsupportedModel,
     load_adapter,
@@ -148,6 +151,35 @@ def test_peft_folder_contains_the_head(folder, tmp_path):
     loaded = load_adapter(tmp_path / 'out', engine.model.targets)
     for name, tensor in weights.peft_state().items():
         assert torch.equal(tensor, loaded.peft_state()[name])
+
+
+@pytest.mark.filterwarnings('ignore:.*tie:UserWarning')  # peft warns that merging would change the embeddings
+def test_peft_computes_the_logits_of_a_trained_head_from_its_folder(folder, tmp_path):
+    """Plain peft opens the saved folder of a trained head and computes the same logits as this library."""
+    engine, feature = new_engine(folder, {'a': HEAD}), make_feature(40)
+    before = logits_of(engine, feature)
+    engine.set_optimizer('a', 'AdamW', lr=1e-2)
+    for _ in range(3):
+        engine.forward_backward('a', [feature])
+        engine.clip_grad_and_step('a')
+    save_adapter(engine.adapter('a').weights, tmp_path / 'out', base_model=str(folder))
+    base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
+    with torch.no_grad():
+        loaded = peft.PeftModel.from_pretrained(base, tmp_path / 'out').eval()
+        expected = loaded(input_ids=torch.from_numpy(feature['input_ids'])[None]).logits[0]
+    found = logits_of(engine, feature)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, before, atol=1e-2)
+
+
+def logits_of(engine: TrainerEngine, feature) -> torch.Tensor:
+    """Return float32 [T, V], the logits of a feature with the adapter 'a'."""
+    rows = len(feature['input_ids'])
+    spans = [AdapterSpan(0, rows, engine.adapter('a').weights)]
+    ids, positions = torch.from_numpy(feature['input_ids']), torch.arange(rows)
+    with torch.no_grad():
+        hidden = engine.model.hidden(ids, positions, sequences=[SequenceSpan(0, rows)], adapters=spans)
+        return engine.model.logits(hidden, adapters=spans)
 
 
 def test_a_tied_head_cannot_be_merged(tiny_llama_dir, tiny_qwen3_dir):
