@@ -49,6 +49,8 @@ LOSSES: list[tuple[str, dict[str, float], Formula]] = [
     ('cispo', {}, _cispo(0.0, 4.0)),
     ('cispo', {'clip_low_threshold': 0.9, 'clip_high_threshold': 1.1}, _cispo(0.9, 1.1)),
     ('dro', {'beta': 0.3}, lambda lp, q, a, _: -(lp * a - 0.15 * (lp - q) ** 2)),
+    # tinker-cookbook's rl_loop sends no thresholds.
+    ('gspo', {}, _gspo(0.9997, 1.0004)),
     ('gspo', {'clip_low_threshold': 0.9, 'clip_high_threshold': 1.1}, _gspo(0.9, 1.1)),
 ]
 
