@@ -15,18 +15,12 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 POISON = 3
 """Number of the operation during which the process is killed, at first and in each replay."""
-KILLS = {
-    'replay': [
-        # The fifth operation of the program below is computed and durable, but its outcome is not.
-        Kill(failpoint='operation.answered', count=5),
-        *[Kill(failpoint='restore.replaying', count=POISON)] * (MAX_ATTEMPTS - 1),
-    ],
-    'save': [Kill(failpoint='state_verb.done', count=1)] * MAX_ATTEMPTS,
-    'restore': [
-        Kill(failpoint='operation.answered', count=5),
-        *[Kill(failpoint='restore.begun', count=1)] * MAX_RESTORES,
-    ],
-}
+KILLS = [
+    # The fifth operation of the program below is computed and durable, but its outcome is not.
+    Kill(failpoint='operation.answered', count=5),
+    Kill(failpoint='restore.replaying', count=POISON),
+    Kill(failpoint='restore.replaying', count=POISON),
+]
 
 
 async def _check(client: PersistentClient) -> None:

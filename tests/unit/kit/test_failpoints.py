@@ -10,6 +10,7 @@ import pytest
 
 from services.kit.failpoints import (
     ATTEMPT_FAILPOINTS,
+    EXPIRY_FAILPOINTS,
     FAILPOINTS,
     FUTURE_FAILPOINTS,
     LOADER_FAILPOINTS,
