@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 
 from services.gateway.futures.ports import FutureStore, Trainer
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future
 from services.gateway.sampling.convert import batch_request_for_weights
 from services.gateway.sampling.handles import SamplingHandles
@@ -18,6 +17,7 @@ from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnreachable
 from services.kit.failpoints import reach
+from services.kit.retry import Retry
 
 REFUSED_KIND = 'refused'
 """Kind of the futures that `FailRefused` runs."""

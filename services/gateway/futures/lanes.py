@@ -13,8 +13,8 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from services.gateway.futures.ports import FutureStore
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future
+from services.kit.retry import Retry
 
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""

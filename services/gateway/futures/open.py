@@ -20,7 +20,6 @@ from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.ports import Executor, Trainer
 from services.gateway.futures.records import Expiry, FutureRecords
 from services.gateway.futures.recovery import GatewayLease
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import SAMPLE_KIND, Bounds, PayloadsNotShared
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sql import SqlFutureStore
@@ -34,6 +33,7 @@ from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.store.database import Database
 from services.kit.byte_gate import ByteGate
 from services.kit.clock import Clock
+from services.kit.retry import Retry
 from services.kit.rpc.context import acting_for, current_caller
 
 _HEARTBEATS = 10

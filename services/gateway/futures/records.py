@@ -12,11 +12,11 @@ import structlog
 
 from services.gateway.errors import FutureExpired, PayloadLost, RequestCrashed
 from services.gateway.futures.ports import FutureStore, PayloadStore
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future, FutureState, FutureTaken, future_id_of_name
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach
+from services.kit.retry import Retry
 
 MAX_CRASHES = 3
 """Number of times that the process may end while it runs a resumed future, until the future fails."""

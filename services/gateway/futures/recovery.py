@@ -8,10 +8,10 @@ from typing import Never
 import structlog
 
 from services.gateway.futures.futures import Futures
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import NotificationKind
 from services.gateway.futures.sql_peers import SqlPeers
 from services.kit.errors import DomainError
+from services.kit.retry import Retry
 
 _STABLE_SECONDS = 60.0
 """A notification connection that lasted this long resets the back-off."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from services.gateway.fleet.rules import Replica
-from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
 from services.gateway.sampling.slots import Slot
 from services.gateway.sampling.streams import RunningRequest
+from services.gateway.sampling.suspects import Attempt
 from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.ids import new_id
 

@@ -12,7 +12,7 @@ from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, Res
 from services.gateway.quotas.rules import Work
 from services.gateway.quotas.usage_meter import UsageMeter
 from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
-from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.gate import SamplingGate, work_of
 from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.rules import (
@@ -24,6 +24,7 @@ from services.gateway.sampling.rules import (
     SampleRequest,
 )
 from services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
+from services.gateway.sampling.suspects import Attempt
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, NotFound, ServiceUnreachable

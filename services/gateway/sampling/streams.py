@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from services.gateway.errors import SamplingIdTaken
 from services.gateway.fleet.rules import Replica
-from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.grpc import SamplerClient
 from services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
+from services.gateway.sampling.suspects import Attempt
 from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.ids import new_id
 

@@ -14,7 +14,7 @@ from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import ints, read_answer, sample_request, undisturbed
-from services.gateway.sampling.dispatch import MAX_CONSECUTIVE_FAILURES
+from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 from services.kit.errors import ServiceUnreachable
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2

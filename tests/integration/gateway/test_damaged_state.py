@@ -14,13 +14,13 @@ from services.gateway.config import GatewayConfig
 from services.gateway.errors import PayloadLost
 from services.gateway.futures.payloads import PayloadFiles
 from services.gateway.futures.records import FutureRecords
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.keys.open import open_keys
 from services.gateway.keys.pepper import PepperUnusable
 from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
+from services.kit.retry import Retry
 from services.kit.sqlite_seals import DatabaseDamaged
 
 CLOCK = FakeClock()

@@ -12,7 +12,6 @@ from fixtures.record_trainer import RecordTrainer
 from services.gateway.errors import FutureExpired, FutureNotFound
 from services.gateway.futures.executors import CreateAdapter, DeleteAdapter, ExecuteOperation
 from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.retry import Retry
 from services.gateway.futures.rules import Future, FutureRequest, FutureTaken
 from services.kit.clock import FakeClock
 from services.kit.errors import (
@@ -24,6 +23,7 @@ from services.kit.errors import (
     QueueFull,
     ServiceUnreachable,
 )
+from services.kit.retry import Retry
 
 RETRY = Retry(pause=lambda _: asyncio.sleep(0))
 OUTAGE = [ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1), ServiceUnreachable('model')]

@@ -1,16 +1,21 @@
-"""Requests that wait for a replica while the gateway stops."""
+"""Requests that wait for a replica while the gateway stops, and those that run beside one that crashes samplers."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from services.gateway.errors import RequestCrashed
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey
-from services.gateway.fleet.rules import Fleet, ReplicaReport
-from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
+from services.gateway.sampling.dispatch import Dispatch
+from services.gateway.sampling.suspects import Attempt
 from services.kit.clock import FakeClock
-from services.kit.errors import Draining
+from services.kit.errors import Draining, ServiceUnreachable
 
 KEY = RouteKey(base_model='m', blocks=(1,))
 
@@ -31,3 +36,116 @@ async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: boo
     assert (await dispatch.find(Attempt(key=KEY))).replica_id == 'b'
     with pytest.raises(Draining):
         await dispatch.find(Attempt(key=KEY, is_started=is_started, tried={'b'}))
+
+
+class Sampled:
+    """A dispatcher over samplers that can be lost, and the requests that run there."""
+
+    def __init__(self, *replica_ids: str) -> None:
+        lease = timedelta(minutes=10)
+        self.membership = Membership(Fleet(clock=FakeClock(), lease=lease, forget_after=timedelta(minutes=1)))
+        for name in replica_ids:
+            self.join(name)
+        self.dispatch = Dispatch(self.membership, replica_wait=timedelta(minutes=1), begin_wait=timedelta(minutes=1))
+
+    def join(self, replica_id: str) -> None:
+        """Register a sampler."""
+        report = ReplicaReport(replica_id=replica_id, service='sampler', address=f'h:{replica_id}', base_models=('m',))
+        self.membership.register(report)
+
+    @contextmanager
+    def run(self, attempt: Attempt, replica: Replica) -> Iterator[None]:
+        """Run a request at a sampler during the block."""
+        with self.dispatch.reserve(replica, attempt, 1) as slot:
+            assert slot.is_granted
+            yield
+
+    def lose(self, *attempts: Attempt, replica: Replica) -> None:
+        """Report the loss of a sampler to its requests, one after the other."""
+        for attempt in attempts:
+            self.dispatch.record_failure(attempt, replica, ServiceUnreachable('sampler'))
+
+
+def sampling(name: str, **fields: Any) -> Attempt:
+    """Return the attempt of a request."""
+    return Attempt(key=KEY, message=name.encode(), **fields)
+
+
+async def test_request_that_reaches_a_lost_sampler_is_not_taken_for_the_cause() -> None:
+    """The loss of a sampler counts for the requests that ran there, and not for those that were sent to it later."""
+    sampled = Sampled('a')
+    culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
+    replica = await sampled.dispatch.find(culprit)
+    with sampled.run(culprit, replica):
+        pass
+    sampled.lose(culprit, replica=replica)
+    for _ in range(10):
+        with sampled.run(innocent, replica):
+            pass
+        sampled.lose(innocent, replica=replica)
+    assert (culprit.consecutive_failures, innocent.consecutive_failures) == (2, 2)
+
+
+@pytest.mark.parametrize('is_delivering', [False, True])
+async def test_last_failure_beside_another_request_counts_little(is_delivering: bool) -> None:  # noqa: FBT001
+    """A request fails after its third lost sampler only if no other request without progress ran there."""
+    sampled = Sampled('a')
+    replica = await sampled.dispatch.find(sampling('any'))
+    suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
+    with sampled.run(other, replica):
+        with sampled.run(suspect, replica):
+            pass
+        if is_delivering:
+            with pytest.raises(RequestCrashed):
+                sampled.lose(suspect, replica=replica)
+            return
+        sampled.lose(suspect, replica=replica)
+    sampled.lose(other, replica=replica)
+    assert (suspect.consecutive_failures, other.consecutive_failures) == (2.25, 1)
+
+
+async def test_request_that_crashes_samplers_beside_others_fails_at_last() -> None:
+    """A request that always runs beside others fails after a bounded number of lost samplers."""
+    sampled, suspect = Sampled(), sampling('suspect')
+    for number in range(6):
+        sampled.join(f'r{number}')
+        replica = next(item for item in sampled.membership.fleet.serving('sampler') if item.replica_id == f'r{number}')
+        with sampled.run(sampling(f'other {number}'), replica):
+            with sampled.run(suspect, replica):
+                pass
+            if number == 5:
+                with pytest.raises(RequestCrashed):
+                    sampled.lose(suspect, replica=replica)
+            else:
+                sampled.lose(suspect, replica=replica)
+
+
+async def test_new_requests_let_a_suspected_one_run_first() -> None:
+    """A suspected request waits for the requests at its sampler, and new ones wait until it has made progress."""
+    sampled = Sampled('a')
+    running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
+    replica = await sampled.dispatch.find(running)
+    with sampled.run(running, replica):
+        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+        await asyncio.wait([finding], timeout=0.2)
+        assert not finding.done()
+        sampled.dispatch.record_success(running, replica, has_tokens=True)
+        assert await finding is not None
+    new = asyncio.create_task(sampled.dispatch.find(sampling('new')))
+    await asyncio.wait([new], timeout=0.2)
+    assert not new.done()
+    sampled.dispatch.record_success(suspect, replica, has_tokens=True)
+    assert (await new).replica_id == 'a'
+
+
+async def test_cancelled_suspect_ends_its_turn() -> None:
+    """A suspected request whose client disconnects while it waits for its sampler lets others run at once."""
+    sampled = Sampled('a')
+    running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
+    replica = await sampled.dispatch.find(running)
+    with sampled.run(running, replica):
+        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+        await asyncio.wait([finding], timeout=0.2)
+        finding.cancel()
+        await asyncio.gather(finding, return_exceptions=True)
+        assert (await sampled.dispatch.find(sampling('new'))).replica_id == 'a'

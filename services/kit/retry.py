@@ -14,7 +14,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 Result = TypeVar('Result')
 
-_log = structlog.get_logger('futures')
+_log = structlog.get_logger('retry')
 
 
 class Retry:

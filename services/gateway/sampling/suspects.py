@@ -1,0 +1,245 @@
+"""Requests in flight at samplers, and which of them may have crashed a sampler."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from services.gateway.fleet.routing import RouteKey
+from services.gateway.sampling.slots import Slot
+from services.kit.errors import DomainError
+
+MAX_CONSECUTIVE_FAILURES = 3
+"""Number of samplers that may fail in a row without a new token before the request fails: it may be the cause."""
+SUSPECTED_FAILURES = 2
+"""Number of samplers that failed in a row after which a request runs apart from others."""
+SUSPECT_SECONDS = 600.0
+"""Time for which the failures of a request count if a client sends it again."""
+_ALONE_SECONDS = 3.0
+"""Time for which a suspected request waits for the requests beside it, and for which others then wait for it; crashes
+occur early."""
+_SENDING_SECONDS = 0.05
+_LOST_SECONDS = 3.0
+"""Time after the loss of a sampler in which further failures there have the same cause."""
+_SHARED_BLAME = 0.25
+"""Weight of the last failure of a request if another request may be its cause."""
+_MAX_SUSPECTS = 4096
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """State of a request while the fleet runs it."""
+
+    key: RouteKey
+    tenant_id: str = ''
+    """Tenant that sent the request."""
+    message: bytes = b''
+    """The serialized request, which identifies it if a client sends it again; empty if it is not recognised."""
+    request_id: str = ''
+    """Id in the message, which may differ when a client sends the request again."""
+    deadline: float | None = None
+    """Time on the event loop's clock; None for no deadline."""
+    tried: set[str] = field(default_factory=set[str])
+    """Replicas that failed since the request last made progress or waited."""
+    is_started: bool = False
+    """Whether part of the response was delivered; a started request waits longer for a replica."""
+    has_tokens: bool = False
+    """Whether a token was delivered."""
+    consecutive_failures: float = 0
+    """Number of samplers that failed in a row with the request, without a token in between."""
+    begin_time: float = 0.0
+    """Time on the event loop's clock at which the current replica got the request."""
+    refusal: DomainError | None = None
+    """Refusal of the last replica; None if it failed for another reason."""
+    wait_count: int = 0
+    """Number of waits for a replica since the request last made progress."""
+    is_delivering: bool = False
+    """Whether the current replica delivered tokens."""
+    give_up_at: float | None = None
+    """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
+    yields_until: float | None = None
+    """Time on the event loop's clock until which the request lets suspected ones run first; None before the first."""
+    turn: 'Turn | None' = None
+    """Turn of a suspected request while it runs."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether only the replica that started the response can continue it.
+
+        A checkpoint's path may be overwritten, so that another replica may load other weights.
+        """
+        return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
+
+    def start(self) -> None:
+        """Record that part of the response exists: from now on, the request waits longer for a replica."""
+        if not self.is_started:
+            self.is_started, self.give_up_at = True, None
+
+    def advance(self, *, has_tokens: bool) -> None:
+        """Record that a replica responds, with or without a token."""
+        self.start()
+        if has_tokens:
+            self.is_delivering = self.has_tokens = True
+            self.tried.clear()
+            self.consecutive_failures, self.wait_count, self.give_up_at = 0, 0, None
+
+
+class Turn:
+    """The turn of a suspected request to run. It ends by itself after some time."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        """Wrap the lock, which the caller has acquired."""
+        self._lock: asyncio.Lock | None = lock
+        self._timer = asyncio.get_running_loop().call_later(2 * _ALONE_SECONDS, self.end)
+        self._ended = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether other requests may run."""
+        return self._ended.is_set()
+
+    async def wait(self) -> None:
+        """Wait until the turn has ended."""
+        await self._ended.wait()
+
+    def end(self) -> None:
+        """Let the next suspected request and new requests run."""
+        self._timer.cancel()
+        self._ended.set()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Loss of a sampler: its time, and the number of requests there without progress, any of which may be the cause."""
+
+    time: float
+    suspect_count: int
+
+
+class Suspects:
+    """Requests that were running on samplers that failed, and that may be the cause.
+
+    A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and with it
+    fail the requests that run beside it. Suspected requests therefore run one after the other, each until its first
+    progress, and no other request starts meanwhile. Concurrency: use it from one event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """Failures in a row, and the time of the last one, by request."""
+        self._lock = asyncio.Lock()
+        self._turn: Turn | None = None
+        self._in_flight: dict[str, list[tuple[Attempt, Slot]]] = {}
+        """Requests at each replica."""
+        self._losses: dict[str, _Loss] = {}
+        """Recent losses by replica."""
+        self._changed = asyncio.Event()
+        """Set when a request makes progress or leaves a replica, and then replaced."""
+
+    def failures_of(self, attempt: Attempt) -> float:
+        """Return the number of samplers that failed in a row with this request."""
+        if not self._failures or not attempt.message:
+            return 0
+        count, time = self._failures.get(_fingerprint(attempt), (0, 0.0))
+        return count if asyncio.get_running_loop().time() < time + SUSPECT_SECONDS else 0
+
+    @contextmanager
+    def track(self, replica_id: str, attempt: Attempt, slot: Slot) -> Iterator[None]:
+        """Count a request as in flight at a replica while the block runs."""
+        attempt.begin_time = asyncio.get_running_loop().time()
+        entry = attempt, slot
+        self._in_flight.setdefault(replica_id, []).append(entry)
+        try:
+            yield
+        finally:
+            remaining = [item for item in self._in_flight[replica_id] if item is not entry]
+            self._in_flight[replica_id] = remaining
+            if not remaining:
+                del self._in_flight[replica_id]
+            self._notify()
+
+    def blame(self, attempt: Attempt, replica_id: str) -> float:
+        """Return how much the loss of a replica counts as a failure of one of its requests.
+
+        It does not count for requests that reached the replica after its loss. As the last failure of a request it
+        counts little if another request may be the cause, so that a request that only ran beside it does not fail.
+        """
+        now = asyncio.get_running_loop().time()
+        loss = self._losses.get(replica_id)
+        if loss is None or loss.time < now - _LOST_SECONDS:
+            # The attempt itself has left the replica already.
+            loss = _Loss(now, self._idle_count(replica_id) + (not attempt.is_delivering))
+            self._losses = {name: item for name, item in self._losses.items() if item.time >= now - _LOST_SECONDS}
+            self._losses[replica_id] = loss
+        elif attempt.begin_time > loss.time:
+            return 0.0
+        is_last = attempt.consecutive_failures + 1 >= MAX_CONSECUTIVE_FAILURES
+        is_shared = loss.suspect_count > (not attempt.is_delivering)
+        return _SHARED_BLAME if is_last and is_shared else 1.0
+
+    def record_failure(self, attempt: Attempt) -> None:
+        """Record the failures of an attempt."""
+        if attempt.message:
+            name = _fingerprint(attempt)
+            count = max(attempt.consecutive_failures, self.failures_of(attempt))
+            self._failures[name] = count, asyncio.get_running_loop().time()
+            self._failures.move_to_end(name)
+            if len(self._failures) > _MAX_SUSPECTS:
+                self._failures.popitem(last=False)
+
+    def record_progress(self, attempt: Attempt) -> None:
+        """Record that a sampler made progress with a request."""
+        if self._failures and attempt.message:
+            self._failures.pop(_fingerprint(attempt), None)
+        self._notify()
+
+    def may_run(self, attempt: Attempt) -> bool:
+        """Return whether a request may run now: a suspected one in its turn, others between turns or after a time."""
+        if attempt.consecutive_failures < SUSPECTED_FAILURES:
+            is_patient = attempt.yields_until is None or asyncio.get_running_loop().time() < attempt.yields_until
+            return self._turn is None or self._turn.is_over or not is_patient
+        return attempt.turn is not None and not attempt.turn.is_over
+
+    async def wait(self, attempt: Attempt, replica_id: str) -> None:
+        """Wait for the turn of a suspected request; others wait until no such request runs, or for a short time.
+
+        A suspected request then waits for a short time until the other requests at the replica have made progress.
+        """
+        if attempt.consecutive_failures < SUSPECTED_FAILURES:
+            attempt.yields_until = attempt.yields_until or asyncio.get_running_loop().time() + 2 * _ALONE_SECONDS
+            if self._turn is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(attempt.yields_until):
+                        await self._turn.wait()
+            return
+        await self._lock.acquire()
+        self._turn = attempt.turn = turn = Turn(self._lock)
+        try:
+            # Requests that have just found the replica are sent meanwhile.
+            await asyncio.sleep(_SENDING_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ALONE_SECONDS):
+                    while self._idle_count(replica_id):
+                        await self._changed.wait()
+        except asyncio.CancelledError:
+            turn.end()
+            raise
+
+    def _idle_count(self, replica_id: str) -> int:
+        """Return the number of requests that a replica has received and made no progress with."""
+        requests = self._in_flight.get(replica_id, ())
+        return sum(slot.is_granted and not attempt.is_delivering for attempt, slot in requests)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _fingerprint(attempt: Attempt) -> bytes:
+    content = attempt.message.replace(attempt.request_id.encode(), b'', 1)
+    return hashlib.blake2b(attempt.tenant_id.encode() + b'\0' + content, digest_size=16).digest()
