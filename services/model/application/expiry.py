@@ -21,6 +21,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.park_adapter import ParkAdapter
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterDamaged
 from services.model.ports import Ports
 
 SAVE_PREFIX = 'adapter-expired'
@@ -63,8 +64,10 @@ class AdapterExpiry:
         self._failed.intersection_update(expired)
         count = 0
         for adapter_id in expired:
+            crashed = AdapterDamaged(adapter_id, 'the service crashed each time it removed the unused adapter')
             try:
-                count += await self._remove(adapter_id)
+                async with self._residency.attempts.counted(f'removals of {adapter_id}', refusal=crashed):
+                    count += await self._remove(adapter_id)
             except DomainError as error:
                 write = _log.debug if adapter_id in self._failed else _log.warning
                 write('unused adapter kept', adapter=adapter_id, reason=error.reason, error=str(error))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from blake3 import blake3
 from fixtures.model_service import RunningModel, batch_of, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of, running_gateway
 from fixtures.tiny_model import build_tiny_model
+from services.model.domain.adapter import ExpiredAdapter
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
@@ -240,6 +241,18 @@ async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
         foreign = await failure_of(pair.get(adapter_id, other))
         assert (foreign.code, foreign.reason) == (absent.code, absent.reason)
         assert foreign.message.replace(adapter_id, 'absent') == absent.message
+
+
+async def test_expired_adapter_that_the_catalogue_does_not_list_is_reported_by_its_service(pair: Pair) -> None:
+    """Each model service is asked for an adapter without a run, and the one that removed it names the checkpoint."""
+    for base_model in pair.base_models:
+        directory = pair.models[base_model].verbs.directory
+        owned = directory.find(await pair.create(base_model, f'r-{base_model}'))
+        assert owned is not None
+        expired = ExpiredAdapter(adapter_id='ad-gone', tenant_id=owned.tenant_id, checkpoint_path='')
+        directory.expire(expired)
+        assert (await failure_of(pair.get('ad-gone'))).reason == 'ADAPTER_EXPIRED'
+        directory.expire(replace(expired, tenant_id='another'))
 
 
 async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fixtures.running_gateway import Failure, bearer, failure_of
 from fixtures.sampled_answers import ints
 from fixtures.two_tenants import TwoTenants, two_tenants
+from services.model.domain.adapter import ExpiredAdapter
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
@@ -94,6 +95,31 @@ async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed
         await wait_until(deployment, run_id, is_active=False)
     deleted = sampling_pb2.AdapterRef(adapter_id=run_id)
     assert {failure.reason for failure in await failures(deployment, deleted, 'alice')} == {'ADAPTER_NOT_FOUND'}
+
+
+@pytest.mark.parametrize('is_listed', [True, False])
+async def test_expired_adapter_is_reported_with_its_checkpoint(deployment: TwoTenants, *, is_listed: bool) -> None:
+    """Requests for an adapter that was removed because it was unused name its checkpoint, in the APIs of its owner."""
+    run_id = await make_unpublished(deployment)
+    if is_listed:
+        await wait_until(deployment, run_id, is_active=True)
+    path = f'twinkle://{run_id}/weights/adapter-expired-1'
+    expired = ExpiredAdapter(adapter_id=run_id, tenant_id='alice', checkpoint_path=path)
+    deployment.model.verbs.directory.expire(expired)
+    if is_listed:
+        await wait_until(deployment, run_id, is_active=False)
+    adapter = sampling_pb2.AdapterRef(adapter_id=run_id)
+    for failure in await failures(deployment, adapter, 'alice'):
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'ADAPTER_EXPIRED')
+        assert failure.metadata['checkpointPath'] == path
+    assert {failure.reason for failure in await failures(deployment, adapter, 'bob')} == {'ADAPTER_NOT_FOUND'}
+    body = {'model': run_id, 'prompt': 'x', 'max_tokens': 1}
+    response = await deployment.call('POST', '/v1/completions', deployment.secrets['alice'], body)
+    assert (response.status_code, response.json()['error']['code']) == (404, 'model_not_found')
+    assert path in response.json()['error']['message']
+    future = await post(deployment, 'unload_model', model_id=run_id)
+    result = await post(deployment, 'retrieve_future', request_id=future['request_id'])
+    assert (result['category'], path in result['error']) == ('user', True)
 
 
 async def test_openai_names_the_call_that_publishes(deployment: TwoTenants) -> None:

@@ -9,12 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from fixtures import journals
-from fixtures.crashing import ALICE, Died, StrictStore, start
+from fixtures.crashing import ALICE, Died, PoisonedTrainer, StrictStore, start
 from fixtures.model_verbs import let_others_run
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
 from services.kit.rpc.context import current_caller_or_none
+from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.config import ModelConfig
@@ -337,6 +338,23 @@ async def test_a_crash_during_a_sweep_loses_nothing(is_settled):
         (tensor,) = store.checkpoints[expired.checkpoint_path][1].adapter.values()
         assert (bytes(tensor.data), len(store.checkpoints)) == (weights, 1)
     assert crash > 10
+
+
+async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
+    """An adapter whose save ends the process is kept after three attempts, and others are removed."""
+    service = await _start(journal, store, clock)
+    poisoned, other = await _trained(service), await _trained(service, 'other')
+    await _end_session(service, poisoned)
+    await _end_session(service, other)
+    await service.journal.close()
+    clock.advance(2 * LIMIT)
+    for _ in range(MAX_ATTEMPTS):
+        service = await _start(journal, store, clock, trainer=PoisonedTrainer(adapter_id=poisoned))
+        with pytest.raises(Died):
+            await service.verbs.expiry()
+    service = await _start(journal, store, clock, trainer=PoisonedTrainer(adapter_id=poisoned))
+    assert await service.verbs.expiry() == 1
+    assert [adapter.adapter_id for adapter in service.verbs.directory.all()] == [poisoned]
 
 
 async def test_failed_removal_keeps_the_adapter(journal, store, clock):
