@@ -115,7 +115,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Loss of a sampler: its time, and the number of requests there without progress, any of which may be the cause."""
+    """Loss of a sampler: its time, and the number of requests there that had made no progress."""
 
     time: float
     suspect_count: int
