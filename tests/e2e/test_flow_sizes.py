@@ -1,7 +1,7 @@
 """Budgets for the numbers of files and functions that a call enters in all processes.
 
 A small number means that an engineer can follow the call; a budget must not be raised. Each warm flow is recorded
-twice, and only functions that are in both recordings count. Functions that idle processes enter (leases, feeds,
+three times, and only functions that are in all recordings count. Functions that idle processes enter (leases, feeds,
 heartbeats) are subtracted.
 """
 
@@ -140,9 +140,9 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
         for call in calls.values():
             call()
         idle = recording.record('idle', lambda: None, quiet_reads=IDLE_READS)
-        # Background work with a long period falls into a single window, so each flow is recorded twice.
+        # Background work with a long period does not fall into all windows of a flow.
         return {
-            name: (recording.record(f'{name}_first', call) & recording.record(f'{name}_second', call)) - idle
+            name: frozenset.intersection(*(recording.record(f'{name}_{number}', call) for number in range(3))) - idle
             for name, call in calls.items()
         }
 

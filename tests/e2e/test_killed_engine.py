@@ -1,80 +1,83 @@
-"""kill -9 of vLLM's engine core in a complete stack, in the middle of a response that a client reads at the gateway."""
+"""kill -9 of vLLM's engine core below a real sampler, which `twinkle up` restarts, while requests run."""
 
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
 from pathlib import Path
-from threading import Event
+from typing import Any
 
-import psutil
+import grpc
 import pytest
 
-from fixtures.sampler_engines import VLLM_ARGUMENTS, need_vllm
+from fixtures.running_gateway import failure_of
+from fixtures.sampled_answers import numbers, read_answer
+from fixtures.sampler_engines import need_vllm
+from fixtures.supervised_vllm import SupervisedVllm, supervised_vllm
 from fixtures.tiny_model import build_tiny_model
-from twinkle_client import TwinkleClient
-from twinkle_client.sampler import Sampler
-from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
+from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PARAMS = {'max_tokens': 300, 'ignore_eos': True, 'seed': 7}
-PROMPT = {'input_ids': [5, 6, 7]}
+PROMPT, POISON = [1, 40, 41, 42], [1, 50, 51, 52]
+LENGTH = 400
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[StackState]:
-    """A running stack whose only sampler runs vLLM."""
+async def _read(call: Any, received: list[int]) -> list[int]:
+    """Record the tokens of a stream as they arrive, and return them at its end."""
+    async for response in call:
+        if response.HasField('delta'):
+            received += numbers(response.delta.token_ids)
+    return received
+
+
+async def _persistent_answer(up: SupervisedVllm, secret: str) -> list[int]:
+    """Return the answer to a short request, which is repeated while no sampler is available."""
+    while True:
+        try:
+            return (await read_answer(up.sample(secret, PROMPT, max_tokens=8))).tokens[0]
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await up.pause()
+
+
+async def _kill_during(up: SupervisedVllm, secret: str) -> tuple[grpc.StatusCode, str]:
+    """Kill the engine during the first step of a request, and return the error that its caller gets."""
+    cores = await up.cores_of_ready_sampler()
+    for process in cores:
+        process.suspend()
+    failing = asyncio.create_task(failure_of(up.sample(secret, POISON, max_tokens=8)))
+    await up.until_sampling()
+    for process in cores:
+        process.kill()
+    failure = await failing
+    return failure.code, failure.reason
+
+
+async def test_kills_of_the_engine_fail_only_the_request_that_causes_them(tmp_path: Path) -> None:
+    """A stream continues after a kill of the engine; a request that is killed each time is refused, others succeed."""
     need_vllm()
-    options = StackOptions(
-        state_dir=tmp_path / 'stack',
-        base_model=str(build_tiny_model(tmp_path / 'tiny')),
-        engine='vllm',
-        # On a busy machine, vLLM needs more time to start than a response waits by default.
-        services={'sampler': {'vllm': {'engine_args': VLLM_ARGUMENTS}}, 'gateway': {'fleet': {'replica_wait': 120}}},
-    )
-    state = start_stack(options, report=_silent)
-    try:
-        yield state
-    finally:
-        stop_stack(state.state_dir, report=_silent)
+    async with supervised_vllm(build_tiny_model(tmp_path / 'model'), tmp_path) as up:
+        culprit, innocent = up.make_key('mallory'), up.make_key('alice')
+        others = up.other_services()
+        expected = await _read(up.sample(innocent, PROMPT, max_tokens=LENGTH), [])
+        received: list[int] = []
+        reading = asyncio.create_task(_read(up.sample(innocent, PROMPT, max_tokens=LENGTH), received))
+        await up.until(lambda: bool(received) or reading.done())
+        for process in up.cores():
+            process.kill()
+        assert len(received) < LENGTH
+        assert await reading == expected
 
+        outcomes: list[tuple[grpc.StatusCode, str]] = []
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
+            outcomes.append(await _kill_during(up, culprit))
+            assert await _persistent_answer(up, innocent) == expected[:8]
+        assert [code for code, _ in outcomes[:-1]] == [grpc.StatusCode.UNAVAILABLE] * (MAX_CONSECUTIVE_FAILURES - 1)
+        assert outcomes[-1] == (grpc.StatusCode.FAILED_PRECONDITION, 'REQUEST_CRASHED')
 
-def _kill_core(sampler_pid: int) -> None:
-    """Kill all processes of the engine, which leaves the sampler's process to notice it."""
-    for process in psutil.Process(sampler_pid).children(recursive=True):
-        if 'resource_tracker' not in ' '.join(process.cmdline()):
-            process.send_signal(signal.SIGKILL)
-
-
-def test_response_continues_after_the_engine_core_is_killed(stack: StackState) -> None:
-    """The sampler ends when its engine core is killed, and the response continues after the delivered tokens."""
-    sampler_pid = next(item.pid for item in stack.services if item.name == 'sampler')
-    begun = Event()
-
-    tokens: list[int] = []
-
-    def read() -> list[int]:
-        for delta in sampler.sample_stream(PROMPT, PARAMS):
-            tokens.extend(delta.tokens)
-            if len(tokens) > 5:
-                begun.set()
-        return tokens
-
-    with TwinkleClient(stack.address, stack.read_api_key()) as client, ThreadPoolExecutor(1) as pool:
-        sampler = Sampler(stack.base_model, client=client)
-        undisturbed = list(sampler.sample(PROMPT, PARAMS)[0].sequences[0].tokens)
-        reading = pool.submit(read)
-        assert begun.wait(60)
-        _kill_core(sampler_pid)
-        delivered = len(tokens)
-        psutil.Process(sampler_pid).wait(60)
-        revived = revive_stack(stack.state_dir, report=_silent)
-        assert revived is not None
-        found = reading.result(120)
-        # vLLM continues a response with another sample of the same distribution.
-        assert (len(found), found[:delivered]) == (PARAMS['max_tokens'], undisturbed[:delivered])
-        assert list(sampler.sample(PROMPT, PARAMS)[0].sequences[0].tokens) == undisturbed
-
-
-def _silent(service: str, event: str) -> None:
-    del service, event
+        cores = await up.cores_of_ready_sampler()
+        for _ in range(2):
+            refusal = await failure_of(up.sample(culprit, POISON, max_tokens=8))
+            assert refusal.reason == 'REQUEST_CRASHED'
+        assert await _persistent_answer(up, innocent) == expected[:8]
+        assert all(process.is_running() for process in cores)
+        assert up.other_services() == others

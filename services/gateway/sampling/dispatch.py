@@ -111,6 +111,16 @@ class Dispatch:
             Draining: No replica is available, and this gateway is stopping.
             DomainError: The last sampler's refusal, if all refused.
         """
+        is_found = False
+        try:
+            replica = await self._find(attempt)
+            is_found = True
+            return replica
+        finally:
+            if not is_found:
+                _end_turn(attempt)
+
+    async def _find(self, attempt: Attempt) -> Replica:
         attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
         if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise RequestCrashed(MAX_CONSECUTIVE_FAILURES)

@@ -218,17 +218,13 @@ class Suspects:
                         await self._turn.wait()
             return
         await self._lock.acquire()
-        self._turn = attempt.turn = turn = Turn(self._lock)
-        try:
-            # Requests that have just found the replica are sent meanwhile.
-            await asyncio.sleep(_SENDING_SECONDS)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ALONE_SECONDS):
-                    while self._idle_count(replica_id):
-                        await self._changed.wait()
-        except asyncio.CancelledError:
-            turn.end()
-            raise
+        self._turn = attempt.turn = Turn(self._lock)
+        # Requests that have just found the replica are sent meanwhile.
+        await asyncio.sleep(_SENDING_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ALONE_SECONDS):
+                while self._idle_count(replica_id):
+                    await self._changed.wait()
 
     def _idle_count(self, replica_id: str) -> int:
         """Return the number of requests that a replica has received and made no progress with."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.errors import RequestCrashed
+from services.gateway.errors import NoReplica, RequestCrashed
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
@@ -136,6 +136,22 @@ async def test_new_requests_let_a_suspected_one_run_first() -> None:
     assert not new.done()
     sampled.dispatch.record_success(suspect, replica, has_tokens=True)
     assert (await new).replica_id == 'a'
+
+
+async def test_suspect_without_a_sampler_ends_its_turn() -> None:
+    """A suspected request whose sampler leaves during its turn fails, and others run as soon as there is one."""
+    sampled = Sampled('a')
+    sampled.dispatch = Dispatch(sampled.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
+    running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
+    replica = await sampled.dispatch.find(running)
+    with sampled.run(running, replica):
+        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+        await asyncio.wait([finding], timeout=0.2)
+        sampled.membership.mark_lost('a')
+    with pytest.raises(NoReplica):
+        await finding
+    sampled.join('b')
+    assert (await asyncio.wait_for(sampled.dispatch.find(sampling('new')), 1)).replica_id == 'b'
 
 
 async def test_cancelled_suspect_ends_its_turn() -> None:
