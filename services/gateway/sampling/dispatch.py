@@ -153,7 +153,7 @@ class Dispatch:
             _end_turn(attempt)
         attempt.advance(has_tokens=has_tokens)
         if has_tokens:
-            self.suspects.record_progress(attempt)
+            self.suspects.record_progress(attempt, replica.replica_id)
 
     def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
         """Record that a replica failed a request; return if another replica may be tried.
@@ -168,7 +168,7 @@ class Dispatch:
             raise error
         # A service behind the sampler may be unreachable instead, which no request causes.
         is_lost = verdict is Verdict.BROKEN and error.metadata().get('service') == 'sampler'
-        blame = self.suspects.blame(attempt, replica.replica_id) if is_lost else float(verdict is Verdict.BROKEN)
+        blame = self.suspects.blame(attempt, replica) if is_lost else float(verdict is Verdict.BROKEN)
         attempt.is_delivering = False
         attempt.tried.add(replica.replica_id)
         attempt.refusal = error if verdict is Verdict.REFUSED else None

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from services.gateway.fleet.routing import RouteKey
+from services.gateway.fleet.rules import Replica
 from services.gateway.sampling.slots import Slot
 from services.kit.errors import DomainError
 
@@ -22,7 +23,8 @@ _ALONE_SECONDS = 3.0
 occur early."""
 _SENDING_SECONDS = 0.05
 _LOST_SECONDS = 3.0
-"""Time after the loss of a sampler in which further failures there have the same cause."""
+"""Time after the loss of a static sampler, whose id stays the same when it restarts, in which further failures there
+have the same cause."""
 _SHARED_BLAME = 0.25
 """Weight of the last failure of a request if another request may be its cause."""
 _MAX_SUSPECTS = 4096
@@ -163,19 +165,19 @@ class Suspects:
                 del self._in_flight[replica_id]
             self._notify()
 
-    def blame(self, attempt: Attempt, replica_id: str) -> float:
+    def blame(self, attempt: Attempt, replica: Replica) -> float:
         """Return how much the loss of a replica counts as a failure of one of its requests.
 
         It does not count for requests that reached the replica after its loss. As the last failure of a request it
         counts little if another request may be the cause, so that a request that only ran beside it does not fail.
         """
         now = asyncio.get_running_loop().time()
-        loss = self._losses.get(replica_id)
-        if loss is None or loss.time < now - _LOST_SECONDS:
+        loss = self._losses.get(replica.replica_id)
+        if loss is None or (replica.is_static and loss.time < now - _LOST_SECONDS):
             # The attempt itself has left the replica already.
-            loss = _Loss(now, self._idle_count(replica_id) + (not attempt.is_delivering))
-            self._losses = {name: item for name, item in self._losses.items() if item.time >= now - _LOST_SECONDS}
-            self._losses[replica_id] = loss
+            loss = _Loss(now, self._idle_count(replica.replica_id) + (not attempt.is_delivering))
+            self._losses = {name: item for name, item in self._losses.items() if item.time >= now - SUSPECT_SECONDS}
+            self._losses[replica.replica_id] = loss
         elif attempt.begin_time > loss.time:
             return 0.0
         is_last = attempt.consecutive_failures + 1 >= MAX_CONSECUTIVE_FAILURES
@@ -192,8 +194,9 @@ class Suspects:
             if len(self._failures) > _MAX_SUSPECTS:
                 self._failures.popitem(last=False)
 
-    def record_progress(self, attempt: Attempt) -> None:
-        """Record that a sampler made progress with a request."""
+    def record_progress(self, attempt: Attempt, replica_id: str) -> None:
+        """Record that a sampler made progress with a request, so that it is not lost."""
+        self._losses.pop(replica_id, None)
         if self._failures and attempt.message:
             self._failures.pop(_fingerprint(attempt), None)
         self._notify()
