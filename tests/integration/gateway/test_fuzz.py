@@ -3,7 +3,9 @@
 `./run fuzz [N]` sends N different requests each time; the tests send the same few hundred requests each time.
 """
 
+import errno
 import gc
+import json
 import os
 import warnings
 from collections.abc import AsyncIterator, Sequence
@@ -19,17 +21,18 @@ from hypothesis import strategies as st
 
 from fixtures.data_service import upload_chunk, upload_header
 from fixtures.every_call import body_of, methods, routes_of, url_of
-from fixtures.fuzzed import Call, Fuzzed
+from fixtures.fuzzed import NO_KEY, Call, Fuzzed, StoreFault
 from fixtures.hostile import TEXTS, json_bodies, json_lines, messages, pipelines, rpc_bodies
 from fixtures.two_tenants import Ids, two_tenants
 from services.gateway.config import FuturesConfig
+from services.gateway.credentials import Access, requirement_of
 from services.gateway.tinker.wire import tinker_pb2
 from services.kit.rpc.json_values import struct_of
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 
 REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = REQUESTED_COUNT or 600
-TESTS = 4
+TESTS = 5
 """Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
 """Number of rounds. Each round starts with an empty state, because checking the state takes longer as it grows."""
@@ -46,6 +49,10 @@ MAX_STALL_SECONDS = 0.25
 METHODS = methods()
 DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
+INVALID_SECRETS = {'nobody': None, 'unknown': 'tml-unknown'}
+STORES = ('gateway', 'checkpoints', 'data', 'model', 'exports')
+"""Folders of the services' stores."""
+ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES)
 WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
 
 pytestmark = [
@@ -103,10 +110,14 @@ async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data:
     method = data.draw(st.sampled_from(METHODS))
     is_read = method.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS
     bodies = data.draw(rpc_bodies(method, known_of(ids)))
-    secret = fuzzed.secrets[data.draw(st.sampled_from(['bob', 'bob', 'bob', 'operator']))]
-    await fuzzed.send(
-        Call(f'/{method.containing_service.full_name}/{method.name}', tuple(bodies), secret=secret, is_read=is_read)
-    )
+    name = f'{method.containing_service.full_name}/{method.name}'
+    caller = data.draw(st.sampled_from(['bob', 'bob', 'bob', 'operator', 'unknown', 'nobody']))
+    if requirement_of(name) is Access.INTERNAL and caller == 'nobody':
+        # This deployment has no internal token, so a caller on loopback without a key counts as a service.
+        caller = 'unknown'
+    refusals = NO_KEY['rpc'] if caller in INVALID_SECRETS else frozenset[str]()
+    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+    await fuzzed.send(Call(f'/{name}', tuple(bodies), secret=secret, is_read=is_read, refusals=refusals))
 
 
 @many_examples
@@ -163,7 +174,10 @@ async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st
         case _:
             pass
     url = url_of(path, one)
-    await fuzzed.send(Call(f'{verb} {url}', (body,), tuple(headers.items()), fuzzed.secrets['bob']))
+    caller = data.draw(st.sampled_from(['bob'] * 6 + [*INVALID_SECRETS]))
+    refusals = NO_KEY['http'] if caller in INVALID_SECRETS else frozenset[str]()
+    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+    await fuzzed.send(Call(f'{verb} {url}', (body,), tuple(headers.items()), secret, refusals=refusals))
 
 
 @many_examples
@@ -183,8 +197,33 @@ async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: in
     query = '&'.join(f'{name}={_quoted(text, data)}' for name, text in parameters)
     body = b'' if verb == 'GET' else data.draw(json_bodies(body_of(path, ids[0]), known_of(ids)['']))
     line = f'{verb} {url}' + (f'?{query}' if query else '')
+    caller = data.draw(st.sampled_from(['bob'] * 6 + [*INVALID_SECRETS]))
+    refusals = NO_KEY['any path'] if caller in INVALID_SECRETS else frozenset[str]()
+    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+    headers = (('content-type', 'application/json'),)
+    await fuzzed.send(Call(line, (body,), headers, secret, is_read=verb == 'GET', refusals=refusals))
+
+
+@many_examples
+@given(data=st.data())
+async def test_refusals_of_stores_cause_no_server_error(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Valid requests are sent while a disk refuses one call; the response is a success, a refusal or UNAVAILABLE."""
+    del number
+    ids = await fuzzed.ids()
+    fault = StoreFault(
+        data.draw(st.sampled_from(STORES)), data.draw(st.sampled_from(ERRNOS)), data.draw(st.integers(0, 8))
+    )
     secret = fuzzed.secrets['bob']
-    await fuzzed.send(Call(line, (body,), (('content-type', 'application/json'),), secret, is_read=verb == 'GET'))
+    if data.draw(st.integers(0, 3)) == 0:
+        content = data.draw(json_lines())
+        parts = (upload_header(f'file-{fuzzed.outcomes.total()}', len(content)), upload_chunk(0, content))
+        bodies = tuple(part.SerializeToString() for part in parts)
+        await fuzzed.send(Call(f'/{DATASETS}/Upload', bodies, secret=secret, fault=fault))
+        return
+    verb, path = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))
+    body = json.dumps(body_of(path, ids[0])).encode() if verb != 'GET' else b''
+    headers = (('content-type', 'application/json'),)
+    await fuzzed.send(Call(f'{verb} {url_of(path, ids[0])}', (body,), headers, secret, fault=fault))
 
 
 def _quoted(text: str, data: Any) -> str:
