@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from fixtures import journals
@@ -15,6 +16,7 @@ from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
 from services.kit.rpc.context import current_caller_or_none
+from services.model.__main__ import make_limits
 from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
@@ -184,6 +186,17 @@ async def test_full_parameter_run_is_never_removed(journal, store, clock):
     clock.advance(2 * LIMIT)
     assert await service.verbs.expiry() == 0
     assert service.verbs.directory.find(adapter_id).last_use_time < clock.now() - LIMIT
+
+
+@pytest.mark.parametrize(('settings', 'limit'), [({}, LIMIT), ({'parked_adapter_days': 0}, None)])
+def test_setting_is_a_number_of_days(settings, limit):
+    """The default is 90 days, zero keeps all adapters, and other values are refused with the name of the setting."""
+    required = {'base_model': 'tiny', 'checkpoint_address': 'localhost:1'}
+    assert make_limits(ModelConfig(**required, **settings)).unused_for == limit
+    for wrong in (-1, 0.5, 36_501):
+        with pytest.raises(ValidationError) as refusal:
+            ModelConfig(**required, parked_adapter_days=wrong)
+        assert [error['loc'] for error in refusal.value.errors()] == [('parked_adapter_days',)]
 
 
 async def test_no_limit_keeps_all_adapters(journal, store, clock):
