@@ -111,30 +111,35 @@ class Dispatch:
             Draining: No replica is available, and this gateway is stopping.
             DomainError: The last sampler's refusal, if all refused.
         """
+        attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
+        if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            raise RequestCrashed(MAX_CONSECUTIVE_FAILURES)
         is_found = False
         try:
-            replica = await self._find(attempt)
+            while not (
+                (replica := self.membership.find_for(attempt.key, excluded=attempt.tried))
+                and self.suspects.may_run(attempt)
+            ):
+                await self._wait_for(replica, attempt)
             is_found = True
             return replica
         finally:
             if not is_found:
                 _end_turn(attempt)
 
-    async def _find(self, attempt: Attempt) -> Replica:
-        attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
-        if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-            raise RequestCrashed(MAX_CONSECUTIVE_FAILURES)
-        while True:
-            if replica := self.membership.find_for(attempt.key, excluded=attempt.tried):
-                if self.suspects.may_run(attempt):
-                    return replica
-                await self._before_deadline(attempt, self.suspects.wait(attempt, replica.replica_id))
-                # The replica may be gone now.
-                continue
-            if not self._is_worth_waiting(attempt):
-                raise self._refusal(attempt)
-            await self._wait(attempt)
-            attempt.tried.clear()
+    async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
+        """Wait until a request may run at a replica, which may be gone then, or for a replica if there is none.
+
+        Raises:
+            DomainError: See `find`.
+        """
+        if replica is not None:
+            await self._before_deadline(attempt, self.suspects.wait(attempt, replica.replica_id))
+            return
+        if not self._is_worth_waiting(attempt):
+            raise self._refusal(attempt)
+        await self._wait(attempt)
+        attempt.tried.clear()
 
     @contextmanager
     def reserve(self, replica: Replica, attempt: Attempt, sequence_count: int) -> Iterator[Slot]:

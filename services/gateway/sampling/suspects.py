@@ -163,7 +163,8 @@ class Suspects:
             self._in_flight[replica_id] = remaining
             if not remaining:
                 del self._in_flight[replica_id]
-            self._notify()
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def blame(self, attempt: Attempt, replica: Replica) -> float:
         """Return how much the loss of a replica counts as a failure of one of its requests.
@@ -199,7 +200,8 @@ class Suspects:
         self._losses.pop(replica_id, None)
         if self._failures and attempt.message:
             self._failures.pop(_fingerprint(attempt), None)
-        self._notify()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def may_run(self, attempt: Attempt) -> bool:
         """Return whether a request may run now: a suspected one in its turn, others between turns or after a time."""
@@ -233,10 +235,6 @@ class Suspects:
         """Return the number of requests that a replica has received and made no progress with."""
         requests = self._in_flight.get(replica_id, ())
         return sum(slot.is_granted and not attempt.is_delivering for attempt, slot in requests)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def _fingerprint(attempt: Attempt) -> bytes:
