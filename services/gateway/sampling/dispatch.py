@@ -128,7 +128,7 @@ class Dispatch:
                 _end_turn(attempt)
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at a replica, which may be gone then, or for a replica if there is none.
+        """Wait until a request may run at a replica, or until one is available. The replica may have left by then.
 
         Raises:
             DomainError: See `find`.

@@ -22,6 +22,7 @@ _ALONE_SECONDS = 3.0
 """Time for which a suspected request waits for the requests beside it, and for which others then wait for it; crashes
 occur early."""
 _SENDING_SECONDS = 0.05
+"""Time for which a suspected request waits for requests that are about to be sent, before it counts those in flight."""
 _LOST_SECONDS = 3.0
 """Time after the loss of a static sampler, whose id stays the same when it restarts, in which further failures there
 have the same cause."""

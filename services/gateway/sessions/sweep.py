@@ -47,10 +47,6 @@ class SessionSettler:
         self._workers: dict[str, asyncio.Task[int]] = {}
         """Tasks that settle the sessions of a tenant, by tenant."""
 
-    async def settle_all(self) -> int:
-        """Settle all ended sessions that are not settled; return the number of sessions settled now."""
-        return sum(await asyncio.gather(*await self.start()))
-
     async def start(self) -> Sequence[asyncio.Task[int]]:
         """Start to settle the ended sessions of every tenant for which this is not in progress already.
 

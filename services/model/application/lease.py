@@ -50,10 +50,12 @@ class ReplicaLease:
             ReplicaLeased: Another adapter has the lease.
             ReplicaInUse: Other adapters are in the engine or were used recently, or this adapter is suspended.
         """
+        if not self._bounds.is_lease_allowed:
+            raise FullParametersDisabled()
         self.check(adapter_id)
         if self.is_held_by(adapter_id):
             return
-        if self._bounds.is_lease_allowed and (is_in_use or self._are_others_used()):
+        if is_in_use or self._are_others_used():
             raise ReplicaInUse(_IN_USE)
         self.renew(adapter_id)
 

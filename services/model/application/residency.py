@@ -63,7 +63,8 @@ class Residency:
 
     def is_resident(self, adapter_id: str) -> bool:
         """Return whether an adapter is in the engine."""
-        return (resident := self._residents.get(adapter_id)) is not None and resident.is_loaded
+        resident = self._residents.get(adapter_id)
+        return resident is not None and resident.is_loaded
 
     @asynccontextmanager
     async def hold(self, adapter_id: str) -> AsyncIterator[Resident]:

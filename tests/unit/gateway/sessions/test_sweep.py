@@ -85,16 +85,21 @@ class Harness:
         return found
 
 
+async def settle_all(settler: SessionSettler) -> int:
+    """Settle all ended sessions; return the number of sessions settled now."""
+    return sum(await asyncio.gather(*await settler.start()))
+
+
 async def test_expired_session_is_saved_parked_and_unpinned() -> None:
     """All adapters of an expired session are saved and parked once, and the session records the checkpoints."""
     harness = Harness()
     await harness.sessions.add_if_absent(EXPIRED)
-    assert await harness.settler.settle_all() == 1
+    assert await settle_all(harness.settler) == 1
     assert harness.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
     assert (harness.dropped, harness.unpinned) == (['ses-1'], ['ses-1'])
     paths = tuple(f'twinkle://{name}/weights/session-expired-1' for name in ('ad-1', 'ad-2'))
     assert (await harness.session()).checkpoint_paths == paths
-    assert await harness.settler.settle_all() == 0
+    assert await settle_all(harness.settler) == 0
     assert len(harness.adapters.parked) == 2
 
 
@@ -106,7 +111,7 @@ async def test_finished_session_is_saved_unless_the_client_reports_success(reaso
     """The adapters of a finished session are parked, and saved only if its client did not report success."""
     harness = Harness()
     await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE).finished(reason))
-    assert await harness.settler.settle_all() == 1
+    assert await settle_all(harness.settler) == 1
     assert {item[2] for item in harness.adapters.parked} == {prefix}
     assert harness.unpinned == ['ses-1']
 
@@ -115,7 +120,7 @@ async def test_active_session_is_not_settled() -> None:
     """The adapters of an active session are not parked."""
     harness = Harness()
     await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE))
-    assert await harness.settler.settle_all() == 0
+    assert await settle_all(harness.settler) == 0
     assert harness.adapters.parked == []
 
 
@@ -134,13 +139,13 @@ async def test_failed_work_is_repeated_by_the_next_sweep(fault) -> None:
         harness.adapters.busy.add('ad-1')
     if fault == 'failure':
         harness.failure = ServiceUnreachable('checkpoint')
-    assert await harness.settler.settle_all() == (0 if fault == 'failure' else 1)
+    assert await settle_all(harness.settler) == (0 if fault == 'failure' else 1)
     assert {item[1] for item in harness.adapters.parked} == {'ad-1', 'ad-2', 'ad-3'}
     assert not (await harness.session()).is_settled
     harness.adapters.failures.clear()
     harness.adapters.busy.clear()
     harness.failure = None
-    assert await harness.settler.settle_all() == (2 if fault == 'failure' else 1)
+    assert await settle_all(harness.settler) == (2 if fault == 'failure' else 1)
     assert (await harness.session()).is_settled
 
 
@@ -149,7 +154,7 @@ async def test_versions_are_unpinned_although_an_adapter_cannot_be_parked() -> N
     harness = Harness()
     harness.adapters.failures['ad-1'] = ServiceUnreachable('model')
     await harness.sessions.add_if_absent(EXPIRED)
-    assert await harness.settler.settle_all() == 0
+    assert await settle_all(harness.settler) == 0
     assert harness.unpinned == ['ses-1']
 
 
@@ -158,7 +163,7 @@ async def test_deleted_adapter_is_skipped() -> None:
     harness = Harness()
     harness.adapters.deleted.add('ad-1')
     await harness.sessions.add_if_absent(EXPIRED)
-    assert await harness.settler.settle_all() == 1
+    assert await settle_all(harness.settler) == 1
     assert (await harness.session()).checkpoint_paths == ('twinkle://ad-2/weights/session-expired-1',)
 
 
@@ -172,13 +177,13 @@ async def test_session_revived_during_its_settlement_stays_active() -> None:
 
     harness.adapters.park = park_after_heartbeat
     await harness.sessions.add_if_absent(EXPIRED)
-    assert await harness.settler.settle_all() == 0
+    assert await settle_all(harness.settler) == 0
     assert [item[1] for item in harness.adapters.parked] == ['ad-1']
     session = await harness.session()
     assert (session.state, session.is_settled) == (SessionState.ACTIVE, False)
     del harness.adapters.park
     await harness.sessions.expire(silent_since=START + timedelta(hours=2))
-    assert await harness.settler.settle_all() == 1
+    assert await settle_all(harness.settler) == 1
 
 
 async def test_two_gateways_can_settle_the_same_sessions() -> None:
@@ -189,7 +194,7 @@ async def test_two_gateways_can_settle_the_same_sessions() -> None:
         harness.adapters.adapters[name] = [f'ad-{number}']
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
     other_settler = SessionSettler(harness.sessions, harness.adapters, harness, work=harness)
-    await asyncio.gather(harness.settler.settle_all(), other_settler.settle_all())
+    await asyncio.gather(settle_all(harness.settler), settle_all(other_settler))
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
     assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
     assert (await harness.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
@@ -213,7 +218,7 @@ async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
     slow_workers = await harness.settler.start()
     for name in ('ses-1', 'ses-2'):
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
-        assert await harness.settler.settle_all() == 1
+        assert await settle_all(harness.settler) == 1
     assert {tenant_id for tenant_id, _, _ in harness.adapters.parked} == {'alice'}
     released.set()
     assert await asyncio.gather(*slow_workers) == [250]
