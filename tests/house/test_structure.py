@@ -17,9 +17,9 @@ SMALL_SHARE = 0.15
 PARAMETER_CONTAINERS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 GATEWAY_FILES = 150
-GATEWAY_LINES = 23_350
+GATEWAY_LINES = 23_320
 """Limits for the size of the gateway, excluding generated code. They decrease unless a feature needs more: 22,500 lines
-were enough before crashing requests, damaged positions and chosen log-probabilities were handled."""
+were enough before crashing requests, damaged positions, chosen log-probabilities and the purge of rows were handled."""
 
 
 @pytest.mark.parametrize('service', SERVICES)
