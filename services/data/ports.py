@@ -120,12 +120,12 @@ class DatasetStore(Protocol):
         """
         ...
 
-    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> ExportedFile:
-        """Return the dataset as a file; the same revision always has the same bytes.
+    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter, *, offset: int) -> ExportedFile:
+        """Return the dataset as a file to read from byte `offset` on; the same revision always has the same bytes.
 
         Raises:
             QuotaExceeded, BytesFull: The meter refused the rows of a format with columns, which are written together.
-            InvalidField: The format cannot represent these rows.
+            InvalidField: The format cannot represent these rows, or the offset exceeds the file. Nothing is stored.
         """
         ...
 

@@ -59,7 +59,7 @@ EXPIRY_FAILPOINTS = ('expiry.saved', 'expiry.removed')
 LOADER_FAILPOINTS = ('batch.fetched',)
 """Failpoint of an operation with a loader's batch, before the operation begins."""
 ATTEMPT_FAILPOINTS = ('attempt.counted',)
-"""Failpoint of work that is counted because it may crash the model service, before the work begins."""
+"""Failpoint between the count of an attempt at work that may crash the model service and the work itself."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',

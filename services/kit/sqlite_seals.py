@@ -132,7 +132,7 @@ def install(connection: DatabaseConnection) -> None:
 
 
 def add_table(connection: DatabaseConnection, table: str) -> None:
-    """Seal a new, empty table of a sealed database within the transaction that created it; otherwise do nothing."""
+    """Seal a new, empty table within the transaction that created it; do nothing if the database has no seals."""
     if not _is_sealed(connection):
         return
     for statement in _triggers(connection, table):

@@ -307,9 +307,12 @@ class Upload:
             if self._running is not None:
                 await asyncio.wait([self._running])
         finally:
-            await asyncio.to_thread(write_prefix_sum, self.status.path)
-            self._store.touch(self._folder)
+            await asyncio.to_thread(self._finish)
             self._store.release(self._folder)
+
+    def _finish(self) -> None:
+        write_prefix_sum(self.status.path)
+        self._store.touch(self._folder)
 
 
 def _hash_of(identity: str) -> str:

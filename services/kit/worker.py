@@ -1,12 +1,28 @@
 """Threads for blocking work: several for files, or a single one for an engine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
+
+
+async def completed(work: Awaitable[_Result]) -> _Result:
+    """Await work and return its result. Cancellations take effect only after the work has completed."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # The caller may be cancelled more than once.
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        # Retrieve the exception, so that asyncio does not log it: a cancelled caller cannot receive it.
+        _ = task.cancelled() or task.exception()
+        raise
 
 
 class Threads:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from services.checkpoint.application.registry import Registry
 from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey
@@ -140,18 +141,18 @@ class Checkpoints:
         return await self._registry.change(all_tenants, lambda: self._registry.change(key.adapter, change))
 
     async def delete_expired(self) -> int:
-        """Delete every expired checkpoint and return their number."""
+        """Delete the expired checkpoints and return the number of deleted ones."""
         now = self._registry.now()
         checkpoints = self._registry.catalogue.all_checkpoints()
         expired = [checkpoint.key for checkpoint in checkpoints if checkpoint.is_expired(now)]
-        for key in expired:
-            await self._registry.change(key.adapter, lambda key=key: self._delete_if_expired(key))
-        return len(expired)
+        return await self._registry.clean_up((key.adapter, partial(self._delete_if_expired, key)) for key in expired)
 
-    async def _delete_if_expired(self, key: CheckpointKey) -> None:
+    async def _delete_if_expired(self, key: CheckpointKey) -> int:
         # The checkpoint may have been deleted, replaced or extended since the list was made.
-        if self._registry.catalogue.is_expired(key, now=self._registry.now()):
-            await self._registry.remove_checkpoint(key)
+        if not self._registry.catalogue.is_expired(key, now=self._registry.now()):
+            return 0
+        await self._registry.remove_checkpoint(key)
+        return 1
 
     async def _put(self, checkpoint: Checkpoint) -> Checkpoint:
         await self._registry.put_checkpoint(checkpoint)

@@ -6,6 +6,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from services.checkpoint.domain import AdapterKey
+from services.kit.worker import completed
 
 _Result = TypeVar('_Result')
 
@@ -28,13 +29,7 @@ class Exclusive:
 
         Cancellation takes effect only after the change has completed.
         """
-        task = asyncio.ensure_future(self._run(adapter, change))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # An error of the change is dropped: the caller that would receive it has been cancelled.
-            await asyncio.gather(task, return_exceptions=True)
-            raise
+        return await completed(self._run(adapter, change))
 
     async def _run(self, adapter: AdapterKey, change: Callable[[], Awaitable[_Result]]) -> _Result:
         async with self._locks.setdefault(adapter, asyncio.Lock()):

@@ -4,9 +4,11 @@ A new or changed state is written to the store first, added to the catalogue sec
 adapter run one after the other, and each one runs to completion.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import TypeVar
+
+import structlog
 
 from services.checkpoint.application.announcements import Announcements
 from services.checkpoint.application.evictions import Evictions
@@ -24,12 +26,14 @@ from services.checkpoint.domain import (
 from services.checkpoint.ports import StateSource, StateStore, StateWriter
 from services.kit import failpoints
 from services.kit.clock import Clock
+from services.kit.errors import DomainError
 from services.kit.weights import CheckpointTarget, Header, VersionTarget
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
 
 CHECKPOINTS = 'checkpoints'
 """Topic of the announcements of changed checkpoints; the topic of new versions is the adapter's key."""
 _Result = TypeVar('_Result')
+_log = structlog.get_logger('registry')
 
 
 class Registry:
@@ -62,6 +66,22 @@ class Registry:
     async def change(self, adapter: AdapterKey, change: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a change of an adapter's states after all earlier ones; see `Exclusive.run`."""
         return await self._exclusive.run(adapter, change)
+
+    async def clean_up(self, deletions: Iterable[tuple[AdapterKey, Callable[[], Awaitable[int]]]]) -> int:
+        """Run deletions one after the other, each as a change of its adapter, and return the number of deleted states.
+
+        A deletion that fails, for example because the disk is read-only, is logged and does not prevent the others. The
+        next cleanup repeats it.
+        """
+        count, failures = 0, list[DomainError]()
+        for adapter, deletion in deletions:
+            try:
+                count += await self.change(adapter, deletion)
+            except DomainError as error:
+                failures.append(error)
+        if failures:
+            _log.warning('cleanup incomplete', failures=len(failures), error=str(failures[0]))
+        return count
 
     def match(self, adapter: AdapterKey, header: Header) -> Record | None:
         """Return the record of the announced state if it is already committed; None if it may be written.

@@ -1,6 +1,7 @@
 """Versions of adapters: get, list, pin and delete them, and delete unused ones and those of deleted adapters."""
 
 from datetime import datetime, timedelta
+from functools import partial
 
 from services.checkpoint.application.registry import Registry
 from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark, VersionKey
@@ -88,16 +89,14 @@ class Versions:
         await self._registry.change(adapter, lambda: self._delete_unpinned(adapter))
 
     async def collect(self, idle: timedelta) -> int:
-        """Delete all versions that have not been used for the time `idle`, and return their number.
+        """Delete the versions that have not been used for the time `idle`, and return the number of deleted ones.
 
         Pinned versions, and all versions of an adapter that a stream follows, are not deleted. Without this method, the
         newest version of an adapter that is no longer trained would be stored forever, since a ring evicts its newest
         version only for a newer one.
         """
-        count = 0
-        for adapter in self._registry.catalogue.adapters():
-            count += await self._registry.change(adapter, lambda adapter=adapter: self._collect(adapter, idle))
-        return count
+        adapters = self._registry.catalogue.adapters()
+        return await self._registry.clean_up((adapter, partial(self._collect, adapter, idle)) for adapter in adapters)
 
     async def _collect(self, adapter: AdapterKey, idle: timedelta) -> int:
         if self._registry.announcements.is_watched(adapter):

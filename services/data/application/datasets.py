@@ -191,9 +191,7 @@ class Datasets:
                 problem = 'is lazy, and its rows are computed only when a loader reads them; export an eager dataset'
                 raise InvalidField('dataset_id', problem)
             with self._decoded.meter(caller.tenant_id) as meter:
-                file = await self._store.export(dataset, file_format, meter)
-        if offset > file.size_bytes:
-            raise InvalidField('offset', f'must be at most {file.size_bytes}, the size of the file')
+                file = await self._store.export(dataset, file_format, meter, offset=offset)
         for begin in range(offset, file.size_bytes, CHUNK_BYTES):
             yield Piece(begin, await file.read(begin, CHUNK_BYTES))
 

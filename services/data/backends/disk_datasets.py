@@ -4,7 +4,6 @@ The rows of a new revision are written to a new folder, and become current when 
 removes all files that a crash left incomplete.
 """
 
-import asyncio
 import errno
 import hashlib
 import os
@@ -23,7 +22,7 @@ from services.data.domain import Dataset, Row, RowMeter, Table
 from services.kit.checksums import check_sums, checked, with_checksum, write_sums
 from services.kit.errors import DomainError, InvalidField, StoredDataDamaged, StoreUnavailable
 from services.kit.store_threads import store_errors
-from services.kit.worker import Threads
+from services.kit.worker import Threads, completed
 from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
 
@@ -61,8 +60,8 @@ class DiskDatasets:
         return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
 
     async def save(self, dataset: Dataset, table: Table) -> Dataset:
-        # The index must match the disk even if the caller is cancelled.
-        return await asyncio.shield(self._save(dataset, table))
+        # The index must match the disk even if the caller is cancelled, and its lock must be held until then.
+        return await completed(self._save(dataset, table))
 
     async def stored_bytes(self, tenant_id: str) -> int:
         folders = [self._root / dataset.dataset_id for dataset in self.of_tenant(tenant_id)]
@@ -85,10 +84,12 @@ class DiskDatasets:
             files = self._open(dataset)
         return DiskRows(dataset, files, self._threads, check=lambda: self._check(dataset))
 
-    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> 'DiskFile':
+    async def export(self, dataset: Dataset, file_format: str, meter: RowMeter, *, offset: int) -> 'DiskFile':
         """Return the dataset as a file; the first call writes it."""
+        # The caller's lock must be held until the thread has written the file, even if the caller is cancelled.
+        exporting = self._threads.run(self._export, dataset, file_format, meter, offset=offset)
         try:
-            return await self._threads.run(self._export, dataset, file_format, meter)
+            return await completed(exporting)
         except UnreadableFile as error:
             raise InvalidField('format', str(error)) from error
 
@@ -100,7 +101,7 @@ class DiskDatasets:
         return True
 
     async def delete(self, dataset: Dataset) -> None:
-        await asyncio.shield(self._delete(dataset))
+        await completed(self._delete(dataset))
 
     def _load(self, dataset: Dataset, meter: RowMeter) -> list[Row]:
         rows = self._opened(dataset)
@@ -120,13 +121,19 @@ class DiskDatasets:
             self._known[dataset.dataset_id] = dataset
             raise
 
-    def _export(self, dataset: Dataset, file_format: str, meter: RowMeter) -> 'DiskFile':
+    def _export(self, dataset: Dataset, file_format: str, meter: RowMeter, *, offset: int) -> 'DiskFile':
         path = self._rows_of(dataset) / f'export.{file_format}'
-        if not path.exists():
+        is_new = not path.exists()
+        if is_new:
             rows = self._opened(dataset)
             # Formats with columns are written once all rows are in memory.
             charged = rows if file_format == 'jsonl' else counted(rows, meter)
             write_file(path, charged, batch_rows=_rows_per_piece(dataset))
+        size_bytes = path.stat().st_size
+        if offset > size_bytes:
+            if is_new:
+                path.unlink()
+            raise InvalidField('offset', f'must be at most {size_bytes}, the size of the file')
         return DiskFile(path, self._threads)
 
     def _write(self, dataset: Dataset, table: Table) -> Dataset:

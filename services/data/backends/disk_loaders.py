@@ -1,13 +1,12 @@
 """Stores open loaders on the local disk, so that their cursors remain valid after a restart."""
 
-import asyncio
 from contextlib import suppress
 from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles
 from services.data.domain import Loader
 from services.kit.errors import StoredDataDamaged, StoreUnavailable
-from services.kit.worker import Threads
+from services.kit.worker import Threads, completed
 
 
 class DiskLoaders:
@@ -32,10 +31,10 @@ class DiskLoaders:
 
     async def save(self, loader: Loader) -> None:
         # The index must match the disk even if the caller is cancelled.
-        await asyncio.shield(self._save(loader))
+        await completed(self._save(loader))
 
     async def delete(self, loader_id: str) -> None:
-        await asyncio.shield(self._delete(loader_id))
+        await completed(self._delete(loader_id))
 
     async def _save(self, loader: Loader) -> None:
         # The loader is added before it is written, so that a repeated request finds it during the write.

@@ -2,7 +2,7 @@
 
 The copy starts with a snapshot, followed by changes. A broken stream resumes after its last event; if that fails, the
 next attempt takes a new snapshot, which makes up for all missed changes. Positions are not stored: every start
-of the gateway takes a snapshot. Rows that ended long ago are removed.
+of the gateway takes a snapshot. `Purge` removes rows that ended long ago.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Entry = TypeVar('Entry')
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 KEPT_FOR = timedelta(days=30)
-"""Time for which deleted entries and ended sessions stay stored."""
+"""Minimum time for which deleted entries and ended sessions stay stored."""
 _PURGE_INTERVAL = timedelta(days=1)
 
 _log = structlog.get_logger('catalogue')
@@ -40,16 +40,16 @@ class Purge:
     """Removes rows that ended long ago. Several gateways may purge one database."""
 
     def __init__(self, stores: Sequence[EndedRows], *, clock: Clock) -> None:
-        """Create a purge of `stores`, in an order in which each may depend on rows of earlier ones."""
+        """Create a purge of `stores`, in this order: a store may keep rows while an earlier one has related rows."""
         self._stores = stores
         self._clock = clock
 
     async def run(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Remove old rows now and once a day, until cancelled; the next purge makes up for a failed one."""
+        """Remove old rows now and once a day, until cancelled; the next purge repeats a failed one."""
         while True:
             try:
-                count = sum([await store.purge(before=self._clock.now() - KEPT_FOR) for store in self._stores])
-                _log.info('old rows removed', count=count)
+                if count := sum([await store.purge(before=self._clock.now() - KEPT_FOR) for store in self._stores]):
+                    _log.info('old rows removed', count=count)
             except DomainError as error:
                 _log.warning('purge failed', reason=error.reason)
             await pause(_PURGE_INTERVAL.total_seconds())

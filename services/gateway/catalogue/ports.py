@@ -48,10 +48,10 @@ class CheckpointStore(EntryStore[Checkpoint], Protocol):
 
 
 class EndedRows(Protocol):
-    """Rows of entries, sessions or their usage that remain stored for some time after their end."""
+    """Rows that remain stored for some time after their end: entries, sessions, sampling handles and usage."""
 
     async def purge(self, *, before: datetime) -> int:
-        """Remove the rows that ended before a time, and return their number."""
+        """Remove the rows that ended before a time and that no other row needs, and return their number."""
         ...
 
 

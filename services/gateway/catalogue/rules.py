@@ -1,7 +1,7 @@
 """Runs, checkpoints, filters for lists of them, and the events of the feeds that the catalogue copies.
 
 The model services own runs, and the checkpoint service owns checkpoints. The catalogue also lists runs that no longer
-exist there, so entries are marked as deleted and removed later.
+exist there, so entries are marked as deleted first and removed later.
 """
 
 from collections.abc import Mapping

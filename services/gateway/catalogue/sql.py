@@ -1,4 +1,4 @@
-"""Tables and stores of runs and checkpoints, and queries over both. Deleted ones are marked, and purged later."""
+"""Tables and stores of runs and checkpoints, and queries over both. Deleted ones are marked first and removed later."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime

@@ -126,7 +126,7 @@ class ModelFacts(Protocol):
         ...
 
     async def has_adapter(self, service: str, tenant_id: str, adapter_id: str) -> bool:
-        """Return whether a service has a tenant's adapter.
+        """Return whether a service has a tenant's adapter, or has removed it because it was unused.
 
         Raises:
             DomainError: the service cannot be reached now.

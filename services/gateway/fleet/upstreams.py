@@ -214,10 +214,9 @@ class GrpcModelFacts:
             await call(request, timeout=_GET_ADAPTER_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             failure = error_from_call(error, service='model')
-            if failure.reason == AdapterExpired.reason:
-                return True  # only this service knows its checkpoint
             if failure.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
-                return False
+                # The service that removed an adapter answers for it, because only that service knows its checkpoint.
+                return failure.reason == AdapterExpired.reason
             raise failure from error
         return True
 

@@ -44,14 +44,16 @@ class PayloadFiles:
     Every method raises ServiceUnreachable if the disk fails.
     """
 
-    def __init__(self, folder: Path, *, thread_count: int = 4) -> None:
+    def __init__(self, folder: Path, *, thread_count: int = 4, sync: Callable[[int], None] = os.fsync) -> None:
         """Create a store, which the caller closes.
 
         Args:
             folder: Folder that contains the files, in subfolders; created when needed.
             thread_count: Number of files that are read or written at a time.
+            sync: Flushes a file descriptor to disk.
         """
         self._folder = folder
+        self._sync = sync
         self._threads = Threads('payloads', count=thread_count)
 
     async def store_id(self) -> str:
@@ -66,7 +68,7 @@ class PayloadFiles:
         await self._run(check_free_space, self._folder, size_bytes)
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._run(_write, self._path(name), data)
+        await self._run(_write, self._path(name), data, self._sync)
 
     async def get(self, name: str) -> bytes | None:
         return await self._run(_read, self._path(name))
@@ -109,28 +111,28 @@ def _read_store_id(folder: Path) -> str:
     return path.read_bytes().decode(errors='replace')
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, sync: Callable[[int], None]) -> None:
     temporary = path.parent / f'{_TEMPORARY}{new_id("pl")}'
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sync_folder(path.parent.parent)
+        _sync_folder(path.parent.parent, sync)
     try:
         with temporary.open('xb') as file:
             file.write(_digest(data))
             file.write(data)
             file.flush()
-            os.fdatasync(file.fileno())
+            sync(file.fileno())
         temporary.rename(path)
-        _sync_folder(path.parent)
+        _sync_folder(path.parent, sync)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -71,7 +71,12 @@ class OpenAiErrors:
     """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with our reason added."""
 
     def status_of(self, error: DomainError) -> int:
-        return 413 if error.reason == 'MESSAGE_TOO_LARGE' else _STATUSES.get(error.code, 500)
+        if error.reason == 'MESSAGE_TOO_LARGE':
+            return 413
+        if error.code is Code.DATA_LOSS and not error.disposition.is_transient:
+            # A repeated call cannot repair damaged weights.
+            return 400
+        return _STATUSES.get(error.code, 500)
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
         status = self.status_of(error)

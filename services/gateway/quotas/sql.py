@@ -5,7 +5,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import ForeignKey, Select, String, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, ForeignKey, Select, String, delete, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -128,7 +128,7 @@ class SqlUsageStore:
 
 
 class SqlEndedUsage:
-    """Implements `EndedRows` for usage: old usage of runs that are no longer stored is merged into that of no run.
+    """Implements `EndedRows` for usage: merges old usage of runs that are no longer stored into usage without a run.
 
     The totals of a tenant stay the same for every period.
     """
@@ -137,25 +137,29 @@ class SqlEndedUsage:
         self._database = database
 
     async def purge(self, *, before: datetime) -> int:
-        row, runs, count, is_last = UsageRow, select(RunRow.run_id), 0, False
-        is_old = (row.run_id != '') & (row.hour < before) & row.run_id.not_in(runs)
-        key = (row.tenant_id, row.run_id, row.hour)
-        part = tuple_(*key).in_(select(*key).where(is_old).limit(DELETED_AT_ONCE))
-        columns = (row.tenant_id, row.hour, *(getattr(row, name) for name in _COUNTS))
+        count, is_last, runs = 0, False, select(RunRow.run_id)
         while not is_last:
-            async with self._database.write() as connection:
-                deleted = (await connection.execute(delete(row).where(part).returning(*columns))).all()
-                works: dict[tuple[str, datetime], Work] = {}
-                for tenant_id, hour, *counts in deleted:
-                    work = Work(**dict(zip(_COUNTS, counts, strict=True)))
-                    works[tenant_id, hour] = works.get((tenant_id, hour), Work()) + work
-                for (tenant_id, hour), work in sorted(works.items(), key=lambda item: item[0]):
-                    await _add(connection, tenant_id, '', work, hour=hour)
-            count, is_last = count + len(deleted), len(deleted) < DELETED_AT_ONCE
+            merged = await self._merge(UsageRow.run_id.not_in(runs) & (UsageRow.hour < before))
+            count, is_last = count + merged, merged < DELETED_AT_ONCE
         # The meter of a run that has usage, or that the catalogue lists, is needed to count its next reading.
-        meter, used = UsageMeterRow, select(row.tenant_id, row.run_id)
+        meter, used = UsageMeterRow, select(UsageRow.tenant_id, UsageRow.run_id)
         is_unused = meter.run_id.not_in(runs) & tuple_(meter.tenant_id, meter.run_id).not_in(used)
         return count + await delete_all(self._database, meter, is_unused)
+
+    async def _merge(self, is_old: ColumnElement[bool]) -> int:
+        """Merge at most `DELETED_AT_ONCE` rows of runs in one transaction, hour by hour, and return their number."""
+        row, works = UsageRow, dict[tuple[str, datetime], Work]()
+        key = (row.tenant_id, row.run_id, row.hour)
+        part = tuple_(*key).in_(select(*key).where(row.run_id != '', is_old).limit(DELETED_AT_ONCE))
+        columns = (row.tenant_id, row.hour, *(getattr(row, name) for name in _COUNTS))
+        async with self._database.write() as connection:
+            deleted = (await connection.execute(delete(row).where(part).returning(*columns))).all()
+            for tenant_id, hour, *counts in deleted:
+                work = Work(**dict(zip(_COUNTS, counts, strict=True)))
+                works[tenant_id, hour] = works.get((tenant_id, hour), Work()) + work
+            for (tenant_id, hour), work in sorted(works.items(), key=lambda item: item[0]):
+                await _add(connection, tenant_id, '', work, hour=hour)
+        return len(deleted)
 
 
 async def _is_first(connection: AsyncConnection, batch: UsageBatch) -> bool:

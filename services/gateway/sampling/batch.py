@@ -42,17 +42,16 @@ class BatchDivision:
         if not request.is_version_open:
             return None
         attempt = replace(batch, tried=set(batch.tried))
-        membership = self.dispatch.membership
         while True:
             replica = await self.dispatch.find(attempt)
             try:
-                with membership.track_sequences(replica, 0):
+                with self.dispatch.track(replica, attempt):
                     version = await self.samplers.resolve(replica.address, request, deadline=attempt.deadline)
             except DomainError as error:
                 self.dispatch.record_failure(attempt, replica, error)
                 continue
             if (adapter := request.keys[0].adapter) is not None:
-                membership.fleet.note_resident(replica.replica_id, adapter.adapter_id, version)
+                self.dispatch.membership.fleet.note_resident(replica.replica_id, adapter.adapter_id, version)
             # The batch is not finished: its failures and its turn remain.
             batch.consecutive_failures, batch.turn = attempt.consecutive_failures, attempt.turn
             return version

@@ -101,7 +101,7 @@ class Dispatch:
 
         Without an available replica, a started request waits longer than a new one. A new request does not wait if all
         replicas refused it, or if no replica was ever registered. A request with which several samplers failed waits
-        until other requests have made progress, and new requests wait for a short time until such a request has.
+        until other requests have made progress; meanwhile, and for a short time while it runs, new requests wait.
 
         Raises:
             RequestCrashed: Too many samplers failed in a row with this request, now or when a client sent it before.
@@ -114,21 +114,18 @@ class Dispatch:
         attempt.consecutive_failures = max(attempt.consecutive_failures, self.suspects.failures_of(attempt))
         if attempt.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise RequestCrashed(MAX_CONSECUTIVE_FAILURES)
-        is_found = False
         try:
-            while not (
-                (replica := self.membership.find_for(attempt.key, excluded=attempt.tried))
-                and self.suspects.may_run(attempt)
-            ):
+            while True:
+                replica = self.membership.find_for(attempt.key, excluded=attempt.tried)
+                if replica is not None and self.suspects.may_run(attempt):
+                    return replica
                 await self._wait_for(replica, attempt)
-            is_found = True
-            return replica
-        finally:
-            if not is_found:
-                _end_turn(attempt)
+        except BaseException:
+            _end_turn(attempt)
+            raise
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at a replica, or until one is available. The replica may have left by then.
+        """Wait until a request may run at a replica, which may leave meanwhile; without a replica, wait for one.
 
         Raises:
             DomainError: See `find`.
@@ -151,13 +148,19 @@ class Dispatch:
         ):
             yield slot
 
+    @contextmanager
+    def track(self, replica: Replica, attempt: Attempt) -> Iterator[None]:
+        """Count a call without sequences, which needs no slot, as running at a replica while the block runs."""
+        slot = Slot(attempt.tenant_id, 0, is_granted=True)
+        with self.membership.track_sequences(replica, 0), self.suspects.track(replica.replica_id, attempt, slot):
+            yield
+
     def record_success(self, attempt: Attempt, replica: Replica, *, has_tokens: bool) -> None:
         """Record that a replica responds, with or without a token."""
         self.membership.fleet.note_success(replica.replica_id)
-        if has_tokens:
-            _end_turn(attempt)
         attempt.advance(has_tokens=has_tokens)
         if has_tokens:
+            _end_turn(attempt)
             self.suspects.record_progress(attempt, replica.replica_id)
 
     def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
@@ -171,7 +174,7 @@ class Dispatch:
         verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
-        # A service behind the sampler may be unreachable instead, which no request causes.
+        # A service that the sampler calls may be unreachable instead, which no request causes.
         is_lost = verdict is Verdict.BROKEN and error.metadata().get('service') == 'sampler'
         blame = self.suspects.blame(attempt, replica) if is_lost else float(verdict is Verdict.BROKEN)
         attempt.is_delivering = False

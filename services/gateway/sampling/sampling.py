@@ -27,7 +27,7 @@ from services.gateway.sampling.streams import RunningRequest, RunningRequests, S
 from services.gateway.sampling.suspects import Attempt
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import DomainError, NotFound, ServiceUnreachable
+from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.errors.base import Code
 from services.kit.paging import Page
 
@@ -157,7 +157,7 @@ class Sampling:
         while True:
             replica = await self._dispatch.find(attempt)
             try:
-                with self._membership.track_sequences(replica, 0):
+                with self._dispatch.track(replica, attempt):
                     response = await self._samplers.call(
                         replica.address, request.method, request.message, deadline=deadline
                     )
@@ -208,9 +208,8 @@ class Sampling:
         A version that several replicas have is listed once. There is no key after the last page.
         """
         require_scope(caller, 'sample')
-        addresses = [replica.address for replica in self._members()]
         lists = await asyncio.gather(
-            *(self._samplers.resident_adapters(address, deadline=deadline) for address in addresses)
+            *(self._samplers.resident_adapters(item.address, deadline=deadline) for item in self._members())
         )
         merged: dict[AdapterKey, ResidentAdapter] = {}
         for item in (item for items in lists for item in items):
@@ -304,16 +303,12 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
     """
     responses = [result for result in results if isinstance(result, bytes)]
     errors = [result for result in results if isinstance(result, BaseException)]
-    relevant = [error for error in errors if not _is_not_found(error)]
+    relevant = [error for error in errors if not (isinstance(error, DomainError) and error.code is Code.NOT_FOUND)]
     for error in sorted(relevant, key=lambda error: isinstance(error, ServiceUnreachable)):
         raise error
     if not responses:
         raise errors[0]
     return responses
-
-
-def _is_not_found(error: BaseException) -> bool:
-    return isinstance(error, NotFound) or (isinstance(error, DomainError) and error.code is Code.NOT_FOUND)
 
 
 def _for_base(request: RoutedRequest, base_model: str) -> RoutedRequest:

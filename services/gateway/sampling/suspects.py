@@ -13,21 +13,21 @@ from services.gateway.sampling.slots import Slot
 from services.kit.errors import DomainError
 
 MAX_CONSECUTIVE_FAILURES = 3
-"""Number of samplers that may fail in a row without a new token before the request fails: it may be the cause."""
+"""Number of samplers that may fail in a row without a new token before a request fails, because it may be the cause."""
 SUSPECTED_FAILURES = 2
 """Number of samplers that failed in a row after which a request runs apart from others."""
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
-"""Time for which a suspected request waits for the requests beside it, and for which others then wait for it; crashes
-occur early."""
+"""Maximum time for which a suspected request waits for the requests at its sampler, and for which others then wait for
+it. A few seconds suffice, because crashes occur early."""
 _SENDING_SECONDS = 0.05
 """Time for which a suspected request waits for requests that are about to be sent, before it counts those in flight."""
 _LOST_SECONDS = 3.0
-"""Time after the loss of a static sampler, whose id stays the same when it restarts, in which further failures there
-have the same cause."""
+"""Time after the loss of a static sampler for which further failures there count as the same loss, because its id does
+not change when it restarts."""
 _SHARED_BLAME = 0.25
-"""Weight of the last failure of a request if another request may be its cause."""
+"""Number of failures that the last one counts as, if another request may be its cause."""
 _MAX_SUSPECTS = 4096
 
 
@@ -51,7 +51,7 @@ class Attempt:
     has_tokens: bool = False
     """Whether a token was delivered."""
     consecutive_failures: float = 0
-    """Number of samplers that failed in a row with the request, without a token in between."""
+    """Number of samplers that failed in a row with the request, without a token in between; see `Suspects.blame`."""
     begin_time: float = 0.0
     """Time on the event loop's clock at which the current replica got the request."""
     refusal: DomainError | None = None
@@ -63,7 +63,7 @@ class Attempt:
     give_up_at: float | None = None
     """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
     yields_until: float | None = None
-    """Time on the event loop's clock until which the request lets suspected ones run first; None before the first."""
+    """Time on the event loop's clock until which the request waits for suspected ones; None if it met none."""
     turn: 'Turn | None' = None
     """Turn of a suspected request while it runs."""
 
@@ -93,7 +93,7 @@ class Turn:
     """The turn of a suspected request to run. It ends by itself after some time."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
-        """Wrap the lock, which the caller has acquired."""
+        """Begin the turn of the caller, which has acquired the lock."""
         self._lock: asyncio.Lock | None = lock
         self._timer = asyncio.get_running_loop().call_later(2 * _ALONE_SECONDS, self.end)
         self._ended = asyncio.Event()
@@ -118,7 +118,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Loss of a sampler: its time, and the number of requests there that had made no progress."""
+    """Loss of a sampler: its time, and the number of requests there that had made no progress and may be the cause."""
 
     time: float
     suspect_count: int
@@ -127,9 +127,9 @@ class _Loss:
 class Suspects:
     """Requests that were running on samplers that failed, and that may be the cause.
 
-    A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and with it
-    fail the requests that run beside it. Suspected requests therefore run one after the other, each until its first
-    progress, and no other request starts meanwhile. Concurrency: use it from one event loop only.
+    A request that crashes samplers would otherwise crash every sampler, as often as clients send it again, and the
+    requests that run beside it would fail with it. Suspected requests therefore run one after the other, each until its
+    first progress, and no other request starts meanwhile. Concurrency: use it from one event loop only.
     """
 
     def __init__(self) -> None:
@@ -170,20 +170,20 @@ class Suspects:
     def blame(self, attempt: Attempt, replica: Replica) -> float:
         """Return how much the loss of a replica counts as a failure of one of its requests.
 
-        It does not count for requests that reached the replica after its loss. As the last failure of a request it
-        counts little if another request may be the cause, so that a request that only ran beside it does not fail.
+        A loss does not count for requests that reached the replica later. The failure after which a request fails
+        counts less if another request may be the cause, so that a request that only ran beside that one succeeds.
         """
-        now = asyncio.get_running_loop().time()
+        now, own_count = asyncio.get_running_loop().time(), 0 if attempt.is_delivering else 1
         loss = self._losses.get(replica.replica_id)
         if loss is None or (replica.is_static and loss.time < now - _LOST_SECONDS):
             # The attempt itself has left the replica already.
-            loss = _Loss(now, self._idle_count(replica.replica_id) + (not attempt.is_delivering))
+            loss = _Loss(now, self._count_without_progress(replica.replica_id) + own_count)
             self._losses = {name: item for name, item in self._losses.items() if item.time >= now - SUSPECT_SECONDS}
             self._losses[replica.replica_id] = loss
         elif attempt.begin_time > loss.time:
             return 0.0
         is_last = attempt.consecutive_failures + 1 >= MAX_CONSECUTIVE_FAILURES
-        is_shared = loss.suspect_count > (not attempt.is_delivering)
+        is_shared = loss.suspect_count > own_count
         return _SHARED_BLAME if is_last and is_shared else 1.0
 
     def record_failure(self, attempt: Attempt) -> None:
@@ -197,7 +197,7 @@ class Suspects:
                 self._failures.popitem(last=False)
 
     def record_progress(self, attempt: Attempt, replica_id: str) -> None:
-        """Record that a sampler made progress with a request, so that it is not lost."""
+        """Record that a sampler made progress with a request, which shows that the sampler is not lost."""
         self._losses.pop(replica_id, None)
         if self._failures and attempt.message:
             self._failures.pop(_fingerprint(attempt), None)
@@ -205,35 +205,36 @@ class Suspects:
         self._changed = asyncio.Event()
 
     def may_run(self, attempt: Attempt) -> bool:
-        """Return whether a request may run now: a suspected one in its turn, others between turns or after a time."""
+        """Return whether a request may run now: a suspected one in its turn, others between turns or after a while."""
         if attempt.consecutive_failures < SUSPECTED_FAILURES:
-            is_patient = attempt.yields_until is None or asyncio.get_running_loop().time() < attempt.yields_until
-            return self._turn is None or self._turn.is_over or not is_patient
+            is_waiting = attempt.yields_until is None or asyncio.get_running_loop().time() < attempt.yields_until
+            return self._turn is None or self._turn.is_over or not is_waiting
         return attempt.turn is not None and not attempt.turn.is_over
 
     async def wait(self, attempt: Attempt, replica_id: str) -> None:
-        """Wait for the turn of a suspected request; others wait until no such request runs, or for a short time.
-
-        A suspected request then waits for a short time until the other requests at the replica have made progress.
-        """
-        if attempt.consecutive_failures < SUSPECTED_FAILURES:
-            attempt.yields_until = attempt.yields_until or asyncio.get_running_loop().time() + 2 * _ALONE_SECONDS
-            if self._turn is not None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(attempt.yields_until):
-                        await self._turn.wait()
+        """Wait until `may_run` may be true for a request that a replica could serve now."""
+        if attempt.consecutive_failures >= SUSPECTED_FAILURES:
+            await self._take_turn(attempt, replica_id)
             return
+        attempt.yields_until = attempt.yields_until or asyncio.get_running_loop().time() + 2 * _ALONE_SECONDS
+        if self._turn is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(attempt.yields_until):
+                    await self._turn.wait()
+
+    async def _take_turn(self, attempt: Attempt, replica_id: str) -> None:
+        """Wait for the turn of a suspected request, and then briefly for the progress of the others at its replica."""
         await self._lock.acquire()
         self._turn = attempt.turn = Turn(self._lock)
-        # Requests that have just found the replica are sent meanwhile.
+        # Requests that have just found the replica get their slots meanwhile.
         await asyncio.sleep(_SENDING_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(_ALONE_SECONDS):
-                while self._idle_count(replica_id):
+                while self._count_without_progress(replica_id):
                     await self._changed.wait()
 
-    def _idle_count(self, replica_id: str) -> int:
-        """Return the number of requests that a replica has received and made no progress with."""
+    def _count_without_progress(self, replica_id: str) -> int:
+        """Return the number of requests at a replica that have a slot and have made no progress."""
         requests = self._in_flight.get(replica_id, ())
         return sum(slot.is_granted and not attempt.is_delivering for attempt, slot in requests)
 

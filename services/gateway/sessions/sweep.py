@@ -20,7 +20,7 @@ _log = structlog.get_logger('sessions')
 
 _PAGE_SIZE = 100
 _CONCURRENCY = 16
-"""Number of sessions that are settled at the same time, one of each tenant, so that slow ones delay few others."""
+"""Number of tenants whose sessions are settled at the same time, one session of each."""
 _MAX_RECORDED_PATHS = 1000
 """Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
@@ -45,10 +45,10 @@ class SessionSettler:
         self._work = work
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._workers: dict[str, asyncio.Task[int]] = {}
-        """Tasks that settle the sessions of a tenant, by tenant."""
+        """Tasks in progress by tenant; each settles all sessions of its tenant that were found."""
 
     async def start(self) -> Sequence[asyncio.Task[int]]:
-        """Start to settle the ended sessions of every tenant for which this is not in progress already.
+        """Start to settle the ended sessions of each tenant, except tenants whose earlier task is still running.
 
         Returns:
             One task for each of these tenants, which returns the number of its sessions that were settled.
@@ -64,7 +64,7 @@ class SessionSettler:
         return [self._start_tenant(*item) for item in waiting.items() if item[0] not in self._workers]
 
     async def close(self) -> None:
-        """Cancel all work; the next sweep repeats it."""
+        """Cancel all tasks; the next start of a gateway repeats their work."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
@@ -171,7 +171,7 @@ class SessionSweep:
                 await self._settler.close()
 
     async def _sweep(self, *, is_expiring: bool, patience: timedelta) -> None:
-        """Expire and settle sessions once; sessions that take longer than this time are settled in the background."""
+        """Expire and settle sessions once; settlements that take longer than `patience` continue in the background."""
         try:
             if is_expiring and (count := await self.expire()):
                 _log.info('sessions expired', count=count)

@@ -34,7 +34,7 @@ from services.kit.rpc.status import error_from_status, status_from_error
 Member = TypeVar('Member', bound=StrEnum)
 Value = TypeVar('Value')
 DELETED_AT_ONCE = 500
-"""Maximum number of old rows that one transaction deletes, so that other writers wait briefly."""
+"""Maximum number of old rows that one transaction deletes, so that other writers wait only briefly."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -146,7 +146,7 @@ def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.In
 
 
 async def delete_all(database: Database, row_class: type[Base], condition: ColumnElement[bool]) -> int:
-    """Delete the rows that meet a condition, some of them per transaction, and return their number."""
+    """Delete the rows that meet a condition, at most `DELETED_AT_ONCE` per transaction, and return their number."""
     keys = [getattr(row_class, column.name) for column in row_class.__table__.primary_key]
     part = tuple_(*keys).in_(select(*keys).where(condition).limit(DELETED_AT_ONCE))
     count, is_last = 0, False

@@ -8,8 +8,8 @@ could stay open with its transaction begun, and would block all writers until it
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -24,6 +24,7 @@ from services.gateway.store.migrations import is_current, upgrade_schema
 from services.kit import sqlite_seals
 from services.kit.errors import InvalidField, ServiceUnreachable
 from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseConnection, DatabaseMark
+from services.kit.worker import completed
 
 Result = TypeVar('Result')
 _BUSY_SECONDS = 30
@@ -51,7 +52,7 @@ class ShieldedConnection(AsyncConnection):
 
     async def start(self, is_ctxmanager: bool = False) -> 'ShieldedConnection':  # noqa: FBT001, FBT002 (overrides)
         try:
-            await finish(super().start(is_ctxmanager))
+            await completed(super().start(is_ctxmanager))
         except asyncio.CancelledError:
             # The cancelled caller never receives the connection, so nothing else would close it.
             if self.sync_connection is not None:
@@ -60,31 +61,16 @@ class ShieldedConnection(AsyncConnection):
         return self
 
     async def execute(self, *arguments: Any, **options: Any) -> Any:
-        return await finish(super().execute(*arguments, **options))
+        return await completed(super().execute(*arguments, **options))
 
     async def run_sync(self, work: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-        return await finish(super().run_sync(work, *arguments, **options))
+        return await completed(super().run_sync(work, *arguments, **options))
 
     async def commit(self) -> None:
-        await finish(super().commit())
+        await completed(super().commit())
 
     async def close(self) -> None:
-        await finish(super().close())
-
-
-async def finish(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to completion and return its result; a cancellation is raised only after that."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            # Marks the exception as retrieved: a cancelled caller cannot receive it.
-            task.exception()
-        raise
+        await completed(super().close())
 
 
 class Database:

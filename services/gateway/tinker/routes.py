@@ -42,7 +42,8 @@ _STATUSES = {
 """All other codes return 400, because a retry cannot succeed."""
 _REASONS = {'MESSAGE_TOO_LARGE': 413, 'SESSION_FINISHED': 410, 'FUTURE_EXPIRED': 410}
 """Reasons with a more specific status than their code."""
-_SERVER_CODES = frozenset({Code.UNAVAILABLE, Code.INTERNAL, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED})
+_PARTLY_TRANSIENT = frozenset({Code.RESOURCE_EXHAUSTED, Code.DATA_LOSS})
+"""Codes with temporary and permanent errors: a retry resolves neither a used-up quota nor a damaged checkpoint."""
 _FIELDS = (
     (r'(operation\.)?forward_(backward|only)\.batch\.features', 'data'),
     (r'(operation\.)?forward_(backward|only)\.loss', 'loss_fn'),
@@ -71,7 +72,7 @@ class TinkerErrors:
     def status_of(self, error: DomainError) -> int:
         if error.reason in _REASONS:
             return _REASONS[error.reason]
-        if error.code is Code.RESOURCE_EXHAUSTED and not error.disposition.is_transient:
+        if error.code in _PARTLY_TRANSIENT and not error.disposition.is_transient:
             return 400
         return _STATUSES.get(error.code, 400)
 
@@ -89,10 +90,10 @@ def text_of(error: DomainError) -> str:
 
 
 def category_of(error: DomainError) -> str:
-    """Return the cause of a failed future: 'user', 'server' or 'unknown'."""
-    if error.code in _SERVER_CODES:
-        return 'server'
-    return 'unknown' if error.code in {Code.UNKNOWN, Code.CANCELLED} else 'user'
+    """Return the category of a failed future: 'server' if a retry may succeed, else 'user', or 'unknown'."""
+    if error.code in {Code.UNKNOWN, Code.CANCELLED}:
+        return 'unknown'
+    return 'server' if _ERRORS.status_of(error) in {408, 500, 503} else 'user'
 
 
 def field_of(field: str) -> str:

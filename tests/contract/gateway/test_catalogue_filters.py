@@ -1,41 +1,16 @@
 """Tests the filters for lists of runs and checkpoints in every store."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from fixtures.gateway_entries import CHECKPOINT, RUN, START
+from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
 from services.gateway.paging import Page
 
-START = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 ALL = Page(size=100)
-RUN = Run(
-    run_id='ad-1',
-    tenant_id='alice',
-    base_model='tiny',
-    lora_rank=8,
-    step_count=1,
-    version=2,
-    is_active=True,
-    create_time=START,
-    update_time=START,
-)
-CHECKPOINT = Checkpoint(
-    checkpoint_id='ad-1/weights/first',
-    tenant_id='alice',
-    run_id='ad-1',
-    name='first',
-    path='twinkle://ad-1/weights/first',
-    base_model='tiny',
-    is_optimizer_included=True,
-    size_bytes=5,
-    step_count=1,
-    digest='d',
-    folder='',
-    create_time=START,
-)
 NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']
 """Label names with characters that are special in SQL or JSON."""
 

@@ -1,5 +1,6 @@
 """Contract tests of the stores of futures and payloads, for every implementation."""
 
+import errno
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -242,6 +243,48 @@ async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Pat
     assert await files.list_old(stored_before=datetime.now(UTC) + DAY) == [path.name]
     assert not temporary.exists()
     assert unrelated.exists()
+
+
+async def test_accepted_requests_survive_a_power_loss(tmp_path: Path) -> None:
+    """A payload and the names of its folder and file are flushed to disk before `put` returns."""
+    flushed: list[Path] = []
+    root = tmp_path / 'payloads'
+    root.mkdir()
+    store = PayloadFiles(root, sync=lambda descriptor: flushed.append(Path(f'/proc/self/fd/{descriptor}').readlink()))
+    await store.put(future_of('one').result_name, b'x')
+    store.close()
+    (path,) = root.glob('*/*')
+    new_folder, content, new_name = flushed
+    assert (new_folder, content.parent, new_name) == (root, path.parent, path.parent)
+    assert content.name.startswith('.half-')
+
+
+async def test_failed_flush_refuses_the_request(tmp_path: Path) -> None:
+    """A payload whose file or folder cannot be flushed to disk is refused, and no temporary file remains."""
+    for failing in range(3):
+        remaining = [failing]
+
+        def sync(descriptor: int, remaining: list[int] = remaining) -> None:
+            del descriptor
+            remaining[0] -= 1
+            if remaining[0] < 0:
+                raise OSError(errno.EIO, 'failing disk')
+
+        store = PayloadFiles(tmp_path / str(failing), sync=sync)
+        with pytest.raises(ServiceUnreachable):
+            await store.put(future_of('one').result_name, b'x')
+        store.close()
+        assert not list((tmp_path / str(failing)).rglob('.half-*'))
+
+
+async def test_accepted_rows_survive_a_power_loss(tmp_path: Path) -> None:
+    """Every connection to a SQLite database flushes each commit to disk."""
+    database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
+    for connect in (database.write, database.read):
+        async with connect() as connection:
+            # 2 stands for FULL.
+            assert (await connection.exec_driver_sql('PRAGMA synchronous')).scalar() == 2
+    await database.close()
 
 
 async def test_unusable_folder_raises_a_domain_error(tmp_path: Path) -> None:

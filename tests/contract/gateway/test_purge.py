@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
+from fixtures import gateway_entries
+from fixtures.gateway_entries import CHECKPOINT, SESSION
 from services.gateway.catalogue.follow import KEPT_FOR, Purge
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
 from services.gateway.catalogue.sql import SqlBrowser, SqlCheckpointStore, SqlEndedRows, SqlRunStore
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
@@ -17,53 +19,22 @@ from services.gateway.quotas.rules import Reading, UsageBatch, Work
 from services.gateway.quotas.sql import SqlEndedUsage, SqlUsageStore
 from services.gateway.sampling.rules import SamplingHandle
 from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.rules import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, SessionState
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.base import DELETED_AT_ONCE
 from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable
 
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+START = gateway_entries.START.replace(minute=0, second=0, microsecond=0)
+"""Begin of an hour, because usage is stored by the hour."""
 LATER = START + timedelta(days=1)
-SESSION = Session(
-    session_id='ses-1',
-    tenant_id='alice',
-    request_id='ses-1',
-    state=SessionState.ACTIVE,
-    client='test',
-    create_time=START,
-    heartbeat_time=START,
-)
-RUN = Run(
-    run_id='ad-1',
-    tenant_id='alice',
-    base_model='tiny',
-    lora_rank=8,
-    step_count=1,
-    version=0,
-    is_active=True,
-    create_time=START,
-    update_time=START,
-    session_id='ses-1',
-)
-CHECKPOINT = Checkpoint(
-    checkpoint_id='ad-1/weights/first',
-    tenant_id='alice',
-    run_id='ad-1',
-    name='first',
-    path='twinkle://ad-1/weights/first',
-    base_model='tiny',
-    is_optimizer_included=True,
-    size_bytes=5 << 32,
-    step_count=1,
-    digest='d',
-    folder='',
-    create_time=START,
-)
+RUN = replace(gateway_entries.RUN, session_id='ses-1')
 HANDLE = SamplingHandle(
     handle_id='h-1', tenant_id='alice', session_id='ses-1', base_model='tiny', adapter_id='ad-1', create_time=START
 )
+PERIODS = [(None, None), (START, START + timedelta(hours=1)), (START + timedelta(hours=1), LATER), (LATER, None)]
+"""Periods whose totals a purge must not change."""
 
 
 @pytest.fixture
@@ -100,7 +71,7 @@ async def test_deleted_checkpoints_and_runs_are_removed_later(database):
     assert await _purge(database, LATER + timedelta(seconds=1)) == 2
 
 
-async def test_figures_of_existing_checkpoints_stay(database):
+async def test_stored_bytes_of_existing_checkpoints_stay(database):
     """A deleted run and an ended session stay while a checkpoint exists, so the stored bytes stay the same."""
     await _add_session(database, 'ses-1', state=SessionState.EXPIRED, is_settled=True)
     await SqlRunStore(database).save(RUN)
@@ -152,10 +123,8 @@ async def test_more_rows_than_one_transaction_deletes_are_removed(database):
 
 async def test_usage_of_removed_runs_is_merged(database):
     """Old usage of runs that are not stored is merged by hour, and the totals of each period stay the same."""
-    usage, works = (
-        SqlUsageStore(database),
-        [Work(trained_token_count=n, operation_count=1, prompt_count=n) for n in (1, 2, 4)],
-    )
+    usage = SqlUsageStore(database)
+    works = [Work(trained_token_count=n, operation_count=1, prompt_count=n) for n in (1, 2, 4)]
     await SqlRunStore(database).save(replace(RUN, run_id='kept'))
     named = zip(('gone', 'other', 'kept'), works, strict=True)
     await usage.record(_batch(1, START, *(('alice', name, work) for name, work in named)))
@@ -167,9 +136,6 @@ async def test_usage_of_removed_runs_is_merged(database):
     by_run = {item.run_id: item.work.trained_token_count for item in await usage.list_of('alice', begin=None, end=None)}
     assert by_run == {'': 5, 'gone': 4, 'kept': 4}
     assert await SqlEndedUsage(database).purge(before=LATER) == 0
-
-
-PERIODS = [(None, None), (START, START + timedelta(hours=1)), (START + timedelta(hours=1), LATER), (LATER, None)]
 
 
 async def test_meter_is_removed_with_its_run(database):

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from fixtures.gateway_entries import CHECKPOINT, RUN, SESSION, START
+from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
 from services.gateway.credentials import Scope
 from services.gateway.errors import KeyEnded, SessionFinished
 from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.rules import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, SessionState
 
-START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 ALL = Page(size=100)
 ALICE = Tenant(tenant_id='alice', display_name='Alice', create_time=START)
 BOB = Tenant(tenant_id='bob', display_name='Bob', create_time=START)
@@ -25,43 +25,6 @@ KEY = ApiKey(
     display_name='laptop',
     create_time=START,
     expire_time=START + timedelta(days=1),
-)
-SESSION = Session(
-    session_id='ses-1',
-    tenant_id='alice',
-    request_id='rq-1',
-    state=SessionState.ACTIVE,
-    client='test 1.0',
-    user_metadata={'team': 'red', 'note': 'ünïcode'},
-    create_time=START,
-    heartbeat_time=START,
-)
-RUN = Run(
-    run_id='ad-1',
-    tenant_id='alice',
-    base_model='tiny',
-    lora_rank=8,
-    step_count=1 << 40,
-    version=2,
-    user_metadata={'a': 'b'},
-    is_active=True,
-    create_time=START,
-    update_time=START,
-)
-CHECKPOINT = Checkpoint(
-    checkpoint_id='ad-1/weights/first',
-    tenant_id='alice',
-    run_id='ad-1',
-    name='first',
-    path='twinkle://ad-1/weights/first',
-    base_model='tiny',
-    is_optimizer_included=True,
-    size_bytes=5 << 32,
-    step_count=3,
-    digest='ab' * 32,
-    folder='',
-    create_time=START,
-    expire_time=START + timedelta(days=2),
 )
 
 

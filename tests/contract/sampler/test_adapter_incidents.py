@@ -38,6 +38,7 @@ async def test_adapter_without_an_update_equals_the_base_model(real_engine):
     np.testing.assert_array_equal(sampled_logprobs(found), sampled_logprobs(base))
 
 
+@pytest.mark.parametrize('real_engine', ['torch', pytest.param('vllm', marks=pytest.mark.slow)], indirect=True)
 async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
     """Adapters loaded and sampled during a decode in which every slot is in use change no token of the others."""
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]

@@ -100,7 +100,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
     assert len({sampled.prompt.probe.drawn_token_ids.tobytes() for sampled in separate[:3]}) == 3
 
 
-@pytest.mark.parametrize('temperature', [0.0, 0.25, 2.0])
+@pytest.mark.parametrize('temperature', [0.0, 0.25, pytest.param(2.0, marks=pytest.mark.slow)])
 async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tiny_llama_dir, temperature):
     """Drawn tokens are as frequent as the tempered distribution says, and have log-probabilities before temperature."""
     oracle = await oracle_of(real_engine, tiny_llama_dir, has_adapter=True)

@@ -1,19 +1,24 @@
 """Unused versions are collected, and their numbers are not reused."""
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf import duration_pb2
 
 from fixtures.checkpoint_service import ALICE, Running, failure_of, make_state, publish_frames, serving, stream_of
+from fixtures.disk_faults import refusing
+from services.checkpoint.application.checkpoints import Checkpoints
 from services.checkpoint.application.versions import Versions
 from services.kit.clock import FakeClock
 from services.kit.paging import Page
 from services.kit.rpc.context import acting_for
-from twinkle.api.checkpoint.v1 import version_service_pb2, weight_stream_service_pb2
+from twinkle.api.checkpoint.v1 import version_service_pb2, weight_stream_service_pb2, weights_pb2
 
 IDLE = timedelta(days=10)
 
@@ -82,6 +87,27 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
     clock.advance(2 * IDLE)
     async with serving_alice(tmp_path, clock) as service:
         assert await Versions(service.registry).collect(IDLE) == 0
+
+
+@pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
+async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
+    """If the disk refuses any call of a deletion, the other states are deleted, and the next cleanup continues."""
+    clock = FakeClock()
+    for calls in range(12):
+        # Without shared memory, each deletion uses the disk.
+        async with serving(tmp_path / str(calls), clock=clock, memory_bytes=0) as service:
+            with acting_for(ALICE):
+                for adapter_id in ('ad-1', 'ad-2'):
+                    await service.weights.publish_version(adapter_id, make_state(1), version=1)
+                    target = weights_pb2.CheckpointTarget(name='short', ttl=duration_pb2.Duration(seconds=60))
+                    await service.weights.save_checkpoint(adapter_id, make_state(1), target)
+            clock.advance(2 * IDLE)
+            cleanups = Checkpoints(service.registry).delete_expired, partial(Versions(service.registry).collect, IDLE)
+            for clean_up in cleanups:
+                with refusing(service.state_dir, number=number, after=calls):
+                    count = await clean_up()
+                assert count >= 1
+                assert count + await clean_up() == 2
 
 
 async def test_running_fetch_of_a_deleted_version_completes(tmp_path: Path) -> None:

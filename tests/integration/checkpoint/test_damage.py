@@ -1,8 +1,9 @@
 """Damage to any stored file of a checkpoint is named by every verb, or has no effect."""
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -60,18 +61,20 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """Load, download, copy and verification fail with DATA_LOSS, or use the unchanged bytes; a restart is no cure."""
+    """All verbs fail with DATA_LOSS and one log line, or use the unchanged bytes, before and after a restart."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
+    archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:
-        with acting_for(ALICE):
+        with acting_for(ALICE), capture_logs() as lines:
             for checkpoint, place in places.items():
                 await _save(service, checkpoint)
+                archives[checkpoint] = await _downloaded(service, checkpoint)
                 damage(_stored(tmp_path, name, checkpoint), place)
-                await _assert_refused_or_equal(service, checkpoint)
-    async with serving(tmp_path) as service:
-        with acting_for(ALICE):
-            for checkpoint in places:
-                await _assert_refused_or_equal(service, checkpoint)
+            await _assert_refused_or_equal(service, archives, lines)
+    with capture_logs() as lines:
+        async with serving(tmp_path) as service:
+            with acting_for(ALICE):
+                await _assert_refused_or_equal(service, archives, lines)
 
 
 @pytest.mark.parametrize('name', FILES)
@@ -188,14 +191,30 @@ def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
     return path
 
 
-async def _assert_refused_or_equal(service: Running, name: str) -> None:
-    """Check that all verbs agree: either all refuse the checkpoint as damaged, or it is complete."""
+async def _assert_refused_or_equal(
+    service: Running, archives: dict[str, bytes], lines: Sequence[MutableMapping[str, Any]]
+) -> None:
+    """Check that all verbs refuse a checkpoint, which is logged once, or that all return its unchanged bytes.
+
+    Args:
+        service: The service.
+        archives: The archive of each checkpoint before the damage, by name.
+        lines: Log lines since the service started.
+    """
+    refused = {name for name, archive in archives.items() if await _is_refused(service, name, archive)}
+    logged = sorted(line['slot'] for line in lines if line['event'] == 'stored state damaged')
+    assert logged == sorted(f'states/alice/ad-1/weights/{name}' for name in refused)
+
+
+async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
+    """Return whether all verbs refuse a checkpoint as damaged; otherwise all return its unchanged bytes."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)
     if await _fetched(service, path):
         await service.checkpoints.VerifyCheckpoint(verify, metadata=as_tenant('alice'))
-        return
+        assert await _downloaded(service, name) == archive
+        return False
     download = wire.DownloadCheckpointRequest(checkpoint_path=path)
     calls: list[object] = [
         service.streams.Fetch(weight_stream_service_pb2.FetchRequest(checkpoint_path=path)),
@@ -206,6 +225,14 @@ async def _assert_refused_or_equal(service: Running, name: str) -> None:
     for call in calls:
         failure = await failure_of(call)
         assert (failure.code, failure.reason) == ('DATA_LOSS', 'CHECKPOINT_DAMAGED')
+    return True
+
+
+async def _downloaded(service: Running, name: str) -> bytes:
+    """Return the archive of a checkpoint."""
+    request = wire.DownloadCheckpointRequest(checkpoint_path=f'twinkle://ad-1/weights/{name}')
+    call = service.checkpoints.DownloadCheckpoint(request, metadata=as_tenant('alice'))
+    return b''.join([bytes(response.chunk.data) async for response in call])
 
 
 async def _fetched(service: Running, path: str) -> bool:

@@ -67,6 +67,21 @@ async def test_key_is_created_for_a_project_and_rotated(gateway: RunningGateway,
     assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 
+async def test_empty_lists_say_so(run: Any) -> None:
+    """A list without rows prints one line to stderr and nothing else."""
+    assert (await run('tenants', 'create', 'lab')).exit_code == 0
+    for command, line in {
+        ('projects', 'list', 'lab'): 'tenant lab has no projects',
+        ('keys', 'list', 'lab'): 'tenant lab has no keys',
+        ('usage', 'lab'): 'no usage yet',
+        ('checkpoint', 'exports'): 'no exports yet',
+    }.items():
+        listed = await run(*command)
+        assert (listed.exit_code, listed.stderr.strip()) == (0, line), command
+        # The gateway logs in this process, so stdout has other lines than a table.
+        assert '━' not in listed.stdout
+
+
 async def test_unknown_projects_keys_tenants_and_times_are_refused(gateway: RunningGateway, run: Any) -> None:
     """An invalid value is refused, and the error for an unknown project names the command that creates it."""
     await run('tenants', 'create', 'lab')

@@ -35,6 +35,29 @@ async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeG
 
 
 @pytest.mark.parametrize(
+    ('adapter', 'shown'),
+    [
+        ('', 'base model'),
+        (RUN_ID, 'version 3'),
+        ('twinkle://ad-1/weights/final', 'twinkle://ad-1/weights/final'),
+    ],
+)
+async def test_sample_shows_the_weights_that_answered(run, adapter: str, shown: str) -> None:
+    """The last line names the version of an adapter, or the path of a checkpoint, which has no version."""
+    result = await run('sample', 'hello', '--model', 'tiny', '--adapter', adapter, '--max-tokens', '2')
+    *_, last = result.output.splitlines()
+    assert (result.exit_code, 'tokens' in last, shown in last) == (0, True, True), result.output
+    assert ('version' in last) == (adapter == RUN_ID)
+
+
+async def test_empty_prompt_is_refused_before_it_is_sent(gateway: FakeGateway, run) -> None:
+    """An empty prompt is refused with a message, and no request is sent."""
+    result = await run('sample', '')
+    assert (result.exit_code, 'the prompt is empty' in result.output) == (1, True)
+    assert not gateway.calls['Sample']
+
+
+@pytest.mark.parametrize(
     ('record', 'state'),
     [
         (None, 'idle'),

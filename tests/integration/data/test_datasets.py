@@ -198,6 +198,21 @@ async def test_export_resumes_at_an_offset(service: RunningData) -> None:
         assert (refused.code, refused.field) == ('INVALID_ARGUMENT', field)
 
 
+async def test_refused_export_stores_nothing(service: RunningData, tmp_path: Path) -> None:
+    """An export at an offset after the end leaves no file, and keeps the file of an earlier export."""
+    dataset = await service.create(rows({'x': 1}))
+    request = wire.ExportDatasetRequest(dataset_id=dataset.dataset_id, format=1, offset=1 << 40)
+    for kept in ([], ['export.jsonl']):
+        assert (await refusal_of(service.datasets.ExportDataset(request, metadata=service.metadata))).field == 'offset'
+        assert _exported_files(tmp_path) == kept
+        await export(service, dataset.dataset_id)
+
+
+def _exported_files(folder: Path) -> list[str]:
+    """Return the names of all exported files below a folder, complete or not."""
+    return [path.name for path in folder.rglob('*export*')]
+
+
 async def export(service: RunningData, dataset_id: str, *, file_format: int = 1, offset: int = 0) -> bytes:
     """Return an exported file after checking that its pieces are consecutive."""
     request = wire.ExportDatasetRequest(dataset_id=dataset_id, format=file_format, offset=offset)

@@ -62,6 +62,9 @@ def _calls(fleet: RunningFleet, kind: str, prompt: list[int]) -> Any:
     """Return a new call of a kind; each call of a client has another request id."""
     if kind == 'stream':
         return fleet.stub.Sample(sample_request(prompt), metadata=ADMIN)
+    if kind == 'score':
+        scoring = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints(prompt)])
+        return fleet.stub.ComputeLogprobs(scoring, metadata=ADMIN)
     params = sampling_pb2.SamplingParams(max_tokens=4)
     request = wire.SampleBatchRequest(
         base_model='tiny', prompts=[sampling_pb2.Prompt(token_ids=ints(prompt))], params=params
@@ -76,7 +79,7 @@ async def _submit_until_refused(fleet: RunningFleet, kind: str) -> list[Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize('kind', ['stream', 'batch'])
+@pytest.mark.parametrize('kind', ['stream', 'batch', 'score'])
 @pytest.mark.parametrize('poison_mode', ['stop', 'engine'])
 @pytest.mark.parametrize('sampler_count', [1, 3])
 async def test_request_that_crashes_samplers_fails(

@@ -119,7 +119,7 @@ async def test_damage_to_any_file_of_a_gateway_is_named_or_without_effect(tmp_pa
     ('name', 'content', 'expected'),
     [
         ('key_pepper', None, 'is missing, but the database has API keys'),
-        ('key_pepper', b'short', 'is damaged, so no API key could be verified'),
+        pytest.param('key_pepper', b'short', 'is damaged, so no API key could be verified', marks=pytest.mark.slow),
         ('gateway.db', b'not a database' * 500, 'gateway.db is damaged'),
         ('gateway.db', None, 'lost its last'),
     ],

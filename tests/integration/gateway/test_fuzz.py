@@ -5,7 +5,6 @@
 
 import errno
 import gc
-import json
 import os
 import warnings
 from collections.abc import AsyncIterator, Sequence
@@ -21,8 +20,11 @@ from hypothesis import strategies as st
 
 from fixtures.data_service import upload_chunk, upload_header
 from fixtures.every_call import body_of, methods, routes_of, url_of
-from fixtures.fuzzed import NO_KEY, Call, Fuzzed, StoreFault
+from fixtures.fuzzed import EXPORT, NO_KEY, POSITIONED, Call, Fuzzed, StoreFault, unexpected_errors
 from fixtures.hostile import TEXTS, json_bodies, json_lines, messages, pipelines, rpc_bodies
+from fixtures.stored_calls import OPERATIONS, stored_call
+from fixtures.stored_calls import STORES as STORES_OF_METHODS
+from fixtures.stored_state import StoredState
 from fixtures.two_tenants import Ids, two_tenants
 from services.gateway.config import FuturesConfig
 from services.gateway.credentials import Access, requirement_of
@@ -49,7 +51,10 @@ MAX_STALL_SECONDS = 0.25
 METHODS = methods()
 DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
-INVALID_SECRETS = {'nobody': None, 'unknown': 'tml-unknown'}
+INVALID_SECRETS = {'no key': None, 'unknown key': 'tml-unknown'}
+"""Secrets of callers without a valid key."""
+CALLERS = ['bob'] * 6 + [*INVALID_SECRETS]
+"""Callers of routes; most have a valid key."""
 STORES = ('gateway', 'checkpoints', 'data', 'model', 'exports')
 """Folders of the services' stores."""
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES)
@@ -67,16 +72,19 @@ pytestmark = [
 async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
     """All services, with resources of two tenants."""
     options = FuturesConfig(gap=timedelta(milliseconds=50))
-    async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as deployment:
-        running = Fuzzed(deployment, tmp_path)
-        yield running
-        await running.check()
-        running.close()
-        if REQUESTED_COUNT:
-            stall = running.longest_stall_seconds
-            print(running.outcomes.most_common(), f'longest stall: {1000 * stall:.0f} ms')  # noqa: T201 (shown for `./run fuzz`)
-            assert stall <= MAX_STALL_SECONDS, f'the event loop was blocked for {stall} s by {running.stalled_by}'
-        assert not running.failures, '\n'.join(running.failures)
+    errors: list[str] = []
+    with unexpected_errors(errors):
+        async with two_tenants(tmp_path, tiny_llama_dir, is_training_stored=True, futures=options) as deployment:
+            running = Fuzzed(deployment, StoredState(tmp_path), errors=errors)
+            yield running
+            await running.check()
+            running.state.close()
+            if REQUESTED_COUNT:
+                stall = running.longest_stall_seconds
+                summary = running.outcomes.most_common(), f'longest stall: {1000 * stall:.0f} ms'
+                print(*summary)  # noqa: T201 (shown for `./run fuzz`)
+                assert stall <= MAX_STALL_SECONDS, f'the event loop was blocked for {stall} s by {running.stalled_by}'
+            assert not running.failures, '\n'.join(running.failures)
     # httpx may leave the connection of an abandoned request open, which would be reported in a later test.
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ResourceWarning)
@@ -108,15 +116,14 @@ async def test_methods_refuse_random_requests(fuzzed: Fuzzed, number: int, data:
     del number
     ids = await fuzzed.ids()
     method = data.draw(st.sampled_from(METHODS))
-    is_read = method.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS
     bodies = data.draw(rpc_bodies(method, known_of(ids)))
     name = f'{method.containing_service.full_name}/{method.name}'
-    caller = data.draw(st.sampled_from(['bob', 'bob', 'bob', 'operator', 'unknown', 'nobody']))
-    if requirement_of(name) is Access.INTERNAL and caller == 'nobody':
+    is_read = method.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS and f'/{name}' != EXPORT
+    caller = data.draw(st.sampled_from(['bob', 'bob', 'bob', 'operator', *INVALID_SECRETS]))
+    if requirement_of(name) is Access.INTERNAL and caller == 'no key':
         # This deployment has no internal token, so a caller on loopback without a key counts as a service.
-        caller = 'unknown'
-    refusals = NO_KEY['rpc'] if caller in INVALID_SECRETS else frozenset[str]()
-    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+        caller = 'unknown key'
+    secret, refusals = _credentials(fuzzed, caller, kind='rpc')
     await fuzzed.send(Call(f'/{name}', tuple(bodies), secret=secret, is_read=is_read, refusals=refusals))
 
 
@@ -174,9 +181,7 @@ async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st
         case _:
             pass
     url = url_of(path, one)
-    caller = data.draw(st.sampled_from(['bob'] * 6 + [*INVALID_SECRETS]))
-    refusals = NO_KEY['http'] if caller in INVALID_SECRETS else frozenset[str]()
-    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+    secret, refusals = _credentials(fuzzed, data.draw(st.sampled_from(CALLERS)), kind='http')
     await fuzzed.send(Call(f'{verb} {url}', (body,), tuple(headers.items()), secret, refusals=refusals))
 
 
@@ -197,9 +202,7 @@ async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: in
     query = '&'.join(f'{name}={_quoted(text, data)}' for name, text in parameters)
     body = b'' if verb == 'GET' else data.draw(json_bodies(body_of(path, ids[0]), known_of(ids)['']))
     line = f'{verb} {url}' + (f'?{query}' if query else '')
-    caller = data.draw(st.sampled_from(['bob'] * 6 + [*INVALID_SECRETS]))
-    refusals = NO_KEY['any path'] if caller in INVALID_SECRETS else frozenset[str]()
-    secret = {**fuzzed.secrets, **INVALID_SECRETS}[caller]
+    secret, refusals = _credentials(fuzzed, data.draw(st.sampled_from(CALLERS)), kind='any path')
     headers = (('content-type', 'application/json'),)
     await fuzzed.send(Call(line, (body,), headers, secret, is_read=verb == 'GET', refusals=refusals))
 
@@ -207,23 +210,55 @@ async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: in
 @many_examples
 @given(data=st.data())
 async def test_refusals_of_stores_cause_no_server_error(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Valid requests are sent while a disk refuses one call; the response is a success, a refusal or UNAVAILABLE."""
+    """Valid calls whose disk refuses one call succeed, are refused or unavailable, and so do the futures they start."""
     del number
     ids = await fuzzed.ids()
+    name = f'stored-{fuzzed.outcomes.total()}'
+    kind = data.draw(st.sampled_from(['route', 'future', 'method', 'operation']))
+    target = data.draw(st.sampled_from(list(STORES_OF_METHODS)))
+    usual = [STORES_OF_METHODS[target]] if kind == 'method' else ['model', 'checkpoints', 'gateway']
     fault = StoreFault(
-        data.draw(st.sampled_from(STORES)), data.draw(st.sampled_from(ERRNOS)), data.draw(st.integers(0, 8))
+        data.draw(st.sampled_from([*STORES, *usual * 4])),
+        data.draw(st.sampled_from(ERRNOS)),
+        data.draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 6, 8])),
     )
-    secret = fuzzed.secrets['bob']
-    if data.draw(st.integers(0, 3)) == 0:
-        content = data.draw(json_lines())
-        parts = (upload_header(f'file-{fuzzed.outcomes.total()}', len(content)), upload_chunk(0, content))
-        bodies = tuple(part.SerializeToString() for part in parts)
-        await fuzzed.send(Call(f'/{DATASETS}/Upload', bodies, secret=secret, fault=fault))
-        return
-    verb, path = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))
-    body = json.dumps(body_of(path, ids[0])).encode() if verb != 'GET' else b''
-    headers = (('content-type', 'application/json'),)
-    await fuzzed.send(Call(f'{verb} {url_of(path, ids[0])}', (body,), headers, secret, fault=fault))
+    route = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))
+    verb = data.draw(st.sampled_from(list(OPERATIONS)))
+    if kind in {'route', 'future'}:
+        positioned = data.draw(st.sampled_from(sorted(POSITIONED)))
+        await fuzzed.send_to_route(*(route if kind == 'route' else ('POST', positioned)), name, fault)
+    elif kind == 'operation':
+        await fuzzed.send_operation(verb, name, fault)
+    else:
+        bodies = tuple(message.SerializeToString() for message in stored_call(target, ids[0], name))
+        await fuzzed.send(Call(target, bodies, secret=fuzzed.secrets['bob'], fault=fault))
+
+
+async def test_faults_last_until_a_future_is_finished(fuzzed: Fuzzed, number: int) -> None:
+    """A fault stays until the future of an accepted save is finished, and the future has no server error."""
+    del number
+    await fuzzed.ids()
+    await fuzzed.send_to_route('POST', '/api/v1/save_weights', 'saved', StoreFault('checkpoints', errno.ENOSPC, 0))
+    assert (fuzzed.outcomes['ok'], fuzzed.outcomes['store refused a call']) == (1, 1)
+    await fuzzed.check()
+
+
+async def test_defect_in_a_future_is_found(fuzzed: Fuzzed, number: int) -> None:
+    """A future that fails because of a defect, after its request was accepted, is reported with the logged error."""
+    del number
+    await fuzzed.ids()
+    fuzzed.deployment.model.trainer.failures.append(RuntimeError('defect'))
+    await fuzzed.send_to_route('POST', '/api/v1/optim_step', '', StoreFault('gateway', errno.ENOSPC, 1000))
+    assert fuzzed.outcomes['ok'] == 1
+    with pytest.raises(AssertionError, match=r'unexpected error: [\s\S]*defect[\s\S]*future fu-\w+ execute'):
+        await fuzzed.check()
+
+
+def _credentials(fuzzed: Fuzzed, caller: str, *, kind: str) -> tuple[str | None, frozenset[str]]:
+    """Return the secret of a caller, and the outcomes of a request of this kind if that secret is not valid."""
+    if caller in INVALID_SECRETS:
+        return INVALID_SECRETS[caller], NO_KEY[kind]
+    return fuzzed.secrets[caller], frozenset()
 
 
 def _quoted(text: str, data: Any) -> str:

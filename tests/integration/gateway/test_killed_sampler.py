@@ -94,6 +94,7 @@ def listener_at(address: str, processes: list[subprocess.Popen[bytes]]) -> subpr
     raise AssertionError(f'no sampler process listens at {address}')
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_killed_sampler_changes_no_response(tmp_path: Path) -> None:
     """Greedy streams return the tokens and texts of an undisturbed run even if their sampler is killed."""

@@ -235,6 +235,7 @@ async def test_blocking_client_streams(running: OpenAiGateway) -> None:
     assert len(whole) == 8
 
 
+@pytest.mark.slow
 async def test_two_hundred_concurrent_streams_finish(tmp_path: Path) -> None:
     """200 concurrent streams finish with distinct texts and all tokens."""
     async with openai_gateway(tmp_path, FakeSamplerEngine(max_sequences=32)) as running:

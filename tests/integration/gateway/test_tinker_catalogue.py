@@ -1,15 +1,21 @@
 """Tests runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service."""
 
+import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
 from services.checkpoint.application.checkpoints import Checkpoints
+from services.kit.caller import Caller
+from services.kit.rpc.context import acting_for
+from twinkle.api.checkpoint.v1 import weights_pb2
 
 HOUR = 3600
 
@@ -145,6 +151,30 @@ async def test_archive_is_a_peft_folder_and_supports_ranges(api: TinkerCatalogue
     other = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': '"another"'})
     assert other.content == whole.content
     assert (await api.http.get(url, headers={'range': f'bytes={len(whole.content)}-'})).status_code == 416
+
+
+async def test_cut_downloads_leave_no_traceback(api: TinkerCatalogue, capfd: pytest.CaptureFixture[str]) -> None:
+    """Clients that close or reset the connection in the middle of an archive cause no traceback in the log."""
+    state = make_state(3, size_bytes=24 << 20)
+    with acting_for(Caller(tenant_id='alice', is_internal=True)):
+        await api.checkpoints.weights.save_checkpoint(RUN, state, weights_pb2.CheckpointTarget(name='large'))
+    await api.until_listed(4)
+    path = (await api.call('GET', f'{RUN_PATH}/checkpoints/weights/large/archive')).headers['location']
+    host, port = api.gateway.http_address.rsplit(':', 1)
+    request = f'GET {urlsplit(path).path} HTTP/1.1\r\nhost: {host}\r\n\r\n'.encode()
+    for read_bytes in (0, 1000, 4 << 20):
+        for is_reset in (True, False):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(request)
+            await writer.drain()
+            if read_bytes:
+                await reader.readexactly(read_bytes)
+            writer.transport.abort() if is_reset else writer.close()
+    whole = await api.http.get(path)
+    assert len(whole.content) > 24 << 20
+    logged = ''.join(capfd.readouterr())
+    assert 'Traceback' not in logged
+    assert 'Exception' not in logged
 
 
 async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) -> None:

@@ -57,6 +57,7 @@ async def _json_of(api: TinkerCatalogue, home: Path, *arguments: str, **fields: 
     return json.loads(output) if output.strip() else None
 
 
+@pytest.mark.slow
 async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalogue, tmp_path: Path) -> None:
     """The list of checkpoints shows the effect of publish and set-ttl."""
     await _json_of(api, tmp_path, 'checkpoint', 'publish', PATH)

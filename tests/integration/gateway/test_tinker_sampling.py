@@ -20,6 +20,7 @@ from fixtures.gateway_upstream import Upstream
 from fixtures.running_gateway import ADMIN_KEY, running_gateway
 from fixtures.sampler_engines import make_torch_engine
 from fixtures.sampler_service import FakeWeightSource, serving_sampler
+from fixtures.tinker_sdk import collect_connections
 from fixtures.tiny_oracle import TinyOracle
 
 pytestmark = [
@@ -63,6 +64,7 @@ async def api(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPa
                     break
                 await asyncio.sleep(0)
         yield TinkerApi(url)
+    await asyncio.to_thread(collect_connections)
 
 
 def sample(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: Any) -> types.SampleResponse:
@@ -194,6 +196,7 @@ async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:
     await asyncio.to_thread(run)
 
 
+@pytest.mark.slow
 async def test_many_concurrent_samples_all_finish(api: TinkerApi) -> None:
     """128 concurrent requests of one client each get a complete response."""
 

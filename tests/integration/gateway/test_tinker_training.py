@@ -9,11 +9,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tinker.lib.retry_handler import is_retryable_status_code
 
+from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.model_service import serving_model
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from fixtures.sampler_service import serving_sampler
 from services.gateway.tinker.datums import BOUNDS, LOSSES, rule_of
 from services.gateway.tinker.wire import tinker_pb2 as wire
+from services.kit.rpc.channel import open_channel
+from services.sampler.backends.checkpoint_client import CheckpointClient
 
 TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 
@@ -81,14 +86,19 @@ class Client:
 
 @pytest.fixture
 async def client(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of a gateway with a model service and a checkpoint service."""
+    """A client of a gateway with a model service, a checkpoint service, and a sampler with a fake engine."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     async with (
         serving_model(tiny_llama_dir, tmp_path / 'model') as model,
+        open_channel(model.checkpoints.address) as checkpoints,
+        serving_sampler(
+            FakeSamplerEngine(model.base_model), CheckpointClient(checkpoints), tmp_path / 'sampler'
+        ) as sampler,
         running_gateway(
             tmp_path / 'gateway',
             upstream=model.address,
+            sampler=sampler.address,
             checkpoint=model.checkpoints.address,
             http_listen='127.0.0.1:0',
             internal_token='',
@@ -221,3 +231,41 @@ async def test_groups_of_layers_are_trained_separately(client: Client) -> None:
         await client.create_model(rank=info['lora_rank'], **chosen)
         assert 'error' not in await client.run('load_weights', path=path, optimizer=True)
     assert len(set(grad_norms)) == 3
+
+
+@pytest.mark.parametrize('name', ['record.json', '*/adapter_model.safetensors'])
+async def test_damaged_checkpoint_is_an_error_that_the_sdk_does_not_retry(
+    client: Client, tmp_path: Path, name: str
+) -> None:
+    """Links, loads and samples of a damaged checkpoint fail at once, as user errors that name the damage."""
+    await client.create_model(rank=4, seed=1)
+    paths = {
+        kind: (await client.run(kind, path='kept'))['path'] for kind in ('save_weights', 'save_weights_for_sampler')
+    }
+    session_id = (await client.post('create_session')).json()['session_id']
+    handle = {'session_id': session_id, 'sampling_session_seq_id': 0, 'model_path': paths['save_weights_for_sampler']}
+    created = (await client.post('create_sampling_session', handle)).json()
+    link = await client.http.get(f'/api/v1/training_runs/{client.model_id}/checkpoints/weights/kept/archive')
+    files = list((tmp_path / 'model').glob(f'checkpoint/states/*/*/weights/*/{name}'))
+    assert len(files) == 2
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    loaded = {'path': paths['save_weights'], 'optimizer': True}
+    sampled = {'prompt': {'chunks': [{'type': 'encoded_text', 'tokens': TOKENS}]}, 'sampling_params': {'max_tokens': 2}}
+    responses = [
+        await client.http.get(link.headers['location']),
+        await client.post('load_weights', {'model_id': client.model_id, 'seq_id': 3, **loaded}),
+        await client.post('load_weights', {'session_id': session_id, 'model_seq_id': 0, **loaded}),
+        await client.post('asample', {'sampling_session_id': created['sampling_session_id'], 'seq_id': 0, **sampled}),
+        await client.post('asample', {'model_path': paths['save_weights_for_sampler'], **sampled}),
+    ]
+    for response in responses:
+        if response.is_success:
+            failed = (await client.outcome(response)).json()
+            assert (failed['category'], 'differ from the saved ones' in failed['error']) == ('user', True)
+        else:
+            assert (response.status_code, response.json()['reason']) == (400, 'CHECKPOINT_DAMAGED')
+            assert not is_retryable_status_code(response.status_code)
+    client.count = 3
+    assert 'error' not in await client.run('save_weights', path='kept', overwrite=True)

@@ -13,6 +13,7 @@ MODEL_FOLDERS = {
     'missing': 'is not a folder with config.json',
     'without weights': 'is not a folder with config.json and all',
     'unknown architecture': 'rwkv',
+    'not supported by vLLM': 'vLLM cannot run it (engine: torch may): Model architectures',
 }
 """Words of the message by the state of the model's folder."""
 
@@ -21,13 +22,15 @@ def _make_folder(path: Path, state: str) -> None:
     if state == 'missing':
         return
     build_tiny_model(path)
+    config = json.loads((path / 'config.json').read_bytes())
     if state == 'without weights':
         for weights in path.glob('*.safetensors'):
             weights.unlink()
+    elif state == 'not supported by vLLM':
+        (path / 'config.json').write_text(json.dumps({**config, 'architectures': ['MadeUpForCausalLM']}))
     else:
-        config = json.loads((path / 'config.json').read_bytes())
-        config['model_type'], config['architectures'] = 'rwkv', ['RwkvForCausalLM']
-        (path / 'config.json').write_text(json.dumps(config))
+        changes = {'model_type': 'rwkv', 'architectures': ['RwkvForCausalLM']}
+        (path / 'config.json').write_text(json.dumps({**config, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,7 @@ def _make_folder(path: Path, state: str) -> None:
     [
         ('model', (), 'unknown architecture'),
         ('sampler', ('engine=torch',), 'missing'),
+        pytest.param('sampler', ('engine=vllm',), 'not supported by vLLM', marks=pytest.mark.slow),
         pytest.param('model', (), 'missing', marks=pytest.mark.slow),
         pytest.param('model', (), 'without weights', marks=pytest.mark.slow),
         pytest.param('sampler', ('engine=torch',), 'unknown architecture', marks=pytest.mark.slow),

@@ -115,6 +115,7 @@ def is_form_process(process):
         return False
 
 
+@pytest.mark.slow
 async def test_killed_checker_process_is_replaced(checker):
     """A killed checker process is replaced for the next form."""
     await checker.check(USUAL_FORM)

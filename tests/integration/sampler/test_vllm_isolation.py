@@ -15,7 +15,7 @@ from fixtures.sampler_engines import VLLM_ARGUMENTS, need_vllm
 from twinkle.data_format import SamplingParams, StructuredOutput, TensorData
 from twinkle.sampler.errors import InvalidSamplingParams
 
-pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300), pytest.mark.slow]
 
 SLOW_FORM = StructuredOutput(regex='(a{1,100}){1,100}')
 """A form whose cost grows with every token; two hundred tokens take minutes."""
@@ -64,6 +64,7 @@ async def test_nan_weights_do_not_affect_other_requests(engine):
         assert await tokens_of(engine, f'after {attempt}', GREEDY) == expected
 
 
+@pytest.mark.slow
 async def test_expensive_form_fails_only_its_request(engine):
     """A form that becomes too expensive while sampling fails its request, and the engine continues."""
     params = SamplingParams(max_tokens=400, min_tokens=390, seed=1, structured_output=SLOW_FORM)

@@ -123,11 +123,17 @@ def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
 @pytest.mark.parametrize(
     ('make', 'body', 'item'),
     [
-        (chat_request, '{"model":"m","messages":ITEMS}', '{"role":"user","content":""}'),
-        (
+        pytest.param(
+            chat_request,
+            '{"model":"m","messages":ITEMS}',
+            '{"role":"user","content":""}',
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             chat_request,
             '{"model":"m","messages":[{"role":"assistant","tool_calls":ITEMS}]}',
             '{"function":{"name":"a"}}',
+            marks=pytest.mark.slow,
         ),
         (chat_request, '{"model":"m","messages":[{"role":"user","content":ITEMS}]}', '{"type":"text","text":""}'),
         (sample_request, '{"base_model":"m","prompt":{"chunks":ITEMS},"sampling_params":{}}', '{"tokens":[1]}'),

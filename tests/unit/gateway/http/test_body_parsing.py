@@ -40,7 +40,7 @@ def longest_pause_beside(work: Callable[[], Any]) -> float:
     return longest / (last - begin)
 
 
-@pytest.mark.parametrize('item', ['7', '123456', '0.5'])
+@pytest.mark.parametrize('item', ['7', *(pytest.param(item, marks=pytest.mark.slow) for item in ('123456', '0.5'))])
 def test_other_threads_run_while_a_long_body_is_parsed_and_converted(item: str) -> None:
     """Other threads get the interpreter's lock again and again while the numbers of a body are parsed."""
     body = tensor(item)

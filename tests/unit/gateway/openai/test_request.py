@@ -12,7 +12,7 @@ from services.gateway.http.body import parse_object
 from services.gateway.http.call import event_bytes, json_bytes
 from services.gateway.openai.request import chat_request, completion_request
 from services.gateway.openai.routes import OpenAiErrors
-from services.kit.errors import InvalidField
+from services.kit.errors import CheckpointDamaged, InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}
 VALUES: list[Any] = [
@@ -50,6 +50,11 @@ def test_every_parameter_accepts_or_refuses_every_value() -> None:
             refusal = refusal_of(lambda read=read, body=body: read(body).params.SerializeToString())
             if refusal is not None:
                 assert refusal['param'].partition('.')[0].partition('[')[0] == name, (name, value)
+
+
+def test_damaged_weights_are_not_a_server_error() -> None:
+    """Damaged weights have a status below 500, because a repeated call cannot succeed."""
+    assert OpenAiErrors().status_of(CheckpointDamaged('run/weights/1')) == 400
 
 
 def test_messages_of_any_shape_are_accepted_or_refused() -> None:

@@ -12,8 +12,12 @@ from services.gateway.errors import NoReplica, RequestCrashed
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
+from services.gateway.sampling.batch import BatchDivision
 from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.suspects import Attempt
+from services.gateway.sampling.rules import BatchRequest, RoutedRequest
+from services.gateway.sampling.sampling import Sampling
+from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt
+from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import Draining, ServiceUnreachable
 
@@ -38,7 +42,7 @@ async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: boo
         await dispatch.find(Attempt(key=KEY, is_started=is_started, tried={'b'}))
 
 
-class Sampled:
+class Harness:
     """A dispatcher over samplers that can be lost, and the requests that run there."""
 
     def __init__(self, *replica_ids: str) -> None:
@@ -66,102 +70,145 @@ class Sampled:
             self.dispatch.record_failure(attempt, replica, ServiceUnreachable('sampler'))
 
 
+class LostSamplers:
+    """A client of samplers that cannot be reached."""
+
+    call_count = 0
+
+    async def load(self, dispatch: Dispatch, kind: str) -> None:
+        """Load an adapter, in a call or to find the version of a batch."""
+        samplers: Any = self
+        if kind == 'version':
+            request = BatchRequest(message=b'batch', keys=(KEY,), is_version_open=True)
+            await BatchDivision(dispatch, samplers).resolve_version(request, sampling('batch'))
+            return
+        unused: Any = None
+        verbs = Sampling(dispatch, samplers, gate=unused, meter=unused)
+        caller = Caller(tenant_id='alice', scopes=frozenset({'sample'}))
+        await verbs.call_one(caller, RoutedRequest(method='LoadAdapter', message=b'load', key=KEY))
+
+    async def call(self, *_: Any, **__: Any) -> bytes:
+        """Raise ServiceUnreachable."""
+        self.call_count += 1
+        raise ServiceUnreachable('sampler')
+
+    async def resolve(self, *_: Any, **__: Any) -> int:
+        """Raise ServiceUnreachable."""
+        self.call_count += 1
+        raise ServiceUnreachable('sampler')
+
+
 def sampling(name: str, **fields: Any) -> Attempt:
     """Return the attempt of a request."""
     return Attempt(key=KEY, message=name.encode(), **fields)
 
 
-async def test_request_that_reaches_a_lost_sampler_is_not_taken_for_the_cause() -> None:
+async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
     """The loss of a sampler counts for the requests that ran there, and not for those that were sent to it later."""
-    sampled = Sampled('a')
+    harness = Harness('a')
     culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
-    replica = await sampled.dispatch.find(culprit)
-    with sampled.run(culprit, replica):
+    replica = await harness.dispatch.find(culprit)
+    with harness.run(culprit, replica):
         pass
-    sampled.lose(culprit, replica=replica)
+    harness.lose(culprit, replica=replica)
     for _ in range(10):
-        with sampled.run(innocent, replica):
+        with harness.run(innocent, replica):
             pass
-        sampled.lose(innocent, replica=replica)
+        harness.lose(innocent, replica=replica)
     assert (culprit.consecutive_failures, innocent.consecutive_failures) == (2, 2)
 
 
+@pytest.mark.parametrize('kind', ['call', 'version'])
+async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
+    """A call that loads an adapter is never blamed for the loss of a sampler that it reached afterwards."""
+    harness, culprit, samplers = Harness('a'), sampling('culprit'), LostSamplers()
+    harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
+    replica = await harness.dispatch.find(culprit)
+    with harness.run(culprit, replica):
+        pass
+    harness.lose(culprit, replica=replica)
+    for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
+        with pytest.raises(NoReplica):
+            await samplers.load(harness.dispatch, kind)
+    assert samplers.call_count == 2 * MAX_CONSECUTIVE_FAILURES
+
+
 @pytest.mark.parametrize('is_delivering', [False, True])
-async def test_last_failure_beside_another_request_counts_little(is_delivering: bool) -> None:  # noqa: FBT001
+async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
     """A request fails after its third lost sampler only if no other request without progress ran there."""
-    sampled = Sampled('a')
-    replica = await sampled.dispatch.find(sampling('any'))
+    harness = Harness('a')
+    replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
-    with sampled.run(other, replica):
-        with sampled.run(suspect, replica):
+    with harness.run(other, replica):
+        with harness.run(suspect, replica):
             pass
         if is_delivering:
             with pytest.raises(RequestCrashed):
-                sampled.lose(suspect, replica=replica)
+                harness.lose(suspect, replica=replica)
             return
-        sampled.lose(suspect, replica=replica)
-    sampled.lose(other, replica=replica)
+        harness.lose(suspect, replica=replica)
+    harness.lose(other, replica=replica)
     assert (suspect.consecutive_failures, other.consecutive_failures) == (2.25, 1)
 
 
-async def test_request_that_crashes_samplers_beside_others_fails_at_last() -> None:
+async def test_request_that_crashes_samplers_beside_others_fails_eventually() -> None:
     """A request that always runs beside others fails after a bounded number of lost samplers."""
-    sampled, suspect = Sampled(), sampling('suspect')
+    harness, suspect = Harness(), sampling('suspect')
     for number in range(6):
-        sampled.join(f'r{number}')
-        replica = next(item for item in sampled.membership.fleet.serving('sampler') if item.replica_id == f'r{number}')
-        with sampled.run(sampling(f'other {number}'), replica):
-            with sampled.run(suspect, replica):
+        harness.join(f'r{number}')
+        replica = next(item for item in harness.membership.fleet.serving('sampler') if item.replica_id == f'r{number}')
+        with harness.run(sampling(f'other {number}'), replica):
+            with harness.run(suspect, replica):
                 pass
             if number == 5:
                 with pytest.raises(RequestCrashed):
-                    sampled.lose(suspect, replica=replica)
+                    harness.lose(suspect, replica=replica)
             else:
-                sampled.lose(suspect, replica=replica)
+                harness.lose(suspect, replica=replica)
 
 
 async def test_new_requests_let_a_suspected_one_run_first() -> None:
     """A suspected request waits for the requests at its sampler, and new ones wait until it has made progress."""
-    sampled = Sampled('a')
+    harness = Harness('a')
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
-    replica = await sampled.dispatch.find(running)
-    with sampled.run(running, replica):
-        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+    replica = await harness.dispatch.find(running)
+    with harness.run(running, replica):
+        finding = asyncio.create_task(harness.dispatch.find(suspect))
         await asyncio.wait([finding], timeout=0.2)
         assert not finding.done()
-        sampled.dispatch.record_success(running, replica, has_tokens=True)
+        harness.dispatch.record_success(running, replica, has_tokens=True)
         assert await finding is not None
-    new = asyncio.create_task(sampled.dispatch.find(sampling('new')))
+    new = asyncio.create_task(harness.dispatch.find(sampling('new')))
     await asyncio.wait([new], timeout=0.2)
     assert not new.done()
-    sampled.dispatch.record_success(suspect, replica, has_tokens=True)
+    harness.dispatch.record_success(suspect, replica, has_tokens=True)
     assert (await new).replica_id == 'a'
 
 
 async def test_suspect_without_a_sampler_ends_its_turn() -> None:
-    """A suspected request whose sampler leaves during its turn fails, and others run as soon as there is one."""
-    sampled = Sampled('a')
-    sampled.dispatch = Dispatch(sampled.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
+    """A suspected request whose sampler leaves during its turn fails, and others run once a sampler joins."""
+    harness = Harness('a')
+    harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
-    replica = await sampled.dispatch.find(running)
-    with sampled.run(running, replica):
-        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+    replica = await harness.dispatch.find(running)
+    with harness.run(running, replica):
+        finding = asyncio.create_task(harness.dispatch.find(suspect))
         await asyncio.wait([finding], timeout=0.2)
-        sampled.membership.mark_lost('a')
+        harness.membership.mark_lost('a')
     with pytest.raises(NoReplica):
         await finding
-    sampled.join('b')
-    assert (await asyncio.wait_for(sampled.dispatch.find(sampling('new')), 1)).replica_id == 'b'
+    harness.join('b')
+    assert (await asyncio.wait_for(harness.dispatch.find(sampling('new')), 1)).replica_id == 'b'
 
 
 async def test_cancelled_suspect_ends_its_turn() -> None:
     """A suspected request whose client disconnects while it waits for its sampler lets others run at once."""
-    sampled = Sampled('a')
+    harness = Harness('a')
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
-    replica = await sampled.dispatch.find(running)
-    with sampled.run(running, replica):
-        finding = asyncio.create_task(sampled.dispatch.find(suspect))
+    replica = await harness.dispatch.find(running)
+    with harness.run(running, replica):
+        finding = asyncio.create_task(harness.dispatch.find(suspect))
         await asyncio.wait([finding], timeout=0.2)
         finding.cancel()
         await asyncio.gather(finding, return_exceptions=True)
-        assert (await sampled.dispatch.find(sampling('new'))).replica_id == 'a'
+        assert (await harness.dispatch.find(sampling('new'))).replica_id == 'a'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
-from services.gateway.errors import FutureExpired, PositionMissing, SessionFinished
+from services.gateway.errors import FutureExpired, PayloadLost, PositionMissing, SessionFinished
 from services.gateway.http.body import parse_object
 from services.gateway.http.validation import read_model
 from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_from_json, array_from_proto, array_to_json
@@ -23,8 +23,13 @@ from services.gateway.tinker.routes import TinkerErrors, category_of, field_of, 
 from services.gateway.tinker.training import parse_message, request_from_json, request_from_proto
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import (
+    Cancelled,
+    CheckpointDamaged,
     Code,
+    DeadlinePassed,
+    DigestMismatch,
     DomainError,
+    Internal,
     InvalidField,
     MessageTooLarge,
     QueueFull,
@@ -263,6 +268,12 @@ def test_invalid_path_is_refused(text: str) -> None:
         (QuotaExceeded(quota='adapters', limit=1), 400, 'user'),
         (QueueFull(queue_length=1, queue_limit=1), 429, 'user'),
         (ServiceUnreachable('model'), 503, 'server'),
+        (DeadlinePassed(), 408, 'server'),
+        (Internal('rq-1'), 500, 'server'),
+        (Cancelled(), 400, 'unknown'),
+        (CheckpointDamaged('ad-1/weights/best'), 400, 'user'),
+        (PayloadLost('fu-1'), 400, 'user'),
+        (DigestMismatch('a', 'b'), 500, 'server'),
     ],
 )
 def test_errors_have_status_and_category(error: DomainError, status: int, category: str) -> None:
@@ -273,11 +284,12 @@ def test_errors_have_status_and_category(error: DomainError, status: int, catego
 
 def test_permanent_errors_are_not_retried() -> None:
     """Only errors that a retry can resolve get a status on which the SDK retries."""
-    retryable = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.DATA_LOSS}
+    retryable = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
     for error_class in all_error_classes():
         error = error_class.__new__(error_class)
         code = getattr(error_class, 'code', None)
-        if code is None or code in retryable:
+        is_transient_loss = code is Code.DATA_LOSS and error.disposition.is_transient
+        if code is None or code in retryable or is_transient_loss:
             continue
         assert TinkerErrors().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
 

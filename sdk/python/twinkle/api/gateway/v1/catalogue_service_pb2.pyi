@@ -485,8 +485,8 @@ class Usage(_message.Message):
     OPERATION_COUNT_FIELD_NUMBER: _builtins.int
     PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Id of the run whose weights were used. Empty for the base models without an adapter, and for the usage before the
-    last 30 days of runs that are no longer listed.
+    """Id of the run whose weights were used. Empty for the base models without an adapter, and for usage that is older
+    than 30 days and belongs to runs that are no longer listed.
     """
     trained_token_count: _builtins.int
     """Number of tokens computed by training operations that succeeded, including forward passes without a gradient."""
