@@ -100,16 +100,18 @@ def _packed_pass(
 ) -> Sequence[Tensor]:
     ids_NL, rows = _batch(len(adapters), length, label_share)
     ends = [(index + 1) * length for index in range(len(adapters))]
-    spans = [AdapterSpan(end - length, end, adapter) for end, adapter in zip(ends, adapters, strict=True)]
+    spans = [
+        AdapterSpan(end - length, end, adapter, adapter.sample_dropout())
+        for end, adapter in zip(ends, adapters, strict=True)
+    ]
     unique = {id(adapter): adapter for adapter in adapters}.values()
     if len(unique) == 1:
-        spans = [AdapterSpan(0, ends[-1], adapters[0])]
+        spans = [AdapterSpan(0, ends[-1], adapters[0], adapters[0].sample_dropout())]
     hidden_TD = model.hidden(
         ids_NL.flatten(),
         torch.arange(length).repeat(len(adapters)),
         sequences=[SequenceSpan(end - length, end) for end in ends],
         adapters=spans,
-        is_training=True,
     )
     logps_R = model.head_outputs(hidden_TD[rows], ids_NL.flatten()[rows]).logps_R
     return torch.autograd.grad(-logps_R.sum(), [tensor for adapter in unique for tensor in adapter.parameters()])

@@ -5,13 +5,12 @@ import pytest
 from fixtures.seed_programs import PROGRAMS, RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-_NOT_YET = 'twinkle.infra.runtime.NotSupportedYet: '
+_NOT_YET = 'twinkle.infra.errors.NotSupportedYet: '
 
 
 @pytest.mark.parametrize(
     'program',
     [
-        'english/torchrun_sft',
         'english/ray_grpo',
         'english/ray_sft',
         'english/device_groups',

@@ -43,6 +43,16 @@ def test_rates_cover_the_time_since_the_last_report():
     assert metric.calculate() == {'elapsed_seconds': 0.0, 'learning_rate': 0.25, 'step_count': 4.0}
 
 
+def test_rate_without_anything_to_count_is_left_out():
+    """No rate of steps is reported before the first step, and none of tokens without tokens."""
+    now = [100.0]
+    metric = TrainMetric(clock=lambda: now[0])
+    now[0] += 2.0
+    assert metric.calculate() == {'elapsed_seconds': 2.0}
+    metric.accumulate(forward(1.0, 5))
+    assert metric.calculate() == {'elapsed_seconds': 2.0, 'tokens_per_second': 5.0}
+
+
 @pytest.mark.parametrize('name', METRICS.names)
 def test_every_metric_is_built_by_name(name):
     """Every metric can be built by name and reports floats."""

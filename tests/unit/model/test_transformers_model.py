@@ -1,6 +1,7 @@
 """Tests of the public trainer classes."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -121,8 +122,22 @@ def test_load_without_optimizer(trainer, tmp_path, make_feature):
         trainer.resume_from_checkpoint(folder)
     with pytest.raises(SnapshotMismatch):
         trainer.load('absent', str(tmp_path))
-    with pytest.raises(InvalidArgument):
-        trainer.save('../elsewhere', str(tmp_path))
+    for name in ('../elsewhere', '..', '.', ''):
+        with pytest.raises(InvalidArgument):
+            trainer.save(name, str(tmp_path))
+
+
+def test_load_accepts_the_path_of_save(trainer, tmp_path, make_feature):
+    """`load(save(...))` restores the weights, with an absolute path and with a relative one."""
+    for parent in (tmp_path / 'saved', Path(os.path.relpath(tmp_path)) / 'also'):
+        trainer.forward_backward([make_feature()])
+        trainer.clip_grad_and_step()
+        saved = trainer.get_state_dict()
+        folder = trainer.save('plain', str(parent))
+        trainer.forward_backward([make_feature(9, 9)])
+        trainer.clip_grad_and_step()
+        trainer.load(folder)
+        assert all(torch.equal(saved[name], tensor) for name, tensor in trainer.get_state_dict().items())
 
 
 def test_an_adapter_can_start_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, make_feature):

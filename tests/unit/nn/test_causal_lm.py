@@ -34,17 +34,18 @@ def random_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> 
     return weights.requires_grad_(is_trainable=True)
 
 
-def run_packed(model, sequences, adapters=(), **options):
+def run_packed(model, sequences, adapters=(), *, is_training=False):
     """Run sequences packed side by side; `adapters[i]` is the adapter of sequence i."""
     spans, adapter_spans, begin = [], [], 0
     for index, ids in enumerate(sequences):
         end = begin + len(ids)
         spans.append(SequenceSpan(begin, end))
         if adapters and adapters[index] is not None:
-            adapter_spans.append(AdapterSpan(begin, end, adapters[index]))
+            dropout = adapters[index].sample_dropout() if is_training else None
+            adapter_spans.append(AdapterSpan(begin, end, adapters[index], dropout))
         begin = end
     positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
-    return model.hidden(torch.cat(sequences), positions, sequences=spans, adapters=adapter_spans, **options)
+    return model.hidden(torch.cat(sequences), positions, sequences=spans, adapters=adapter_spans)
 
 
 def test_logits_equal_transformers(folder):

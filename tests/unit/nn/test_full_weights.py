@@ -87,6 +87,5 @@ def _logprob_sum(model: PackedCausalLM, weights: FullWeights | None) -> torch.Te
         torch.arange(len(IDS)),
         sequences=[SequenceSpan(0, len(IDS))],
         adapters=[AdapterSpan(0, len(IDS), weights)],
-        is_training=weights is not None,
     )
     return model.head_outputs(hidden[:-1], ids[1:]).logps_R.sum()

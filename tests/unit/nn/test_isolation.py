@@ -88,6 +88,7 @@ def test_results_in_a_mix_on_an_accelerator_equal_results_alone(name, dtype, sum
     assert all(summary(isolation.deviations(model, seed, longest=120)) < tolerance for seed in range(4))
 
 
+@pytest.mark.slow
 def test_isolation_holds_on_two_threads(odd_dir):
     """Results stay isolated when kernels split their work between two threads."""
     command = [sys.executable, isolation.__file__, str(odd_dir), '--threads', '2', '--seeds', '10', '13']

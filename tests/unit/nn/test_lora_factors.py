@@ -71,7 +71,7 @@ def test_layer_is_one_autograd_node_for_any_number_of_adapters():
     ]
     spans = [AdapterSpan(20 * index, 20 * index + 20, adapter) for index, adapter in enumerate(adapters)]
     x = random_tensor(80, INPUTS, seed=0).requires_grad_()
-    with active.activate(Pass.begin(spans, row_count=80, is_training=True)):
+    with active.activate(Pass(spans, row_count=80)):
         y = layer(x)
     # The rows of the input and the result are views.
     ((layer_node, _),) = y.grad_fn.next_functions
@@ -89,7 +89,7 @@ def test_result_can_be_changed_in_place(has_bias):
     gradients = []
     for is_in_place in (True, False):
         x = random_tensor(20, INPUTS, seed=0)[None].requires_grad_()
-        with active.activate(Pass.begin([AdapterSpan(0, 20, adapter)], row_count=20, is_training=True)):
+        with active.activate(Pass([AdapterSpan(0, 20, adapter)], row_count=20)):
             y = layer(x)
         y = y.clamp_(-0.1, 0.1) if is_in_place else y.clamp(-0.1, 0.1)
         gradients.append(torch.autograd.grad(y.sum(), x)[0])
@@ -110,7 +110,7 @@ def test_gradients_do_not_depend_on_the_layout_of_their_rows(rank):
         rows = slice(first, first + 35)
         x[rows], by_output[rows] = own_x, own_gradient
         spans = [AdapterSpan(first, first + 35, adapter)]
-        with active.activate(Pass.begin(spans, row_count=row_count, is_training=True)):
+        with active.activate(Pass(spans, row_count=row_count)):
             y = layer(x)
         found.append(torch.autograd.grad(y, list(adapter.parameters()), by_output.t().contiguous().t()))
     for other in found[1:]:

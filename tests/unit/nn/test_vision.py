@@ -118,11 +118,9 @@ def run_mix(model, tenants, *, image_seed=3):
         positions.append(torch.arange(len(own)).expand(3, -1) // (1 + tenant % 2))
         row += len(own)
         spans.append(SequenceSpan(begin, row))
-        adapters.append(AdapterSpan(begin, row, weights))
+        adapters.append(AdapterSpan(begin, row, weights, weights.sample_dropout()))
         found.append((begin, row, weights))
-    hidden = model.hidden(
-        torch.cat(ids), torch.cat(positions, dim=1), sequences=spans, adapters=adapters, media=media, is_training=True
-    )
+    hidden = model.hidden(torch.cat(ids), torch.cat(positions, dim=1), sequences=spans, adapters=adapters, media=media)
     logps = model.label_logprobs(hidden, torch.cat(ids))
     logps.sum().backward()
     return {

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any, SupportsIndex
 
 from blake3 import blake3
 
 from twinkle.checkpoint_engine.errors import StateIncomplete
 from twinkle.checkpoint_engine.manifest import DTYPE_BYTES, StateSection, TensorEntry, WeightManifest
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle.data_format.tensor import picklable
 
 _HASHING_THREADS = min(4, os.cpu_count() or 1)
 _SINGLE_THREAD_BYTES = 8 << 20
@@ -34,6 +36,10 @@ class PackedState:
     """Description of `data`."""
     data: memoryview
     """`manifest.size_bytes` read-only bytes."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Pickle the state; with protocol 5, its bytes may be transferred without a copy."""
+        return _state_over, (self.manifest, picklable(self.data, protocol))
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,10 @@ class StatePlan:
         """
         data = b''.join(self.parts)
         return PackedState(self.describe(state_digest(data)), memoryview(data))
+
+
+def _state_over(manifest: WeightManifest, data: bytes | memoryview) -> PackedState:
+    return PackedState(manifest, memoryview(data).cast('B').toreadonly())
 
 
 def state_digest(data: bytes | bytearray | memoryview) -> str:

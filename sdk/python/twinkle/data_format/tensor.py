@@ -6,7 +6,8 @@ as the upper 16 bits of a float32 and handled as uint16.
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from pickle import PickleBuffer
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     'float64': np.dtype('<f8'),
 }
 
+_OUT_OF_BAND = 5
+"""First pickle protocol that can transfer bytes without a copy."""
 DTYPE_NAMES = tuple(_NUMPY_DTYPES)
 """Names of all supported dtypes."""
 
@@ -33,6 +36,10 @@ class TensorData:
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Pickle the tensor; with protocol 5, its bytes may be transferred without a copy."""
+        return TensorData, (self.dtype, self.shape, picklable(self.data, protocol))
 
     def __post_init__(self) -> None:
         """Validate dtype, shape and number of bytes.
@@ -68,3 +75,12 @@ class TensorData:
         if self.dtype == 'bfloat16':
             return (array.astype(np.uint32) << 16).view(np.float32)
         return array
+
+
+def picklable(data: bytes | memoryview, protocol: SupportsIndex) -> PickleBuffer | bytes:
+    """Return bytes in a form that can be pickled; pickle cannot store a memoryview.
+
+    With protocol 5, the receiver of out-of-band buffers decides where the bytes are stored, for example in the shared
+    memory of Ray's object store.
+    """
+    return PickleBuffer(data) if protocol.__index__() >= _OUT_OF_BAND else bytes(data)

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack, cast
 from twinkle.dataloader.ranks import rank_slice
 from twinkle.dataloader.replacing import Replacement, ReplacementLog
 from twinkle.dataloader.sources import BatchSource, IndexedBatches, Layout, Position, Rows, StreamedBatches
-from twinkle.infra import DeviceMesh, place_here, refuse_many_ranks, runtime
+from twinkle.infra import DeviceMesh, place_here, program_mesh, refuse_many_ranks, runtime
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -17,7 +17,8 @@ class LoaderOptions(TypedDict, total=False):
     """Minimum size of the last batch; a smaller one is left out. Default: the number of data ranks, or `batch_size`
     with `drop_last`."""
     device_mesh: DeviceMesh | None
-    """Mesh whose data ranks share each batch; each rank reads its part. Default: the mesh of `initialize`."""
+    """Mesh whose data ranks share each batch; each rank reads its part. Default: the mesh of `initialize`,
+    or all processes that torchrun started."""
     rank: int | None
     """Rank of this process in the mesh. Default: the environment variable `RANK`."""
     remote_group: str | None
@@ -194,7 +195,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _layout(batch_size: int, options: LoaderOptions) -> Layout:
     if batch_size < 1:
         raise ValueError(f'batch_size must be at least 1, got {batch_size}')
-    mesh = options.get('device_mesh') or runtime().device_mesh
+    mesh = options.get('device_mesh') or runtime().device_mesh or program_mesh(None)
     rank_count = 1 if mesh is None else mesh.data_world_size
     if batch_size % rank_count:
         raise ValueError(f'batch_size must be a multiple of the {rank_count} data ranks, got {batch_size}')

@@ -1,21 +1,16 @@
 """Runtime configuration: device meshes, device groups, and `initialize`.
 
-Programs run in one process on one device. Larger meshes can be described, but components refuse to run on them.
+Programs run in one process, or in several processes that torchrun starts.
 """
 
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
+from twinkle.infra.errors import NotSupportedYet
+from twinkle.infra.launcher import is_first_rank, process_count, program_mesh
 from twinkle.infra.logs import get_logger
 from twinkle.infra.placement_report import get_device_placement
 from twinkle.infra.remote import DEFAULT_GROUP, place_here, remote_class, remote_function
-from twinkle.infra.runtime import (
-    NotSupportedYet,
-    Runtime,
-    initialize,
-    refuse_launched_ranks,
-    refuse_many_ranks,
-    runtime,
-)
+from twinkle.infra.runtime import Runtime, initialize, refuse_many_ranks, runtime
 
 __all__ = [
     'DEFAULT_GROUP',
@@ -26,8 +21,10 @@ __all__ = [
     'get_device_placement',
     'get_logger',
     'initialize',
+    'is_first_rank',
     'place_here',
-    'refuse_launched_ranks',
+    'process_count',
+    'program_mesh',
     'refuse_many_ranks',
     'remote_class',
     'remote_function',

@@ -4,14 +4,17 @@ import logging
 import os
 import sys
 
+from twinkle.infra.launcher import is_first_rank
+
 
 def get_logger(name: str = 'twinkle') -> logging.Logger:
     """Return a logger that writes to standard error, unless the program has configured logging itself.
 
-    The environment variable `TWINKLE_LOG_LEVEL` sets the level; the default is INFO.
+    The environment variable `TWINKLE_LOG_LEVEL` sets the level. The default is INFO; in a program of several processes,
+    processes other than the first one log only warnings and errors.
 
     Raises:
-        ValueError: `TWINKLE_LOG_LEVEL` is not a level of `logging`.
+        ValueError: `TWINKLE_LOG_LEVEL` is not a level of `logging`, or `WORLD_SIZE` is not a number.
     """
     logger = logging.getLogger(name)
     if not logger.handlers and not logging.getLogger().handlers:
@@ -19,5 +22,6 @@ def get_logger(name: str = 'twinkle') -> logging.Logger:
         handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', datefmt='%H:%M:%S'))
         logger.addHandler(handler)
         logger.propagate = False
-        logger.setLevel(os.environ.get('TWINKLE_LOG_LEVEL', 'INFO').upper())
+        default = 'INFO' if is_first_rank() else 'WARNING'
+        logger.setLevel(os.environ.get('TWINKLE_LOG_LEVEL', default).upper())
     return logger

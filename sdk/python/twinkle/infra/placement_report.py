@@ -5,11 +5,12 @@ import platform
 import sys
 
 from twinkle.infra.device_group import DeviceGroup
+from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.runtime import runtime
 
 
 def get_device_placement() -> str:
-    """Return a text in a box that lists this process, its device, the axes of the mesh and the groups."""
+    """Return a text in a box that lists this process, its device, the ranks of the mesh and the groups."""
     current = runtime()
     mesh = current.device_mesh
     lines = [
@@ -18,10 +19,23 @@ def get_device_placement() -> str:
     lines.append(f'device      {_device()}')
     axes = [f'{name}={size}' for name, size in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)] if mesh else []
     lines.append(f'mesh        {" x ".join(axes) or "one rank"}')
+    lines += _rank_lines(mesh)
     lines += [f'group       {group.name}: {_ranks(group)} on {group.device_type}' for group in current.groups]
     width = max(len(line) for line in lines)
     rows = [f'│ {line.ljust(width)} │' for line in lines]
     return '\n'.join(['', f'╭{"─" * (width + 2)}╮', *rows, f'╰{"─" * (width + 2)}╯'])
+
+
+def _rank_lines(mesh: DeviceMesh | None) -> list[str]:
+    """Return a line per rank of a mesh of several ranks, with its position."""
+    if mesh is None or mesh.world_size == 1:
+        return []
+    own = mesh.rank()
+    lines: list[str] = []
+    for rank in sorted(int(rank) for rank in mesh.mesh.flat):
+        position = ', '.join(f'{name} {mesh.axis_rank(name, rank)}' for name in mesh.mesh_dim_names)
+        lines.append(f'rank {rank:<6} {position}{" (this process)" if rank == own else ""}')
+    return lines
 
 
 def _ranks(group: DeviceGroup) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
 from twinkle.infra.device_group import DeviceGroup
+from twinkle.infra.errors import NotSupportedYet
 from twinkle.infra.logs import get_logger
-from twinkle.infra.runtime import NotSupportedYet, refuse_many_ranks, runtime
+from twinkle.infra.runtime import refuse_many_ranks, runtime
 
 DEFAULT_GROUP = 'default'
 """Name of the predefined group that contains this process."""
@@ -47,8 +48,8 @@ def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
         )
     if group.size > 1:
         raise NotSupportedYet(
-            f'{component}: group {remote_group!r} has {group.size} ranks, which needs torchrun or Ray, and neither is '
-            f'supported yet; set ranks=1 to run in this process, or train through `twinkle up`'
+            f'{component}: group {remote_group!r} has {group.size} ranks, which is not supported yet; set ranks=1 and '
+            f'start several processes with torchrun, or train through `twinkle up`'
         )
     _check_device(component, group)
     get_logger().info('component runs in this process component=%s group=%s', component, remote_group)

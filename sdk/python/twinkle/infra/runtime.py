@@ -1,6 +1,5 @@
 """The process-wide runtime settings, and `initialize`, which sets them."""
 
-import os
 import random
 import sys
 from collections.abc import Sequence
@@ -11,10 +10,8 @@ import numpy as np
 
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
-
-
-class NotSupportedYet(NotImplementedError):
-    """A documented mode that this release does not implement. The message names an alternative."""
+from twinkle.infra.errors import NotSupportedYet
+from twinkle.infra.launcher import program_mesh
 
 
 class RayOptions(TypedDict, total=False):
@@ -59,63 +56,48 @@ def initialize(
     """Set the runtime settings and seed the random number generators.
 
     Args:
-        mode: 'local' runs in this process; 'ray' is not supported yet.
+        mode: 'local' runs in this process, or in the processes that torchrun started; 'ray' is not supported yet.
         seed: seed of `random`, numpy and, if it is already imported, torch.
         full_determinism: make torch raise an error for nondeterministic algorithms.
         groups: named groups that components can be placed on. A group of one rank is this process, with one device.
-        global_device_mesh: default mesh of components.
+        global_device_mesh: default mesh of components, with one rank per process. None: data parallel over the
+            processes that torchrun started.
         ray_options: options of mode 'ray'.
 
     Raises:
-        ValueError: `mode` is unknown, an option does not apply to it, or two groups have the same name.
-        NotSupportedYet: `mode` is 'ray', the mesh has more than one rank, a group assigns devices to workers, or a
-            launcher such as torchrun started several processes.
+        ValueError: `mode` is unknown, an option does not apply to it, two groups have the same name, or the mesh does
+            not have one rank per process.
+        NotSupportedYet: `mode` is 'ray', the mesh has an axis that is not supported, or a group assigns devices to
+            workers.
     """
     if mode not in ('local', 'ray'):
         raise ValueError(f"mode must be 'local' or 'ray', got {mode!r}")
     if mode == 'ray':
         raise NotSupportedYet(
-            "mode='ray' is not supported yet; use mode='local' and one device, or train through `twinkle up`"
+            "mode='ray' is not supported yet; use mode='local', with torchrun for several devices, or train through "
+            '`twinkle up`'
         )
     if ray_options:
         raise ValueError(f"{sorted(ray_options)} apply to mode='ray' only; leave them out")
-    refuse_many_ranks(global_device_mesh)
-    refuse_launched_ranks()
+    mesh = program_mesh(global_device_mesh)
     _check_unique_names(groups)
     _refuse_assigned_devices(groups)
     if full_determinism and 'torch' not in sys.modules:
         raise ValueError('full_determinism is a setting of torch; import torch before calling initialize()')
-    _current[0] = Runtime(seed=seed, device_mesh=global_device_mesh, groups=tuple(groups))
+    _current[0] = Runtime(seed=seed, device_mesh=mesh, groups=tuple(groups))
     _seed_all(seed, is_fully_deterministic=full_determinism)
 
 
 def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
-    """Refuse a mesh that this release cannot run.
+    """Refuse a mesh of several ranks, for components that run in each process separately.
 
     Raises:
         NotSupportedYet: the mesh has more than one rank.
     """
     if device_mesh is not None and device_mesh.world_size > 1:
-        sizes = zip(device_mesh.mesh_dim_names, device_mesh.mesh.shape, strict=True)
-        axes = ' x '.join(f'{name}={size}' for name, size in sizes if size > 1)
         raise NotSupportedYet(
-            f'a mesh of {device_mesh.world_size} ranks ({axes}) needs torchrun or Ray, and neither is supported yet; '
-            'leave the mesh out to run on one device, or train through `twinkle up`'
-        )
-
-
-def refuse_launched_ranks() -> None:
-    """Refuse to run as one of several processes of torchrun, which would all train the same batches.
-
-    Raises:
-        NotSupportedYet: the environment variable WORLD_SIZE is more than 1.
-    """
-    world_size = os.environ.get('WORLD_SIZE', '').strip()
-    if world_size not in ('', '0', '1'):
-        raise NotSupportedYet(
-            f'WORLD_SIZE is {world_size}, so a launcher such as torchrun started several processes, and each of them '
-            'would train the same batches and save to the same folder; run one process with `python`, or train '
-            'through `twinkle up`'
+            f'this component does not support a mesh of {device_mesh.world_size} ranks yet; leave device_mesh out, so '
+            'that each process has a separate component'
         )
 
 

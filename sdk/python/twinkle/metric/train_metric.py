@@ -15,9 +15,9 @@ class TrainMetric(CountingMetric):
     """Reports throughput and the last step.
 
     It reports `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and
-    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report. After a restart the clock
-    continues from the saved state: the downtime does not count, and a replayed batch counts with the time of its
-    replay.
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second` since the last report; a rate is left out while there
+    was nothing to count. After a restart the clock continues from the saved state: the downtime does not count, and a
+    replayed batch counts with the time of its replay.
 
     Args:
         clock: function that returns ascending seconds.
@@ -51,8 +51,8 @@ class TrainMetric(CountingMetric):
         elapsed = self._clock() - self._begin
         values = {_ELAPSED: elapsed}
         if elapsed > 0:
-            values['tokens_per_second'] = self.total('tokens') / elapsed
-            values['steps_per_second'] = self.total('steps') / elapsed
+            counts = {name: self.total(name) for name in ('tokens', 'steps')}
+            values |= {f'{name}_per_second': count / elapsed for name, count in counts.items() if count}
         values |= {name: float(self._totals[name]) for name in _LAST if name in self._totals}
         return {**values, **self.means({'grad_norm': 'grad_norm_sum'}, by='grad_norm_count')}
 

@@ -20,7 +20,7 @@ class MegatronModel:
         alternative = cls.__name__.replace('Megatron', 'Transformers')
         raise NotSupportedYet(
             f'{cls.__name__} needs the Megatron backend, which is not supported yet; use {alternative} with the same '
-            f'arguments, without device_mesh, to train on one device'
+            f'arguments and a mesh of dp_size and fsdp_size'
         )
 
 

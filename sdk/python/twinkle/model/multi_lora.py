@@ -1,4 +1,4 @@
-"""Trainer shared by several tenants of one process."""
+"""Trainer shared by several tenants."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Trainer of one process and one device."""
+"""Trainer of one process, or of several processes that torchrun starts."""
 
 from pathlib import Path
 from typing import Any
@@ -6,32 +6,41 @@ from typing import Any
 import torch
 
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_launched_ranks, refuse_many_ranks, remote_class, runtime
+from twinkle.infra import DeviceMesh, NotSupportedYet, program_mesh, remote_class, runtime
 from twinkle.model.base import TwinkleModel
-from twinkle.model.engine import TrainerEngine
+from twinkle.model.engine.mesh_engine import engine_on_mesh
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
 from twinkle.nn import PackedCausalLM
+from twinkle.parallel import join_ranks
 
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
 
 @remote_class()
 class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
-    """Causal language model of transformers with adapters in training on one device.
+    """Causal language model of transformers with adapters in training.
+
+    In a program of several processes, every process makes the same calls and passes its share of each batch. All
+    processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
+    shares; for custom losses see `forward_backward_custom`. Outputs per example are those of the process's examples.
 
     Args:
         model_id: hub id or folder.
-        device_mesh: mesh of one device, or None.
+        device_mesh: mesh with one rank per process. `dp` ranks share the passes of a batch; `fsdp` ranks also share
+            one copy of the frozen weights. None: the mesh of `initialize`, or `dp` over all processes.
         mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
-        device: torch device; None uses 'cuda' if it is available, else 'cpu'.
+        device: torch device; None uses 'cuda' if it is available, else 'cpu'. Processes of one
+            machine use different GPUs if there are enough.
         activation_checkpointing: whether to recompute activations in the backward pass, which needs less memory and
             more time and gives bitwise the same results.
         max_pass_tokens: maximum number of rows per pass; larger batches run in parts.
         unsupported: options of other releases, which are refused by name.
 
     Raises:
-        NotSupportedYet: several devices, or an option in `unsupported`.
+        NotSupportedYet: an axis other than `dp` and `fsdp` has several ranks, or an option is in `unsupported`.
+        ValueError: the mesh does not have one rank per process.
+        UnsupportedModel: the weights of the model cannot be shared by `fsdp` ranks.
         ModelNotFound: the id does not resolve to a model.
     """
 
@@ -50,14 +59,15 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             raise NotSupportedYet(f'{sorted(unsupported)} are not supported yet; leave them out')
         if mixed_precision not in _DTYPES:
             raise InvalidArgument(f'mixed_precision must be one of {sorted(_DTYPES)}, got {mixed_precision!r}')
-        refuse_many_ranks(device_mesh or runtime().device_mesh)
-        refuse_launched_ranks()
+        mesh = program_mesh(device_mesh or runtime().device_mesh)
+        device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+        join_ranks(torch.device(device).type)
         folder = resolve_model(model_id)
         model = PackedCausalLM.load(
             folder,
             dtype=_DTYPES[mixed_precision],
-            device=device or ('cuda' if torch.cuda.is_available() else 'cpu'),
+            device=device,
             is_checkpointed=activation_checkpointing,
         )
-        engine = TrainerEngine(model, max_pass_tokens=max_pass_tokens)
+        engine = engine_on_mesh(model, mesh, max_pass_tokens=max_pass_tokens)
         super().__init__(engine, model_id=model_id, folder=Path(folder))

@@ -1,4 +1,4 @@
-"""Critic of one process and one device: a trainer whose adapters learn values."""
+"""Critic: a trainer whose adapters learn values."""
 
 from typing import Any
 
@@ -23,6 +23,7 @@ class TransformersValueModel(TransformersModel):
 
     Raises:
         NotSupportedYet, ModelNotFound: see `TransformersModel`.
+        UnsupportedModel: the whole model is trained, and the mesh has `fsdp` ranks.
     """
 
     def add_adapter_to_model(

@@ -8,6 +8,7 @@ for the same tokens agree.
 
 from twinkle.nn.base_weights import merged_parameters, replace_parameters
 from twinkle.nn.causal_lm import PackedCausalLM
+from twinkle.nn.dropout import RowDropout
 from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
@@ -19,11 +20,13 @@ from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.media import MediaSpan
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
+from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
 
 __all__ = [
     'AdapterSpan',
     'AdapterWeights',
+    'BaseSharding',
     'CacheSize',
     'FullWeights',
     'HeadAdapter',
@@ -37,6 +40,7 @@ __all__ = [
     'MediaSpan',
     'PackError',
     'PackedCausalLM',
+    'RowDropout',
     'SequenceSpan',
     'UnknownParameters',
     'UnknownTargetModules',

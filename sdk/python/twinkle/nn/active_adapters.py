@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from twinkle.nn.dropout import RowDropout
 from twinkle.nn.layer_update import LayerDropout, LayerUpdate
 from twinkle.nn.spans import AdapterSpan
 
@@ -25,18 +24,10 @@ class LayerSpan:
 
 @dataclass(frozen=True)
 class Pass:
-    """Adapters of one pass with their dropout, sampled once so that any part of the pass can be recomputed."""
+    """Adapters of one pass."""
 
     spans: Sequence[AdapterSpan] = ()
-    dropouts: Sequence[RowDropout | None] = ()
     row_count: int = 0
-
-    @classmethod
-    def begin(cls, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> 'Pass':
-        """Return a pass over the given spans; a training pass samples each adapter's dropout, in order."""
-        used = [span for span in spans if span.adapter is not None]
-        dropouts = [span.adapter.sample_dropout() if is_training else None for span in used]
-        return cls(used, dropouts, row_count)
 
 
 class ActiveAdapters:
@@ -77,9 +68,9 @@ class ActiveAdapters:
         if self._running is None:
             return []
         found: list[LayerSpan] = []
-        for span, dropout in zip(self._running.spans, self._running.dropouts, strict=True):
-            update = span.adapter.update_of(path)
+        for span in self._running.spans:
+            update = None if span.adapter is None else span.adapter.update_of(path)
             if update is not None:
-                layer_dropout = None if dropout is None else LayerDropout(dropout, layer)
+                layer_dropout = None if span.dropout is None else LayerDropout(span.dropout, layer)
                 found.append(LayerSpan(span.begin_row, span.end_row, update, layer_dropout))
         return found

@@ -20,7 +20,7 @@ def merged_parameters(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, 
     Raises:
         UnsupportedModel: the adapter updates a head that is tied to the embeddings.
     """
-    merged = {name: parameter.detach() for name, parameter in model.base_parameters.items()}
+    merged = dict(model.base_state())
     with torch.no_grad():
         for path, factors in adapter.factors.items():
             if f'{path}.weight' not in merged:

@@ -4,7 +4,8 @@ Legend: T rows of the pack, R any selection of rows, D hidden size, V vocabulary
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.probe import check_configuration, check_packed, reference_of, refusing
 from twinkle.nn.rows import pad_rows, padded_row_count
+from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
 
@@ -45,10 +47,13 @@ class PackedCausalLM:
         self.config: Any = model.config.get_text_config()
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
-        self._head, self.head_path = _head_of(model, self.config)
+        self.sharding: BaseSharding | None = None
+        """Division of the frozen weights among several ranks; None if this process holds all of them."""
+        self.head_layer, self.head_path = _head_of(model, self.config)
+        """Output head and its module path."""
+        self._softcap: float | None = getattr(self.config, 'final_logit_softcapping', None)
         self._logit_scale = _logit_scale_of(self.config)
-        self.base_parameters = dict(model.named_parameters())
-        """Frozen weights by the model's parameter names, tied ones once."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
@@ -57,6 +62,7 @@ class PackedCausalLM:
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
         self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
         """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
+        self._parameter_owners = _owners_of(model, names)
         self._widths = _widths_of(text, head=model.get_output_embeddings())
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
@@ -98,6 +104,29 @@ class PackedCausalLM:
             check_configuration(packed)
             check_packed(packed, model, reference, is_bitwise=packed.device.type == 'cpu')
         return packed
+
+    @property
+    def base_parameters(self) -> dict[str, Tensor]:
+        """Frozen weights by the model's parameter names, tied ones once.
+
+        If the model is sharded, the values are the shards of this rank (`DTensor`), and `base_state` gathers them.
+        Sharding replaces the parameters, so read this property again instead of keeping its result.
+        """
+        return {name: getattr(module, key) for name, (module, key) in self._parameter_owners.items()}
+
+    def base_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the whole tensor of each frozen weight; all ranks of a sharded model must read all."""
+        for name, parameter in self.base_parameters.items():
+            whole = parameter if self.sharding is None else self.sharding.gathered(parameter)
+            yield name, whole.detach()
+
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which embedding and head are whole, for passes outside of `BaseSharding.running_pass`."""
+        return nullcontext() if self.sharding is None else self.sharding.whole_weights()
+
+    @property
+    def _head(self) -> HeadWeights:
+        return HeadWeights(self.head_layer.weight, self.head_layer.bias, self._softcap)
 
     @property
     def backbone(self) -> nn.Module:
@@ -165,7 +194,6 @@ class PackedCausalLM:
         sequences: Sequence[SequenceSpan],
         adapters: Sequence[AdapterSpan] = (),
         media: Sequence[MediaSpan] = (),
-        is_training: bool = False,
     ) -> Tensor:
         """Run the pack through all layers except the head.
 
@@ -174,10 +202,9 @@ class PackedCausalLM:
             position_ids_T: int64 [T], the position of each token within its sequence; for a model with a vision or
                 audio tower also [3, T], the positions on the time, height and width axes.
             sequences: spans that cover all rows in order.
-            adapters: disjoint spans in order; rows outside them use the base model.
-            media: images, videos and clips whose tokens are among the rows.
-            is_training: whether to apply dropout, sampled from each adapter's generator. Gradients are recorded under
+            adapters: disjoint spans in order; rows outside them use the base model. Gradients are recorded under
                 torch's grad mode for the adapters whose weights require them.
+            media: images, videos and clips whose tokens are among the rows.
 
         Returns:
             float [T, D], after the final norm.
@@ -194,7 +221,7 @@ class PackedCausalLM:
         padded_count = padded_row_count(row_count, self._widths)
         ids = pad_rows(input_ids_T, padded_count)
         inputs = self._inputs(ids, position_ids_T, media)
-        with self._active.activate(Pass.begin(adapters, row_count=padded_count, is_training=is_training)):
+        with self._active.activate(Pass(adapters, row_count=padded_count)):
             output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
         return output.last_hidden_state[0, :row_count]
 
@@ -260,7 +287,7 @@ class PackedCausalLM:
         return hidden_RD if self._logit_scale == 1.0 else hidden_RD * self._logit_scale
 
 
-def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
+def _head_of(model: PreTrainedModel, config: Any) -> tuple[nn.Linear, str]:
     """Return the output head and its module path."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
@@ -270,7 +297,17 @@ def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
             f'{type(model).__name__} sets attn_logit_softcapping, which the packed forward path does not support'
         )
     path = next(path for path, module in model.named_modules() if module is head)
-    return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
+    return head, path
+
+
+def _owners_of(model: nn.Module, names: Mapping[nn.Parameter, str]) -> dict[str, tuple[nn.Module, str]]:
+    """Return the module that holds each parameter, and its name there, in the order of `names`."""
+    owners = {
+        parameter: (module, key)
+        for module in model.modules()
+        for key, parameter in module.named_parameters(recurse=False)
+    }
+    return {name: owners[parameter] for parameter, name in names.items()}
 
 
 def _logit_scale_of(config: Any) -> float:

@@ -23,6 +23,13 @@ class RowDropout:
         seed = torch.randint(_SEED_LIMIT, (), generator=generator, dtype=torch.int64)
         return cls(probability, int(seed))
 
+    def of_half(self, index: int) -> 'RowDropout':
+        """Return the dropout of the first (0) or second (1) half of the rows, when each half runs in a separate pass.
+
+        No seed is sampled, so dividing a pass does not change the dropout of later passes.
+        """
+        return RowDropout(self.probability, (2 * self.seed + 1 + index) % _SEED_LIMIT)
+
     def mask(self, x: Tensor, *, layer: int) -> Tensor:
         """Return the factors for `x`: 0 or `1 / (1 - probability)`. Every call returns the same mask."""
         generator = torch.Generator(device=x.device).manual_seed(self.seed + layer * _LAYER_STRIDE)

@@ -26,13 +26,15 @@ class FullWeights:
 
     Raises:
         UnknownParameters: a name matches no parameter.
-        UnsupportedModel: the weights are not float32, or the model has a vision or audio tower.
+        UnsupportedModel: the weights are not float32 or are sharded, or the model has a vision or audio tower.
     """
 
     def __init__(self, model: PackedCausalLM, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
             raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
         chosen = select_parameters(model.base_parameters, target_modules)
+        if model.sharding is not None:
+            raise UnsupportedModel('full-parameter training does not support sharded weights yet; set fsdp_size to 1')
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
         self.config = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from twinkle.nn.errors import PackError
 
 if TYPE_CHECKING:
+    from twinkle.nn.dropout import RowDropout
     from twinkle.nn.kv_cache import KVCache
     from twinkle.nn.layer_update import AdapterWeights
 
@@ -28,6 +29,8 @@ class AdapterSpan:
     begin_row: int
     end_row: int
     adapter: 'AdapterWeights | None'
+    dropout: 'RowDropout | None' = None
+    """Dropout of the adapter in this pass; None if it has none or the pass is not for training."""
 
 
 def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:

@@ -15,7 +15,7 @@ from twinkle.template.continuation import continued, token_fields
 from twinkle.template.errors import ExampleTooLong, TemplateError
 from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
 from twinkle.template.media import ReadsMedia
-from twinkle.template.messages import check_tools, check_trajectory, with_system
+from twinkle.template.messages import check_special_texts, check_tools, check_trajectory, with_system
 from twinkle.template.thinking import THINK_CLOSE, THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
 from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, calls_of, text_without
@@ -41,6 +41,10 @@ class TemplateOptions(TypedDict, total=False):
     """Whether the model may think before it answers; passed to the chat template. Default: True."""
     is_media_read: bool
     """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
+    refuse_special_tokens: bool
+    """Whether chats are refused whose messages or tools contain the text of a special token, such as `<|im_end|>`.
+    The tokenizer cannot distinguish such text from the tokens of the chat template, so it can forge turns. Use it for
+    text from users. Default: False."""
     tool_call_parser: str | ToolCallParser
     """Format of the model's tool calls: a name registered in `TOOL_CALL_PARSERS`, or a parser. Default: 'hermes' if the
     source of the chat template contains `<tool_call>`, else 'json'."""
@@ -88,6 +92,7 @@ class Template(ReadsMedia):
         self.truncation_strategy: TruncationStrategy = options.get('truncation_strategy', 'raise')
         self.default_system = options.get('default_system')
         self.enable_thinking = options.get('enable_thinking', True)
+        self.refuse_special_tokens = options.get('refuse_special_tokens', False)
         if self.max_length < 1:
             raise ValueError(f'max_length must be at least 1, got {self.max_length}')
         if self.truncation_strategy not in get_args(TruncationStrategy):
@@ -126,10 +131,14 @@ class Template(ReadsMedia):
         Raises:
             InvalidTrajectory: names the field, such as `messages[1].role`.
         """
+        given = trajectory
         if self._media is not None:
+            # This inserts special tokens for images.
             trajectory = self._media.formatted(trajectory)
         messages = with_system(check_trajectory(trajectory, is_media_read=self.is_mm), self.default_system)
         tools = check_tools(trajectory.get('tools'))
+        if self.refuse_special_tokens:
+            check_special_texts(given, self.tokenizer.special_texts)
         has_field, is_opened = self._mentions('reasoning_content'), self.opens_thought
         formatted: dict[str, Any] = dict(trajectory)
         formatted['messages'] = [

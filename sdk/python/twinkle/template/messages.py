@@ -1,7 +1,7 @@
 """Check chats and bring them into the form that chat templates expect."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.template.errors import InvalidTrajectory
@@ -109,6 +109,24 @@ def with_system(messages: list[dict[str, Any]], default_system: str | None) -> l
     if default_system is None or messages[0]['role'] == 'system':
         return messages
     return [{'role': 'system', 'content': default_system}, *messages]
+
+
+def check_special_texts(trajectory: Mapping[str, Any], special_texts: Iterable[str]) -> None:
+    """Refuse a valid chat whose messages or tools contain the text of a special token.
+
+    Raises:
+        InvalidTrajectory: names the field and the token.
+    """
+    waiting: list[tuple[str, Any]] = [(name, trajectory.get(name)) for name in ('messages', 'tools')]
+    for path, value in waiting:
+        if isinstance(value, Mapping):
+            items = cast('Mapping[Any, Any]', value).items()
+            waiting += [(f'{path} (a name)', name) for name, _ in items]
+            waiting += [(f'{path}.{name}', item) for name, item in items]
+        elif _is_list(value):
+            waiting += [(f'{path}[{index}]', item) for index, item in enumerate(value)]
+        elif isinstance(value, str) and (found := [text for text in special_texts if text in value]):
+            raise InvalidTrajectory(path, f'contains the special token {found[0]!r}')
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -1,7 +1,8 @@
-"""Trainer for many adapters on one frozen model and one device. Synchronous; call it from one thread."""
+"""Trainer for many adapters on one frozen model. Synchronous; call it from one thread."""
 
 from twinkle.data_format import ForwardResult, StepResult
 from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.pass_group import PassGroup
 from twinkle.model.engine.results import BatchItem, BatchResult, ForwardOptions, StepOptions
 from twinkle.model.engine.snapshot import AdapterSnapshot
 from twinkle.model.engine.trainer_engine import TrainerEngine
@@ -13,6 +14,7 @@ __all__ = [
     'BatchResult',
     'ForwardOptions',
     'ForwardResult',
+    'PassGroup',
     'StepOptions',
     'StepResult',
     'TrainerEngine',

@@ -17,11 +17,43 @@ from twinkle.model.errors import AdapterNotReady, LossNotFinite
 from twinkle.module import GradientNotFinite, clip_by_norm, clip_by_value
 
 
-def sum_gradients(first: Sequence[Tensor] | None, second: Sequence[Tensor]) -> Sequence[Tensor]:
+def sum_gradients(first: Sequence[Tensor] | None, second: Sequence[Tensor] | None) -> Sequence[Tensor] | None:
     """Return the sum of two gradients; None counts as zero."""
-    if first is None:
-        return second
+    if first is None or second is None:
+        return second if first is None else first
     return [a + b for a, b in zip(first, second, strict=True)]
+
+
+class GradientSum:
+    """The sum of the gradients of a batch's parts.
+
+    The gradients are added in pairs of neighbours, the sums again in pairs, and so on; the last one of an odd number
+    goes to the next level. This binary tree depends only on the number of parts, so several processes can each add
+    complete subtrees and still get bitwise the same sum. Memory: up to `log2(parts) + 1` gradients.
+
+    Args:
+        is_folded: whether the gradients are added one after the other instead, with memory for one gradient.
+    """
+
+    def __init__(self, *, is_folded: bool = False) -> None:
+        self._is_folded = is_folded
+        self._subtrees: list[tuple[int, Sequence[Tensor] | None]] = []
+        """Number of parts and sum of each complete subtree, from the first part to the last."""
+
+    def add(self, gradient: Sequence[Tensor] | None) -> None:
+        """Add the gradient of the next part; None if it has none."""
+        size = 1
+        while self._subtrees and (self._is_folded or self._subtrees[-1][0] == size):
+            left_size, left = self._subtrees.pop()
+            gradient, size = sum_gradients(left, gradient), left_size + size
+        self._subtrees.append((size, gradient))
+
+    def total(self) -> Sequence[Tensor] | None:
+        """Return the sum of all parts; None if no part has a gradient."""
+        total: Sequence[Tensor] | None = None
+        for _, subtree in reversed(self._subtrees):
+            total = sum_gradients(subtree, total)
+        return total
 
 
 def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:

@@ -6,6 +6,7 @@ A value that is not finite in one loss therefore does not affect the others.
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -83,13 +84,20 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
     """
     begin = time.perf_counter()
     is_training = segments[0].purpose.is_training
-    with torch.set_grad_enabled(is_training):
+    running_pass = nullcontext() if model.sharding is None else model.sharding.running_pass()
+    with torch.set_grad_enabled(is_training), running_pass:
         outputs = forward_outputs(model, segments)
         runs = [_SegmentRun(segment, own) for segment, own in zip(segments, outputs, strict=True)]
         for run in runs:
             _calculate(run)
-    if is_training:
-        _differentiate([run for run in runs if run.refusal is None and run.output['loss'].requires_grad])
+        error = None
+        if is_training:
+            learning = [run for run in runs if run.refusal is None and run.output['loss'].requires_grad]
+            error = _differentiate(model, learning)
+    if error is not None:
+        # Raised after the block, because `running_pass` skips its collectives after an exception, and other ranks wait
+        # for them.
+        raise BackwardFailed from error
     # The check that gradients are finite synchronized with the device, so its work is complete.
     seconds = time.perf_counter() - begin
     widths = chain.from_iterable(model.layers.values())
@@ -142,7 +150,11 @@ def plain_output(output: LossOutput) -> LossOutput:
 
 
 def gradients_of(
-    states: Sequence[AdapterState], values: Sequence[Tensor], *, by_outputs: Sequence[Tensor] | None = None
+    states: Sequence[AdapterState],
+    values: Sequence[Tensor],
+    *,
+    by_outputs: Sequence[Tensor] | None = None,
+    more_inputs: Sequence[Tensor] = (),
 ) -> list[Sequence[Tensor]]:
     """Return the gradient of each adapter's value by its parameters, from one backward pass.
 
@@ -150,6 +162,8 @@ def gradients_of(
         states: states of different adapters.
         values: one value per adapter.
         by_outputs: upstream gradients of the values; None for scalar values.
+        more_inputs: tensors that the backward pass must reach, see `BaseSharding.pass_inputs`; their gradients are
+            discarded.
 
     Returns:
         Gradients in the order of `AdapterState.parameters`; zeros where a value does not depend on a parameter.
@@ -157,7 +171,7 @@ def gradients_of(
     parameters = [state.parameters() for state in states]
     flat = torch.autograd.grad(
         list(values),
-        [parameter for own in parameters for parameter in own],
+        [*(parameter for own in parameters for parameter in own), *more_inputs],
         grad_outputs=by_outputs,
         allow_unused=True,
         materialize_grads=True,
@@ -192,26 +206,29 @@ def _calculate(run: _SegmentRun) -> None:
         run.refusal = error
 
 
-def _differentiate(runs: Sequence[_SegmentRun]) -> None:
+def _differentiate(model: PackedCausalLM, runs: Sequence[_SegmentRun]) -> Exception | None:
+    """Calculate the gradients; return the exception of the backward pass if several losses may have caused it."""
     if not runs:
-        return
+        return None
     states = [run.segment.purpose.state for run in runs]
+    more_inputs = () if model.sharding is None else model.sharding.pass_inputs
     try:
-        gradients = gradients_of(states, [run.output['loss'] for run in runs])
+        gradients = gradients_of(states, [run.output['loss'] for run in runs], more_inputs=more_inputs)
     except LOSS_FAILURES as error:
         if is_out_of_memory(error):
             raise
         if len(runs) > 1:
-            raise BackwardFailed from error
+            return error
         purpose = runs[0].segment.purpose
         runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
-        return
+        return None
     for run, gradient in zip(runs, gradients, strict=True):
         run.gradient = gradient
         try:
             check_gradient(run.segment.purpose.state, gradient)
         except LossNotFinite as error:
             run.refusal = error
+    return None
 
 
 def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float, padded_count: int) -> PassResult:

@@ -19,9 +19,31 @@ from torch import Tensor
 from twinkle.loss import LossBatch
 from twinkle.model.engine.adapter_state import SegmentOutputs
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedCausalLM, SequenceSpan
+from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedCausalLM, RowDropout, SequenceSpan
 from twinkle.nn.rows import block_rows
 from twinkle.processor import PackedBatch, join_positions
+
+
+@dataclass(frozen=True)
+class SegmentDropout:
+    """Dropout of one adapter in a pass: at its layers, and at the output head if the adapter changes it."""
+
+    layers: RowDropout | None = None
+    head: RowDropout | None = None
+
+    @classmethod
+    def sample(cls, purpose: Purpose, model: PackedCausalLM) -> 'SegmentDropout':
+        """Sample the dropout of the next pass, which advances the adapter's generator if the pass is for training."""
+        if not purpose.is_training or purpose.options.is_adapter_disabled:
+            return cls()
+        weights = purpose.state.weights
+        has_head = weights.update_of(model.head_path) is not None
+        return cls(weights.sample_dropout(), weights.sample_dropout() if has_head else None)
+
+    def of_half(self, index: int) -> 'SegmentDropout':
+        """Return the dropout of one half of the rows; see `RowDropout.of_half`."""
+        halves = [None if dropout is None else dropout.of_half(index) for dropout in (self.layers, self.head)]
+        return SegmentDropout(*halves)
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,7 @@ class Segment:
 
     purpose: Purpose
     batch: PackedBatch
+    dropout: SegmentDropout
 
     @property
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
@@ -40,12 +63,8 @@ class Segment:
         """Return the adapter's update of the head with its dropout, or None if it does not change the head."""
         if self.purpose.options.is_adapter_disabled:
             return None
-        weights = self.purpose.state.weights
-        update = weights.update_of(model.head_path)
-        if update is None:
-            return None
-        dropout = weights.sample_dropout() if self.purpose.is_training else None
-        return HeadAdapter(update, dropout, first_layer=len(model.layers))
+        update = self.purpose.state.weights.update_of(model.head_path)
+        return None if update is None else HeadAdapter(update, self.dropout.head, first_layer=len(model.layers))
 
     @property
     def head_needs(self) -> tuple[bool, int]:
@@ -91,7 +110,7 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
     for segment in segments:
         sequences += [SequenceSpan(row + begin, row + end) for begin, end in segment.batch.sequence_bounds]
         weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
-        adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights))
+        adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights, segment.dropout.layers))
         media += [
             MediaSpan(row + one.begin_row, row + one.end_row, one.kind, to_device(one.patches_PC), one.grid)
             for one in segment.batch.media
@@ -103,7 +122,6 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
         sequences=sequences,
         adapters=adapters,
         media=media,
-        is_training=segments[0].purpose.is_training,
     )
 
 

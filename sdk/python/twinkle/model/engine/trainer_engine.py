@@ -1,6 +1,7 @@
-"""Trainer on one device, composed of classes that each implement some of its methods."""
+"""Trainer of many adapters, composed of classes that each implement some of its methods."""
 
 from twinkle.model.engine.configuring import Configuring
+from twinkle.model.engine.pass_group import PassGroup
 from twinkle.model.engine.persistence import Persistence
 from twinkle.model.engine.stepping import Stepping
 from twinkle.model.engine.training import Training
@@ -18,9 +19,11 @@ class TrainerEngine(Configuring, Training, Stepping, Persistence):
         max_pass_tokens: maximum number of rows of one pass, which bounds memory. Batches of several adapters share a
             pass. A larger batch whose loss is a sum over features runs in several passes with summed gradients. The
             division of a batch depends only on this number and the batch.
+        group: ranks that share the passes of each batch. Every rank must make the same calls on equal adapters, and
+            gets the same results, bitwise those of one process. None for this process alone.
 
     Concurrency: call it from one thread.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int = 1024) -> None:
-        super().__init__(model, max_pass_tokens=max_pass_tokens)
+    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int = 1024, group: PassGroup | None = None) -> None:
+        super().__init__(model, max_pass_tokens=max_pass_tokens, group=group)

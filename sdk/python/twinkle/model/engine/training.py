@@ -1,7 +1,7 @@
 """Engine methods that run the model: forward and backward passes of one or several adapters."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,16 @@ from twinkle.data_format import InputFeature
 from twinkle.loss import InvalidLossInput, Loss
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
-from twinkle.model.engine.batch_runner import BatchRunner, ItemRun
+from twinkle.model.engine.batch_runner import BatchRunner
 from twinkle.model.engine.gradient import accumulate, total_gradient
 from twinkle.model.engine.joint_pass import LOSS_FAILURES, gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import is_out_of_memory
-from twinkle.model.engine.pass_outputs import Segment, forward_outputs
+from twinkle.model.engine.pass_group import PassGroup
+from twinkle.model.engine.pass_outputs import Segment, SegmentDropout, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.engine.reports import forward_result, result_of_pending
 from twinkle.model.engine.results import BatchItem, BatchResult, ForwardOptions
+from twinkle.model.engine.rounds import ItemRun
 from twinkle.model.errors import (
     AdapterNotReady,
     BatchTooLarge,
@@ -30,6 +32,8 @@ from twinkle.model.errors import (
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures, PackedBatch
 
+_Result = TypeVar('_Result')
+
 
 class Training(AdapterTable):
     """Runs batches and accumulates their gradients.
@@ -37,11 +41,12 @@ class Training(AdapterTable):
     Args:
         model: model shared by all adapters.
         max_pass_tokens: maximum number of rows of one pass.
+        group: ranks that share the passes of each batch; None for this process alone.
     """
 
-    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
+    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int, group: PassGroup | None = None) -> None:
         super().__init__(model)
-        self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens)
+        self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens, group=group)
 
     def check_features(self, adapter_id: str, features: Sequence[InputFeature]) -> PackedBatch:
         """Validate a batch as a training method would, without running it.
@@ -139,8 +144,9 @@ class Training(AdapterTable):
         generator = purpose.state.weights.dropout_generator
         random_state = generator.get_state()
         try:
-            with torch.enable_grad(), _convert_out_of_memory(batch):
-                outputs = forward_outputs(self.model, [Segment(purpose, batch)])[0]
+            with torch.enable_grad():
+                segment = Segment(purpose, batch, SegmentDropout.sample(purpose, self.model))
+                outputs = self._run_on_all_ranks(lambda: forward_outputs(self.model, [segment])[0], batch)
         except BaseException:
             generator.set_state(random_state)
             raise
@@ -158,8 +164,8 @@ class Training(AdapterTable):
         """
         purpose = Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True)
         pending = self._pending(purpose.state)
-        with torch.enable_grad(), _convert_out_of_memory(pending.batch):
-            pending.output = loss_of(purpose, pending.outputs.loss_batch)
+        with torch.enable_grad():
+            pending.output = self._run_on_all_ranks(lambda: loss_of(purpose, pending.outputs.loss_batch), pending.batch)
         return forward_result((), [result_of_pending(pending, purpose.loss)], metrics=())
 
     def backward(
@@ -187,8 +193,9 @@ class Training(AdapterTable):
             raise AdapterNotReady(adapter_id, 'calculate_loss before backward')
         result = result_of_pending(pending, state.loss)
         state.pending = None
-        with _convert_out_of_memory(pending.batch):
-            gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
+        gradient = self._run_on_all_ranks(
+            lambda: gradients_of([state], [values], by_outputs=by_outputs)[0], pending.batch
+        )
         totals = total_gradient(state, gradient)
         combined = forward_result((), [result], metrics=state.train_metrics)
         accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)
@@ -197,6 +204,27 @@ class Training(AdapterTable):
     def drop_forward(self, adapter_id: str) -> None:
         """Discard the last `forward` and its activations, if there is one."""
         self.adapter(adapter_id).pending = None
+
+    def _run_on_all_ranks(self, work: Callable[[], _Result], batch: PackedBatch) -> _Result:
+        """Run a part of a pass that every rank repeats; if memory runs out on one of them, raise on all.
+
+        Raises:
+            BatchTooLarge: memory ran out on a rank.
+            RuntimeError: memory ran out while the model is sharded; the other ranks wait for this one inside the pass.
+        """
+        error, result = None, None
+        try:
+            with self.model.whole_weights():
+                result = work()
+        except (RuntimeError, MemoryError) as raised:
+            if not is_out_of_memory(raised) or self.model.sharding is not None:
+                raise
+            error = BatchTooLarge(batch.token_count, batch.token_count - 1)
+            error.__cause__ = raised
+        error = self._runner.group.agree(error)
+        if error is not None:
+            raise error
+        return cast('_Result', result)
 
     def _run_alone(self, item: BatchItem) -> BatchResult:
         result = self.run_batch([item])[0]
@@ -229,14 +257,14 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     """Accumulate the gradient, update the metrics, and return the result."""
     if run.refusal is not None:
         return run.refusal
-    state, totals = run.purpose.state, None
+    state, totals, gradient = run.purpose.state, None, run.gradient
     missing = run.purpose.missing_streams(run.results[0].batch)
     metrics = () if missing else state.metrics(is_training=item.is_training)
     warnings = run.purpose.warnings(item.features, missing=missing)
     try:
-        if run.gradient is not None:
+        if gradient is not None:
             # The gradient of a single pass was already checked; sums may overflow.
-            totals = total_gradient(state, run.gradient, is_finite=len(run.results) == 1)
+            totals = total_gradient(state, gradient, is_finite=len(run.results) == 1)
         result = forward_result(
             item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
         )
@@ -276,13 +304,3 @@ def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[n
         if np.shape(values) != (length,) or not np.isfinite(values).all():
             raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')
     return torch.from_numpy(pending.batch.gather(list(gradients))).to(pending.outputs.loss_batch.logps_R.device)
-
-
-@contextmanager
-def _convert_out_of_memory(batch: PackedBatch) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise BatchTooLarge(batch.token_count, batch.token_count - 1) from error

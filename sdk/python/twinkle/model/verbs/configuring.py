@@ -2,8 +2,11 @@
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from twinkle.data_format import LoraConfig
 from twinkle.infra import get_logger
@@ -51,6 +54,10 @@ class ConfiguringVerbs(ModelHandle):
         snapshot = read_checkpoint(Path(config_or_dir)) if is_folder else None
         config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir or {})
         self._check_config(config)
+        if config.seed is None:
+            # Random generators of the processes may differ.
+            seed = self._shares.on_first(f'added {adapter_name}', lambda: int(torch.randint(2**31, ())))
+            config = replace(config, seed=seed)
         self.engine.create_adapter(adapter_name, config, gradient_accumulation_steps=gradient_accumulation_steps)
         if snapshot is None:
             return

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.data_format import InputFeature, LoraConfig
-from twinkle.infra import NotSupportedYet
+from twinkle.infra import NotSupportedYet, process_count
 from twinkle.model.base import Inputs
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import AdapterNotReady, InvalidArgument
+from twinkle.model.verbs.batch_shares import BatchShares, SoloShares, TorchShares
 from twinkle.template import Template
 
 WHOLE_MODEL = 'default'
@@ -25,6 +26,7 @@ class ModelHandle:
         self.engine = engine
         self.model_id = model_id
         self._folder = folder
+        self._shares: BatchShares = SoloShares() if process_count() == 1 else TorchShares()
         self._templates: dict[str, Template] = {}
 
     def _adapter(self, adapter_name: str | None) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from twinkle.checkpoint_engine import export_merged
 from twinkle.hub import Uploaded, token_variable, upload_later
+from twinkle.infra import is_first_rank
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, read_checkpoint, write_checkpoint
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state
@@ -60,9 +61,15 @@ class SavingVerbs(ModelHandle):
         )
         folder = _checkpoint_folder(name, output_dir)
         if merge_lora:
-            export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder)
+            self._shares.on_first(
+                f'saved {name}',
+                lambda: export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder),
+            )
         else:
-            write_checkpoint(folder, snapshot, base_model=self.model_id, base_folder=self._folder)
+            self._shares.on_first(
+                f'saved {name}',
+                lambda: write_checkpoint(folder, snapshot, base_model=self.model_id, base_folder=self._folder),
+            )
         return str(folder)
 
     def load(
@@ -76,8 +83,8 @@ class SavingVerbs(ModelHandle):
         """Replace the adapter's weights by those of a checkpoint, including its value head if it has one.
 
         Args:
-            name: name of the folder.
-            output_dir: parent folder, see `save`.
+            name: name of the folder, or the path that `save` returned.
+            output_dir: parent folder, see `save`; it has no effect on a path.
             adapter_name: optional while there is one adapter.
             load_optimizer: whether to restore optimizer, schedule, counters and random state too.
 
@@ -85,7 +92,8 @@ class SavingVerbs(ModelHandle):
             SnapshotMismatch: the checkpoint does not match the adapter; nothing was changed.
         """
         adapter = self._adapter(adapter_name)
-        snapshot = self._read(adapter, _checkpoint_folder(name, output_dir))
+        folder = Path(name) if _is_path(name) else _checkpoint_folder(name, output_dir)
+        snapshot = self._read(adapter, folder)
         self.engine.import_state(adapter, snapshot, is_optimizer_included=load_optimizer)
 
     def resume_from_checkpoint(
@@ -135,7 +143,8 @@ class SavingVerbs(ModelHandle):
             adapter_name: has no effect, but a given adapter must exist.
 
         Returns:
-            Future of the uploaded location; already done without `async_upload`.
+            Future of the uploaded location; already done without `async_upload`. In a program of several processes, the
+            first one uploads; the future of the others is done and its location is empty.
 
         Raises:
             HubError: the id is invalid, there is no token, or the folder has nothing to upload.
@@ -145,6 +154,10 @@ class SavingVerbs(ModelHandle):
         if adapter_name is not None:
             self._adapter(adapter_name)
         token = hub_token or os.environ.get(token_variable(hub_model_id), '')
+        if not is_first_rank():
+            others = Future[Uploaded]()
+            others.set_result(Uploaded(url='', commit=''))
+            return others
         uploading = upload_later(checkpoint_dir, hub_model_id, token=token, ignore=(TRAINER_STATE_FILE, '.*'))
         if not async_upload:
             uploading.result()
@@ -162,7 +175,11 @@ class SavingVerbs(ModelHandle):
         )
 
 
+def _is_path(name: str) -> bool:
+    return Path(name).name != name or name == '..'
+
+
 def _checkpoint_folder(name: str, output_dir: str | None) -> Path:
-    if not name or Path(name).name != name:
+    if not name or _is_path(name):
         raise InvalidArgument(f'name must be a folder name without separators, got {name!r}')
     return Path(output_dir or os.environ.get(SAVE_DIR_VARIABLE) or 'output') / name

@@ -25,6 +25,8 @@ class SendingVerbs(ModelHandle):
     def export_weights(self, *, adapter_name: str | None = None, merge_lora: bool = False) -> PackedState:
         """Copy the current weights of an adapter.
 
+        If the base model is sharded, every process must call it.
+
         Args:
             adapter_name: optional while there is one adapter.
             merge_lora: whether to export the base model with the merged adapter. A full-parameter run always exports
@@ -47,6 +49,6 @@ class SendingVerbs(ModelHandle):
         return pack_state(views, base_model=self.model_id, lora_config=config)
 
     def export_base(self) -> PackedState:
-        """Copy all current weights of the base model, tied ones once."""
-        views = {name: tensor_view_of(tensor) for name, tensor in self.engine.model.base_parameters.items()}
+        """Copy all current weights of the base model, tied ones once; if it is sharded, every process must call it."""
+        views = {name: tensor_view_of(tensor) for name, tensor in self.engine.model.base_state()}
         return pack_state(views, base_model=self.model_id, lora_config=None)

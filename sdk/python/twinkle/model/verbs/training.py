@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from twinkle.data_format import InputFeature, ModelOutput
-from twinkle.loss import CustomLoss, custom_gradients
+from twinkle.loss import CustomGradients, CustomLoss, custom_gradients
 from twinkle.model.base import Inputs
 from twinkle.model.engine import BatchResult, ForwardOptions
 from twinkle.model.verbs.handle import ModelHandle
@@ -36,13 +37,13 @@ class TrainingVerbs(ModelHandle):
             BatchTooLarge: memory ran out.
         """
         loss = own_loss(options)
-        name, features, chosen = self._prepare(adapter_name, inputs, options)
-        return _model_output(self.engine.forward_only(name, features, options=chosen, loss=loss))
+        name, features, chosen, own = self._prepare('forward_only', adapter_name, inputs, options)
+        return _model_output(self.engine.forward_only(name, features, options=chosen, loss=loss), own)
 
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return log-probabilities and store the activations for `backward`; for errors see `forward_only`."""
-        name, features, chosen = self._prepare(adapter_name, inputs, options)
-        return _model_output(self.engine.forward(name, features, options=chosen), is_loss_known=False)
+        name, features, chosen, own = self._prepare('forward', adapter_name, inputs, options)
+        return _model_output(self.engine.forward(name, features, options=chosen), own, is_loss_known=False)
 
     def calculate_loss(self, *, adapter_name: str | None = None) -> float:
         """Return the loss of the last `forward`.
@@ -60,10 +61,13 @@ class TrainingVerbs(ModelHandle):
             logprob_gradients: float [T] for each example: gradient of a custom loss by each label's log-probability.
             adapter_name: optional while there is one adapter.
         """
-        gradients = None
+        name, gradients = self._adapter(adapter_name), None
         if logprob_gradients is not None:
-            gradients = [np.asarray(values, np.float32) for values in logprob_gradients]
-        self.engine.backward(self._adapter(adapter_name), logprob_gradients=gradients)
+            own = logprob_gradients
+            gradients, _ = self._shares.gather(
+                f'called backward of {name}', lambda: [np.asarray(values, np.float32) for values in own]
+            )
+        self.engine.backward(name, logprob_gradients=gradients)
 
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return loss and log-probabilities, and accumulate the gradient.
@@ -74,13 +78,17 @@ class TrainingVerbs(ModelHandle):
             LossNotFinite, BatchTooLarge: no gradient was accumulated.
         """
         loss = own_loss(options)
-        name, features, chosen = self._prepare(adapter_name, inputs, options)
-        return _model_output(self.engine.forward_backward(name, features, options=chosen, loss=loss))
+        name, features, chosen, own = self._prepare('forward_backward', adapter_name, inputs, options)
+        return _model_output(self.engine.forward_backward(name, features, options=chosen, loss=loss), own)
 
     def forward_backward_custom(
         self, inputs: Inputs, loss_fn: CustomLoss, *, adapter_name: str | None = None, **options: Any
     ) -> ModelOutput:
         """Accumulate the gradient of a function of the log-probabilities.
+
+        In a program of several processes, each process calls `loss_fn` with its examples; the returned loss and metrics
+        are those of these examples, and the gradients of all processes are added. This is the result of one process
+        only if the loss is a sum over examples.
 
         Args:
             inputs: one example or several, with labels.
@@ -92,40 +100,55 @@ class TrainingVerbs(ModelHandle):
             InvalidLossInput: the function did not return a finite scalar that depends on the log-probabilities; no
                 gradient was accumulated.
         """
-        name, features, chosen = self._prepare(adapter_name, inputs, options)
+        name, features, chosen, own = self._prepare('forward_backward_custom', adapter_name, inputs, options)
         result = self.engine.forward(name, features, options=chosen)
+        ignored = self.engine.adapter(name).loss.ignore_index
+        found: list[CustomGradients] = []
+
+        def gradients_of_share() -> list[npt.NDArray[np.float32]]:
+            if own.start == own.stop:
+                return []
+            found.append(custom_gradients(loss_fn, features[own], result.logps[own], ignore_index=ignored))
+            return list(found[0].gradients)
+
         try:
-            ignored = self.engine.adapter(name).loss.ignore_index
-            own = custom_gradients(loss_fn, features, result.logps, ignore_index=ignored)
+            gradients, _ = self._shares.gather(f'calculated a custom loss of {name}', gradients_of_share)
         except BaseException:
             self.engine.drop_forward(name)
             raise
-        self.engine.backward(name, logprob_gradients=own.gradients)
-        output = _model_output(result, is_loss_known=False)
-        output['loss'] = own.loss
-        output['metrics'] = own.metrics
+        self.engine.backward(name, logprob_gradients=gradients)
+        output = _model_output(result, own, is_loss_known=False)
+        output['loss'] = found[0].loss if found else 0.0
+        output['metrics'] = found[0].metrics if found else {}
         return output
 
     def _prepare(
-        self, adapter_name: str | None, inputs: Inputs, options: dict[str, Any]
-    ) -> tuple[str, Sequence[InputFeature], ForwardOptions]:
+        self, verb: str, adapter_name: str | None, inputs: Inputs, options: dict[str, Any]
+    ) -> tuple[str, Sequence[InputFeature], ForwardOptions, slice]:
+        """Return the adapter, the features of all ranks, the options, and the position of this rank's features."""
         name = self._adapter(adapter_name)
         chosen = forward_options(options, learns_values=self.engine.adapter(name).value_head is not None)
-        features = with_streams(self._features(name, inputs), options)
-        return name, with_labels(features) if 'embeddings' in chosen.more_outputs else features, chosen
+
+        def features_of_share() -> Sequence[InputFeature]:
+            features = with_streams(self._features(name, inputs), options)
+            return with_labels(features) if 'embeddings' in chosen.more_outputs else features
+
+        features, own = self._shares.gather(f'called {verb} of {name} with {chosen}', features_of_share)
+        return name, features, chosen, own
 
 
-def _model_output(result: BatchResult, *, is_loss_known: bool = True) -> ModelOutput:
-    output = ModelOutput(logps=list(result.logps), num_tokens=result.num_tokens)
+def _model_output(result: BatchResult, own: slice, *, is_loss_known: bool = True) -> ModelOutput:
+    """Return the result of a batch, with the outputs of this rank's own examples."""
+    output = ModelOutput(logps=list(result.logps[own]), num_tokens=result.num_tokens)
     if is_loss_known:
         output['loss'] = result.loss
         output['metrics'] = dict(result.metrics)
     if result.values:
-        output['values'] = _padded(result.values)
+        output['values'] = _padded(result.values)[own]
     if 'logits' in result.outputs:
-        output['logits'] = _padded(result.outputs['logits'])
+        output['logits'] = _padded(result.outputs['logits'])[own]
     if 'embeddings' in result.outputs:
-        output['embeddings'] = np.stack(list(result.outputs['embeddings']))
+        output['embeddings'] = np.stack(list(result.outputs['embeddings']))[own]
     return output
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -98,8 +99,16 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
 
 
 def engine_config(args: AsyncEngineArgs) -> VllmConfig:
-    """Return vLLM's configuration, with the penalties of continued sequences."""
-    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    """Return vLLM's configuration, with the penalties of continued sequences.
+
+    Raises:
+        ValueError: vLLM cannot run the model with these arguments; the message has one line.
+    """
+    try:
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except ValidationError as error:
+        problems = '; '.join(item['msg'].removeprefix('Value error, ') for item in error.errors())
+        raise ValueError(f'vLLM cannot run it (engine: torch may): {problems}') from error
     add_penalties(config)
     return config
 

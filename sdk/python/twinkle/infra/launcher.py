@@ -1,0 +1,83 @@
+"""Processes that a launcher such as torchrun has started, and the mesh that they form."""
+
+import os
+
+from twinkle.infra.device_mesh import DeviceMesh
+from twinkle.infra.errors import NotSupportedYet
+
+_VARIABLES = ('RANK', 'MASTER_ADDR', 'MASTER_PORT')
+"""Environment variables that torchrun sets in addition to WORLD_SIZE."""
+_SUPPORTED_AXES = ('dp', 'fsdp')
+
+
+def process_count() -> int:
+    """Return the number of processes of the program, as its launcher says; 1 without a launcher.
+
+    Raises:
+        ValueError: the environment variable WORLD_SIZE is not a number.
+    """
+    value = os.environ.get('WORLD_SIZE', '').strip()
+    if value and not value.isdigit():
+        raise ValueError(f'the environment variable WORLD_SIZE must be a number of processes, got {value!r}')
+    return max(int(value or 1), 1)
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is the first one of its program, or the only one."""
+    return process_count() == 1 or os.environ.get('RANK', '0') == '0'
+
+
+def program_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the mesh of this program's processes.
+
+    Args:
+        device_mesh: requested mesh. None: data parallel over all processes.
+
+    Returns:
+        The mesh; None for one process without a requested mesh.
+
+    Raises:
+        ValueError: the mesh does not have one rank per process, or the launcher did not set the variables of torchrun.
+        NotSupportedYet: the mesh has an axis other than `dp` and `fsdp` with several ranks.
+    """
+    count = process_count()
+    if device_mesh is not None:
+        _check_axes(device_mesh)
+        _check_size(device_mesh, count)
+    missing = [name for name in _VARIABLES if count > 1 and name not in os.environ]
+    if missing:
+        raise ValueError(
+            f'WORLD_SIZE is {count}, but {missing[0]} is not set; start the program with torchrun, or unset WORLD_SIZE '
+            'to run one process'
+        )
+    return DeviceMesh.from_sizes(dp_size=count) if device_mesh is None and count > 1 else device_mesh
+
+
+def _check_size(mesh: DeviceMesh, count: int) -> None:
+    if mesh.world_size != count:
+        started = 'one process was' if count == 1 else f'{count} processes were'
+        raise ValueError(
+            f'the mesh has {mesh.world_size} ranks ({_axes_of(mesh)}), but {started} started; start the program with '
+            f'`torchrun --nproc_per_node={mesh.world_size}`, or change the sizes of the mesh'
+        )
+    ranks = list(range(count))
+    is_complete = sorted(int(rank) for rank in mesh.mesh.flat) == ranks
+    # Shares of a batch are joined in the order of the ranks.
+    if not is_complete or [mesh.get_data_rank_from_global_rank(rank) for rank in ranks] != ranks:
+        raise ValueError(
+            f'the mesh must contain the ranks from 0 to {count - 1} in ascending order along dp, then fsdp, got '
+            f'{mesh.mesh.tolist()} along {", ".join(mesh.mesh_dim_names)}; use DeviceMesh.from_sizes'
+        )
+
+
+def _check_axes(mesh: DeviceMesh) -> None:
+    sizes = [*zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True), *mesh.expert_sizes, ('vpp', mesh.vpp_size)]
+    others = [name for name, size in sizes if size > 1 and name not in _SUPPORTED_AXES]
+    if others or mesh.sequence_parallel:
+        name = f'{others[0]}_size' if others else 'sequence_parallel'
+        raise NotSupportedYet(f'{name} is not supported yet; use dp_size and fsdp_size')
+
+
+def _axes_of(mesh: DeviceMesh) -> str:
+    sizes = zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
+    return ' x '.join(f'{name}={size}' for name, size in sizes if size > 1) or 'all sizes are 1'

@@ -1,0 +1,64 @@
+"""Processes that share the passes of a batch: each runs one pass of a round, and all of them receive all outcomes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twinkle.model.engine.joint_pass import PassResult
+from twinkle.model.engine.pass_outputs import Segment
+
+PassOutcome = Sequence[PassResult | Exception] | None
+"""Result or refusal of each segment of a pass; None if the pass did not fit in memory and must be divided."""
+
+
+class PassGroup(Protocol):
+    """Ranks that hold equal adapters and run the same batches.
+
+    Every rank plans the same passes and adds the same gradients in the same order, so the results are bitwise those of
+    one process for any number of ranks.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, which is the maximum number of passes of a round."""
+        ...
+
+    def exchange(self, mine: PassOutcome, passes: Sequence[Sequence[Segment]]) -> list[PassOutcome]:
+        """Send this rank's outcome to all ranks, and return the outcomes of all passes of the round, in order.
+
+        Every rank calls it once per round, with equal `passes`.
+
+        Args:
+            mine: outcome of the pass with the number of this rank; ignored if there is no such pass.
+            passes: segments of each pass, at most `size` passes.
+
+        Returns:
+            Outcomes with gradients in float32 on the devices of the parameters.
+
+        Raises:
+            RuntimeError: a rank was lost; the group cannot be used any longer.
+        """
+        ...
+
+    def agree(self, error: Exception | None) -> Exception | None:
+        """Return the error of the first rank that has one. Every rank calls it after work that each of them repeats."""
+        ...
+
+
+class SoloPassGroup:
+    """One process, which runs every pass. Implements `PassGroup`."""
+
+    rank, size = 0, 1
+
+    def exchange(self, mine: PassOutcome, passes: Sequence[Sequence[Segment]]) -> list[PassOutcome]:
+        """Return the outcome of the only pass."""
+        del passes
+        return [mine]
+
+    def agree(self, error: Exception | None) -> Exception | None:
+        """Return the error."""
+        return error

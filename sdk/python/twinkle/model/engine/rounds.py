@@ -1,0 +1,187 @@
+"""Passes of several batches that have not run yet, and the rounds in which the ranks of a group run them."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from twinkle.loss import InvalidLossInput
+from twinkle.model.engine.gradient import GradientSum, sum_gradients
+from twinkle.model.engine.joint_pass import PassResult
+from twinkle.model.engine.parts import BatchCutter, Part
+from twinkle.model.engine.pass_outputs import SegmentDropout
+from twinkle.model.engine.pass_plan import PassPlanner
+from twinkle.model.engine.purpose import Purpose
+from twinkle.model.errors import BatchTooLarge, LossNotFinite
+from twinkle.nn import PackedCausalLM
+from twinkle.processor import InvalidFeatures
+
+
+@dataclass(eq=False)
+class Piece:
+    """A part of a batch, or one half of a part or piece that did not fit in memory. It runs in one pass."""
+
+    run: 'ItemRun'
+    part: Part
+    dropout: SegmentDropout
+    result: PassResult | None = None
+    """Result of its pass; None until it has run."""
+
+
+@dataclass(eq=False)
+class ItemRun:
+    """Execution state of one adapter's batch."""
+
+    purpose: Purpose
+    parts: Sequence[Part]
+    results: list[PassResult] = field(default_factory=list)
+    """Results in the order of the features."""
+    refusal: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        """Save the random state, which `refuse` restores."""
+        self._random_state = self.purpose.state.weights.dropout_generator.get_state()
+        # The gradients of a full-parameter adapter are as large as the model.
+        self._sum = GradientSum(is_folded=self.purpose.state.config is None)
+        self.started: deque[list[Piece]] = deque()
+        """Pieces of each part that has begun and is not in `results` yet, in the order of the parts."""
+
+    @property
+    def gradient(self) -> Sequence[Tensor] | None:
+        """Sum of the gradients of all parts; None without training and after a refusal."""
+        return None if self.refusal is not None else self._sum.total()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a part ran in several pieces."""
+        return len(self.results) > len(self.parts)
+
+    def divide(self, piece: Piece, halves: Sequence[Piece]) -> None:
+        """Replace a piece by its halves."""
+        pieces = next(pieces for pieces in self.started if piece in pieces)
+        index = pieces.index(piece)
+        pieces[index : index + 1] = halves
+
+    def take(self, piece: Piece, result: PassResult) -> None:
+        """Store the result of a piece, and add the gradients of the parts that are complete, in the order of the parts.
+
+        Pieces of one batch may end in any order.
+        """
+        piece.result = result
+        while self.started:
+            gradient: Sequence[Tensor] | None = None
+            done: list[PassResult] = []
+            for other in self.started[0]:
+                if other.result is None:
+                    return
+                gradient = sum_gradients(gradient, other.result.gradient)
+                done.append(replace(other.result, gradient=None))
+            self.started.popleft()
+            self.results += done
+            self._sum.add(gradient)
+
+    def refuse(self, error: BaseException) -> None:
+        """Abort the batch with an error and restore the adapter's random state."""
+        self.refusal, self._sum = error, GradientSum()
+        self.started.clear()
+        self.purpose.state.weights.dropout_generator.set_state(self._random_state)
+
+
+class Worklist:
+    """Passes that have not run yet: those of `PassPlanner`, and before them the halves of passes that did not fit.
+
+    Every rank of a group keeps an equal worklist. Dropout is sampled when a pass is planned, so an adapter's random
+    state does not depend on the ranks that run its passes.
+
+    Args:
+        model: model of the batches; it determines whether an adapter has dropout at the output head.
+        runs: batches of different adapters, all for training or none.
+        cutter: divides parts that do not fit in memory.
+        max_pass_tokens: maximum number of rows of a shared pass.
+    """
+
+    def __init__(
+        self, model: PackedCausalLM, runs: Sequence[ItemRun], *, cutter: BatchCutter, max_pass_tokens: int
+    ) -> None:
+        self._model = model
+        self._runs = runs
+        self._cutter = cutter
+        self._max_pass_tokens = max_pass_tokens
+        self._planner = PassPlanner(max_tokens=max_pass_tokens)
+        self._divided: deque[Sequence[Piece]] = deque()
+        """Passes that resulted from the division of larger ones; they run before the others."""
+        for item, run in enumerate(runs):
+            self._planner.add(item, [part.batch.token_count for part in run.parts])
+
+    def next_round(self, size: int) -> list[list[Piece]]:
+        """Remove up to `size` passes from the list and return them, without refused batches; empty at the end."""
+        passes: list[list[Piece]] = []
+        while len(passes) < size:
+            pieces: list[Piece] = []
+            if self._divided:
+                pieces += filter(_is_wanted, self._divided.popleft())
+            else:
+                for slot in self._planner.next_pass():
+                    run = self._runs[slot.item]
+                    # Parts of a batch begin in order.
+                    piece = Piece(run, run.parts[slot.part], SegmentDropout.sample(run.purpose, self._model))
+                    run.started.append([piece])
+                    pieces.append(piece)
+                if not pieces:
+                    break
+            if pieces:
+                passes.append(pieces)
+        return passes
+
+    def finish(self, pieces: Sequence[Piece], outcomes: Sequence[PassResult | Exception]) -> None:
+        """Store the outcomes of a pass. The remaining parts of a refused batch are dropped."""
+        for piece, outcome in zip(pieces, outcomes, strict=True):
+            if piece.run.refusal is not None:
+                continue
+            if isinstance(outcome, Exception):
+                self._refuse(piece, _with_batch_index(outcome, piece))
+            else:
+                piece.run.take(piece, outcome)
+
+    def divide(self, pieces: Sequence[Piece]) -> None:
+        """Replace a pass by two smaller ones; refuse the batch of a piece that cannot be divided."""
+        if len(pieces) > 1:
+            middle = len(pieces) // 2
+            self._divided.extendleft([pieces[middle:], pieces[:middle]])
+            return
+        (piece,) = pieces
+        if piece.run.refusal is not None:
+            return
+        halves = [
+            Piece(piece.run, half, piece.dropout.of_half(index))
+            for index, half in enumerate(self._cutter.halve(piece.run.purpose, piece.part))
+        ]
+        if halves:
+            piece.run.divide(piece, halves)
+            self._divided.extendleft([half] for half in reversed(halves))
+        else:
+            token_count = piece.part.batch.token_count
+            self._refuse(piece, BatchTooLarge(token_count, min(self._max_pass_tokens, token_count - 1)))
+
+    def _refuse(self, piece: Piece, error: Exception) -> None:
+        piece.run.refuse(error)
+        self._planner.drop(self._runs.index(piece.run))
+
+
+def _is_wanted(piece: Piece) -> bool:
+    return piece.run.refusal is None
+
+
+def _with_batch_index(error: Exception, piece: Piece) -> Exception:
+    """Return the error with the feature's index in the batch instead of its index in the part."""
+    begin = piece.part.first_feature
+    match error:
+        case LossNotFinite(feature_index=int(index)):
+            return LossNotFinite(error.adapter_id, index + begin)
+        case InvalidFeatures(index=int(index)):
+            return InvalidFeatures(error.problem, index=index + begin, field=error.field)
+        case InvalidLossInput(index=int(index)):
+            return InvalidLossInput(error.problem, index=index + begin)
+        case _:
+            return error

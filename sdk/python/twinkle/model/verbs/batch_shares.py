@@ -1,0 +1,96 @@
+"""Shares of a batch: each process of a program passes one, and all processes train on the whole batch."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from twinkle.hub import HubError
+from twinkle.model.engine.joint_pass import LOSS_FAILURES
+from twinkle.model.errors import TrainerError
+from twinkle.parallel import all_gather
+
+_Value = TypeVar('_Value')
+_FAILURES = (*LOSS_FAILURES, TrainerError, HubError, OSError)
+"""Exceptions of one process that all processes raise. Any other exception ends its process, and torchrun then ends the
+others."""
+
+
+class BatchShares(Protocol):
+    """Exchange between the processes of a program. Every process must make the same calls; values are pickled."""
+
+    def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
+        """Call `make` in every process; return all values in the order of the ranks, and the position of this rank's.
+
+        Args:
+            call: description of the call, equal in all processes.
+            make: returns the values of this process.
+
+        Raises:
+            CallsDiffer: another process made another call.
+            Exception: `make` raised it in a process; if it failed in several, the exception of the lowest rank.
+        """
+        ...
+
+    def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
+        """Call `work` in the first process only, and return its result in all processes.
+
+        Raises:
+            Exception: `work` raised it.
+        """
+        ...
+
+
+class SoloShares:
+    """Batches of one process. Implements `BatchShares`."""
+
+    def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
+        """Return the values of this process."""
+        del call
+        values = list(make())
+        return values, slice(0, len(values))
+
+    def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
+        """Run `work`."""
+        del call
+        return work()
+
+
+class TorchShares:
+    """Shares of all processes of a torchrun program. Implements `BatchShares`."""
+
+    def gather(self, call: str, make: Callable[[], Sequence[_Value]]) -> tuple[list[_Value], slice]:
+        """Return the values of all processes."""
+        outcomes = all_gather(call, _outcome_of(lambda: list(make())))
+        shares: list[list[_Value]] = [_result_or_raise(outcome) for outcome in outcomes]
+        begin = sum(map(len, shares[: dist.get_rank()]))
+        return [value for share in shares for value in share], slice(begin, begin + len(shares[dist.get_rank()]))
+
+    def on_first(self, call: str, work: Callable[[], _Value]) -> _Value:
+        """Run `work` in the first process."""
+        outcomes: list[Any] = all_gather(call, _outcome_of(work) if dist.get_rank() == 0 else None)
+        return _result_or_raise(outcomes[0])
+
+
+def _outcome_of(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except _FAILURES as error:
+        return None, _picklable(error)
+
+
+def _result_or_raise(outcome: tuple[Any, Exception | None]) -> Any:
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return the exception, or a RuntimeError with its type and message if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - own bytes
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return RuntimeError(f'{type(error).__name__}: {error}')
+    return error

@@ -1,0 +1,58 @@
+"""Exchange of Python objects between the processes of a program."""
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+_Value = TypeVar('_Value')
+
+
+class CallsDiffer(RuntimeError):
+    """The processes made different calls, so their adapters may differ; the program must start again."""
+
+
+_differences: list[CallsDiffer] = []
+"""The error of the first difference, which is raised again by every later call."""
+
+
+def all_gather(call: str, value: _Value, *, group: dist.ProcessGroup | None = None) -> list[_Value]:
+    """Return the values of all ranks, in the order of the ranks. Every rank must call it; values are pickled.
+
+    Args:
+        call: description of the call, equal on all ranks.
+        value: value of this rank.
+        group: process group; None for all ranks of the program.
+
+    Raises:
+        CallsDiffer: another rank is in another call, for example because it caught an exception that only it raised.
+        RuntimeError: a rank was lost.
+    """
+    if _differences:
+        raise _differences[0]
+    messages: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(messages, (call, value), group=group)
+    calls = [message[0] for message in messages]
+    if len(set(calls)) > 1:
+        own, other = dist.get_rank(group), next(rank for rank, item in enumerate(calls) if item != call)
+        error = CallsDiffer(
+            f'the processes made different calls: rank {own} {call}, but rank {other} {calls[other]}; every process '
+            'must make the same calls with the same options'
+        )
+        _differences.append(error)
+        raise error
+    return [message[1] for message in messages]
+
+
+def broadcast(value: _Value | None, *, group: dist.ProcessGroup) -> _Value:
+    """Return the value of rank 0 in all ranks. Every rank must call it; the value is pickled.
+
+    Args:
+        value: value of rank 0; ignored in other ranks.
+        group: process group.
+
+    Raises:
+        RuntimeError: a rank was lost.
+    """
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values, group_src=0, group=group)
+    return values[0]

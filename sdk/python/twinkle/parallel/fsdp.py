@@ -1,0 +1,110 @@
+"""Sharding of a model's frozen weights with torch's `fully_shard` (FSDP2).
+
+Adapters stay whole on every rank. A rank holds its share of the frozen weights; while a pass runs, also up to two
+layers, the embedding and the output head.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from twinkle.nn import PackedCausalLM, UnsupportedModel
+
+
+def shard_base(model: PackedCausalLM, mesh: DeviceMesh) -> None:
+    """Divide the frozen weights of a model among the ranks of a mesh.
+
+    Args:
+        model: model to shard in place; every rank must have loaded the same weights.
+        mesh: mesh of one axis, or of two: the first replicates, the second shards.
+
+    Raises:
+        UnsupportedModel: the model has a vision or audio tower, or no decoder layers that can be sharded.
+    """
+    if model.media is not None:
+        raise UnsupportedModel('only text models can be sharded; leave fsdp_size out of the mesh')
+    # The decoder layers of transformers have this class; all other weights stay in the group of the backbone.
+    layers = [layer for layer in model.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise UnsupportedModel(
+            f'{type(model.backbone).__name__} has no decoder layers to shard; leave fsdp_size out of the mesh'
+        )
+    model.sharding = FsdpSharding(model, layers, mesh)
+
+
+class FsdpSharding:
+    """Implements `twinkle.nn.BaseSharding` with FSDP2. Use `shard_base` to create it."""
+
+    def __init__(self, model: PackedCausalLM, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
+        backbone = cast('Any', model.backbone)
+        embedding: nn.Module = backbone.get_input_embeddings()
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        # The head's weight is used without a call of its forward, so FSDP's hooks do not run for it.
+        fully_shard([embedding, model.head_layer], mesh=mesh, reshard_after_forward=False)
+        fully_shard(model.backbone, mesh=mesh)
+        self._embedding = cast('FSDPModule', embedding)
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+        self._is_running = False
+        """Whether a pass is in `running_pass`. Tensors of other passes are not kept."""
+        self._is_backward_done = False
+        # Runs before FSDP's own hook, which registers the end of a backward pass only for inputs with gradients.
+        layers[0].register_forward_pre_hook(self._require_input_gradient, prepend=True, with_kwargs=True)
+        model.backbone.register_forward_hook(self._keep_output)
+
+    @property
+    def pass_inputs(self) -> Sequence[Tensor]:
+        """Input of the first layer, if gradients are recorded."""
+        return [] if self._input is None else [self._input]
+
+    def gathered(self, parameter: Tensor) -> Tensor:
+        """Return the whole of a sharded parameter."""
+        return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Gather the embedding and the output head for the block."""
+        self._embedding.unshard()
+        try:
+            yield
+        finally:
+            self._embedding.reshard()
+
+    @contextmanager
+    def running_pass(self) -> Iterator[None]:
+        """Gather the embedding and the head; run a backward pass with zero gradients if a training pass ran none."""
+        self._is_running, self._is_backward_done = True, False
+        with self.whole_weights():
+            try:
+                yield
+                if self._input is not None and self._output is not None and not self._is_backward_done:
+                    torch.autograd.grad(self._output, self._input, torch.zeros_like(self._output))
+            finally:
+                self._is_running, self._input, self._output = False, None, None
+
+    def _require_input_gradient(self, layer: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Make the first layer's input require a gradient, so that every backward pass reaches the first layer."""
+        del layer
+        hidden: Tensor = args[0] if args else options['hidden_states']
+        # A layer that is recomputed for the backward pass gets its input a second time.
+        if not self._is_running or not torch.is_grad_enabled() or self._input is not None:
+            return
+        # With activation checkpointing, transformers has already made the input require a gradient.
+        self._input = hidden if hidden.requires_grad else hidden.requires_grad_()
+        self._input.register_hook(self._on_backward)
+
+    def _keep_output(self, backbone: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        del backbone, args
+        self._output = output.last_hidden_state if self._input is not None else None
+
+    def _on_backward(self, gradient: Tensor) -> None:
+        del gradient
+        self._is_backward_done = True

@@ -1,0 +1,74 @@
+"""Connections between the processes that torchrun has started."""
+
+import atexit
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
+
+from twinkle.infra import process_count
+
+_TIMEOUT = timedelta(minutes=10)
+"""Time limit of a call that waits for other processes, in case one of them hangs."""
+_STORE_TIMEOUT = timedelta(seconds=30)
+_rendezvous = cast('Callable[..., Iterator[tuple[Store, int, int]]]', rendezvous)
+
+
+def join_ranks(device_type: str) -> None:
+    """Connect this process to the others of its program; every process must call it.
+
+    Further calls, and calls of a program of one process, do nothing. If the model is on GPUs and the machine has one
+    per process, the processes use NCCL, and the GPU number LOCAL_RANK becomes the current device. Otherwise they use
+    gloo.
+
+    Args:
+        device_type: torch device type of the model.
+
+    Raises:
+        RuntimeError: the other processes cannot be reached.
+    """
+    if process_count() == 1 or dist.is_initialized():
+        return
+    local_count = int(os.environ.get('LOCAL_WORLD_SIZE') or process_count())
+    has_devices = device_type == 'cuda' and torch.cuda.device_count() >= local_count
+    if has_devices:
+        torch.cuda.set_device(int(os.environ.get('LOCAL_RANK', '0')))
+    store, rank, count = next(_rendezvous('env://', timeout=_TIMEOUT))
+    dist.init_process_group(
+        'nccl' if has_devices else 'gloo',
+        store=_of_this_attempt(store),
+        rank=rank,
+        world_size=count,
+        timeout=_TIMEOUT,
+    )
+    atexit.register(_destroy_process_group)
+
+
+def program_store() -> Store:
+    """Return a new connection to the key-value store of the program's processes, whose keys no other code uses.
+
+    Raises:
+        RuntimeError: the store cannot be reached.
+    """
+    address, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+    return PrefixStore('twinkle', _of_this_attempt(TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)))
+
+
+def _of_this_attempt(store: Store) -> Store:
+    """Return a view of a store without the keys of earlier attempts.
+
+    torchrun keeps its store when it restarts all processes. Without a prefix, the new processes would read the
+    addresses of the old ones.
+    """
+    return PrefixStore(f'attempt-{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
+
+
+def _destroy_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""Detection of lost processes: a rank is reported if it stops counting, unless it closed."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from twinkle.parallel import RankWatch
+
+SILENCE_SECONDS = 0.25
+LIMIT_SECONDS = 20.0
+
+
+class Losses:
+    """Losses that a watch reports."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.reported = threading.Event()
+
+    def __call__(self, problem: str) -> None:
+        self.problems.append(problem)
+        self.reported.set()
+
+
+class LostStore(Store):
+    """Store whose host has ended."""
+
+    def set(self, key: str, value: str) -> None:
+        """Fail."""
+        raise RuntimeError(f'cannot set {key}')
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
+    """Start the watch of one of two ranks; the watches are closed at the end."""
+    started: list[RankWatch] = []
+
+    def start(store: Store, rank: int, losses: Losses) -> RankWatch:
+        started.append(RankWatch(store, rank=rank, size=2, silence_seconds=SILENCE_SECONDS, on_lost=losses))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_rank_that_never_counts_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
+    """The report names the rank."""
+    losses = Losses()
+    watch(HashStore(), 0, losses)
+    assert losses.reported.wait(LIMIT_SECONDS)
+    assert [problem.partition(' has')[0] for problem in losses.problems] == ['rank 1']
+
+
+def test_ranks_that_count_are_not_reported_nor_one_that_closes(
+    watch: Callable[[Store, int, Losses], RankWatch],
+) -> None:
+    """Several times the limit passes without a report, with both ranks and after one has closed."""
+    store, losses = HashStore(), Losses()
+    watch(store, 0, losses)
+    other = watch(store, 1, losses)
+    assert not losses.reported.wait(4 * SILENCE_SECONDS)
+    other.close()
+    assert not losses.reported.wait(4 * SILENCE_SECONDS)
+
+
+def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
+    """The launcher hosts the store, so the report names it."""
+    losses = Losses()
+    watch(LostStore(), 0, losses)
+    assert losses.reported.wait(LIMIT_SECONDS)
+    assert 'launcher' in losses.problems[0]
