@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+import os
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from importlib.metadata import version
+from typing import Any, NoReturn
+
+import structlog
 
 from services.kit.clock import SystemClock
 from services.kit.config import keep_files_private, load_config
@@ -23,16 +28,20 @@ from services.model.application.service import Limits, ModelService, make_servic
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.data_client import MAX_BATCH_BYTES, DataClient, NoDataService
 from services.model.backends.dry_run import EngineDryRun
+from services.model.backends.group import GroupBackend, LoadOptions
+from services.model.backends.group.host import EngineHost
+from services.model.backends.group.loading import load_engine
+from services.model.backends.group.torchrun_group import follow
 from services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.backends.merged_folders import MergedFolders
 from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.hub import HubError
+from twinkle.infra import DeviceMesh, NotSupportedYet, is_first_rank, process_count
 from twinkle.plugin import keep_plugins_out
 
 MAX_UPLOADS = 256
@@ -41,6 +50,8 @@ _EXPIRY_INTERVAL = timedelta(days=1)
 """Time between two removals of unused adapters."""
 _GAP_SECONDS = 5.0
 """Maximum seconds that an operation waits for an earlier number if the journal may have lost it."""
+_LOAD_ERRORS = (HubError, OSError, ValueError, NotSupportedYet)
+_log = structlog.get_logger('model')
 
 
 def main() -> None:
@@ -48,6 +59,9 @@ def main() -> None:
     keep_plugins_out()
     keep_files_private()
     config = load_config(ModelConfig)
+    if not is_first_rank():
+        repeat_calls(config)
+        return
     start_telemetry(config.telemetry, service=config.service)
     try:
         asyncio.run(serve(config))
@@ -55,6 +69,23 @@ def main() -> None:
         raise SystemExit(f'services.model: {error}') from error
     finally:
         stop_telemetry()
+
+
+def repeat_calls(config: ModelConfig) -> None:
+    """Repeat the calls of the first process of the mesh until it stops.
+
+    Raises:
+        SystemExit: The model cannot be loaded; the message states the cause.
+    """
+    # The first process has the files and ports of the service. The output of all processes goes to its log.
+    unset = {'log_file': None, 'trace_dir': None, 'metrics_port': 0, 'otlp_endpoint': ''}
+    start_telemetry(config.telemetry.model_copy(update=unset), service=f'model rank {os.environ["RANK"]}')
+    options = load_options(config)
+    try:
+        host = EngineHost(load_engine(options), options)
+    except _LOAD_ERRORS as error:
+        raise SystemExit(f'services.model: cannot load the model: {error}') from error
+    follow(host, silence_seconds=options.silence_seconds)
 
 
 async def serve(config: ModelConfig) -> None:
@@ -66,7 +97,7 @@ async def serve(config: ModelConfig) -> None:
     async with AsyncExitStack() as stack:
         try:
             backend = await load_backend(config)
-        except (HubError, OSError, ValueError) as error:
+        except _LOAD_ERRORS as error:
             raise SystemExit(f'services.model: cannot load the model: {error}') from error
         stack.push_async_callback(backend.close)
         journal = await open_journal(config, backend)
@@ -83,11 +114,21 @@ async def serve(config: ModelConfig) -> None:
         service = make_service(ports, make_limits(config))
         stack.push_async_callback(service.close)
         await service.recover()
-        cleanup = asyncio.ensure_future(service.cleanup.repeat(config.idle_seconds / 10))
-        stack.callback(cleanup.cancel)
-        expiry = asyncio.ensure_future(service.expiry.repeat(_EXPIRY_INTERVAL))
-        stack.callback(expiry.cancel)
+        stack.callback(start_job('cleanup', service.cleanup.repeat(config.idle_seconds / 10)).cancel)
+        stack.callback(start_job('expiry', service.expiry.repeat(_EXPIRY_INTERVAL)).cancel)
         await serve_until_stopped(make_server(config, service, backend), config)
+
+
+def start_job(name: str, job: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoReturn]:
+    """Run a periodic job. If it raises an error, this is logged at once, and the service continues without the job."""
+
+    def report(task: asyncio.Task[NoReturn]) -> None:
+        if not task.cancelled():
+            _log.error('periodic job failed; restart the service to resume it', job=name, exc_info=task.exception())
+
+    task = asyncio.create_task(job, name=name)
+    task.add_done_callback(report)
+    return task
 
 
 async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
@@ -136,6 +177,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
     """Return the settings and library versions that may change the floating-point results of a replay."""
     return {
         'device': config.device,
+        'gradient_sum': 'tree',
         'pass_tokens': config.pass_tokens,
         'thread_count': config.thread_count,
         'torch': version('torch'),
@@ -149,9 +191,16 @@ def engine_name(config: ModelConfig) -> str:
     return ' with '.join([f'{config.base_model} in {config.dtype}', *patches])
 
 
-async def load_backend(config: ModelConfig) -> LocalBackend:
+async def load_backend(config: ModelConfig) -> GroupBackend:
     """Load the configured engine. This takes several seconds."""
-    options = LoadOptions(
+    return await GroupBackend.load(load_options(config))
+
+
+def load_options(config: ModelConfig) -> LoadOptions:
+    """Return the options of the configured engine."""
+    mesh = config.mesh
+    is_shared = mesh.process_count > 1 or process_count() > 1
+    return LoadOptions(
         base_model=config.base_model,
         dtype=config.dtype,
         device=config.device,
@@ -161,8 +210,9 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
         patches=config.patches,
+        mesh=DeviceMesh.from_sizes(dp_size=mesh.dp, fsdp_size=mesh.fsdp) if is_shared else None,
+        silence_seconds=config.workers.silence_seconds,
     )
-    return await LocalBackend.load(options)
 
 
 def make_limits(config: ModelConfig) -> Limits:
@@ -170,7 +220,7 @@ def make_limits(config: ModelConfig) -> Limits:
     return Limits(
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
-        pass_tokens=config.pass_tokens,
+        batch_tokens=config.pass_tokens * config.mesh.process_count,
         batch_examples=config.max_batch_examples,
         batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,
@@ -190,7 +240,7 @@ def make_limits(config: ModelConfig) -> Limits:
 
 def make_ports(
     config: ModelConfig,
-    backend: LocalBackend,
+    backend: GroupBackend,
     store: WeightStore,
     journal: Journal,
     *,
@@ -204,10 +254,11 @@ def make_ports(
         byte_quota=UploadQuota('upload_bytes', config.upload_bytes),
     )
     uploads = UploadStore(config.state_dir.resolve() / 'batch-uploads', clock=clock, rules=rules)
-    exporter = MergedFolders(config.state_dir.resolve() / 'exports', base_model=config.base_model)
+    exports = config.state_dir.resolve() / 'exports'
+    exporter = MergedFolders(exports, base_model=config.base_model, tenant_limit=config.merged_models_per_tenant)
     return Ports(
         backend=backend,
-        estimator=EngineDryRun(backend.engine, backend.worker, max_pass_tokens=config.pass_tokens),
+        estimator=EngineDryRun(backend.group, backend.engine.model),
         store=store,
         exporter=exporter,
         uploads=uploads,

@@ -3,10 +3,37 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field, JsonValue, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat
 
 from services.kit.config import BaseModelId, ServiceConfig
 from services.kit.weights import SegmentsConfig
+
+
+class MeshConfig(BaseModel):
+    """Sizes of the mesh of processes that share a model."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    dp: int = Field(default=1, ge=1)
+    """Number of groups of processes, each with a copy of the frozen weights, that share the passes of a batch."""
+    fsdp: int = Field(default=1, ge=1)
+    """Number of processes that share one copy of the frozen weights, and the passes of a batch."""
+
+    @property
+    def process_count(self) -> int:
+        """Number of processes."""
+        return self.dp * self.fsdp
+
+
+class WorkersConfig(BaseModel):
+    """Settings of the processes of the mesh."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    launcher: Literal['torchrun'] = 'torchrun'
+    """Program that starts the processes: `torchrun --nproc-per-node N -m services.model`; `twinkle up` starts it."""
+    silence_seconds: float = Field(default=30.0, ge=5.0)
+    """A process counts as lost after this many seconds without a sign of life. All processes then end."""
 
 
 class ModelConfig(ServiceConfig):
@@ -30,6 +57,10 @@ class ModelConfig(ServiceConfig):
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
     """Patches of the base model: a mapping from the name of each patch to its options, in the order in which they are
     applied. The samplers of the same base model need the same patches."""
+    mesh: MeshConfig = MeshConfig()
+    """Processes that share the model. Their number must be the product of the sizes. Adapters are bitwise the same for
+    all sizes, which can be changed while the service is stopped."""
+    workers: WorkersConfig = WorkersConfig()
     checkpoint_address: str = Field(min_length=1)
     """Address of the checkpoint service, `host:port`."""
     data_address: str = ''
@@ -44,7 +75,7 @@ class ModelConfig(ServiceConfig):
     """Maximum number of examples in a batch. Each example is checked before a pass, during which other tenants wait."""
     pass_tokens: int = Field(default=1024, ge=1)
     """Number of tokens per pass through the model. Larger batches take several passes; small batches of different
-    adapters share one."""
+    adapters share one. Each process of the mesh runs one pass at a time."""
     batch_seconds: float = Field(default=2.0, gt=0)
     """Target duration of a shared pass, in seconds. On a slow device it makes passes smaller than `pass_tokens`. Longer
     passes cost slightly less per token. Shorter passes share the device more fairly, because the weights of tenants
@@ -67,6 +98,9 @@ class ModelConfig(ServiceConfig):
     next operation."""
     idle_seconds: float = Field(default=600.0, gt=0)
     """An adapter is parked after this many seconds without an operation."""
+    merged_models_per_tenant: int = Field(default=8, ge=0)
+    """Maximum number of merged models of one tenant in the state folder. Each has the size of the base model. The
+    service never deletes them; if a tenant has reached the limit, delete one of its folders below `exports`."""
     parked_adapter_days: int = Field(default=90, ge=0, le=36500)
     """An adapter is removed after this many days without use, counted from its last operation or the end of its
     session, whichever is later; its training is saved as a checkpoint first. 0: adapters are kept until they are

@@ -125,7 +125,7 @@ class WeightStore(Protocol):
         """
         ...
 
-    async def has_checkpoint(self, checkpoint_path: str) -> bool:
+    async def has_lasting_checkpoint(self, checkpoint_path: str) -> bool:
         """Return whether a checkpoint exists without an expiry time, and its files are undamaged.
 
         Raises:
@@ -141,14 +141,14 @@ class WeightStore(Protocol):
 class ModelExporter(Protocol):
     """Writes merged models to disk."""
 
-    async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
+    async def export_merged(self, adapter: Adapter, state: AdapterState, *, name: str) -> SaveResult:
         """Write the base model with the adapter merged into it, as a plain model folder.
 
         An earlier export of this adapter under the same name is replaced atomically.
 
         Raises:
             InvalidField: The adapter cannot be merged.
-            DiskFull: The disk has too little space for the model; nothing was written.
+            QuotaExceeded, DiskFull: The tenant has too many merged models, or the disk is full; nothing was written.
             ExportUnavailable: The disk failed, or the same export is already running.
         """
         ...
@@ -305,7 +305,7 @@ class Journal(Protocol):
         ...
 
     async def note_progress(self, work: str, *, position: int) -> None:
-        """Set a count of `count_attempt` to 1, durably, if no attempt since its reset got as far as this position."""
+        """Set a count of `count_attempt` to 1, durably, if no attempt since its last reset reached this position."""
         ...
 
     def reset_attempts(self, work: str) -> None:

@@ -16,7 +16,7 @@ from services.model.__main__ import codec_of, load_backend
 from services.model.application.replay_journal import ReplayJournal, ReplayResult
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.config import ModelConfig
+from services.model.config import MeshConfig, ModelConfig
 from services.model.ports import TrainerBackend
 from twinkle.plugin import keep_plugins_out
 
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> ReplayResult:
-    backend = await load_backend(config)
+    # One process computes the same results as the mesh that wrote the journal.
+    backend = await load_backend(config.model_copy(update={'mesh': MeshConfig()}))
     try:
         return await replay_folder(folder, backend, adapter_id)
     finally:

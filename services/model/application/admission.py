@@ -103,7 +103,7 @@ class Admission:
 
         Raises:
             QueueFull: No slot is free, and waiting is not allowed or too many operations are waiting already.
-            Cancelled: `drop` was called while the operation waited.
+            Cancelled: The operation was cancelled by `drop` while it waited.
         """
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
         is_free = not tenant.waiters and tenant.in_use.has_capacity(size_bytes, self._limits)

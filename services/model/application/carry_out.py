@@ -73,7 +73,8 @@ class CarryOut:
 
         Raises:
             AdapterNotFound: The adapter was deleted while the operation waited.
-            Cancelled, Draining: The operation waited for its batch or for memory.
+            Cancelled, Draining: The operation was cancelled, or the service stopped, while the operation waited for
+                its batch or for memory.
             JournalUnavailable: The operation could not be made durable; it was not applied.
             DomainError: The verb raised it. The error is recorded, unless the operation changed nothing and its number
                 can be used again.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
@@ -11,16 +11,15 @@ from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
+from services.kit.worker import completed
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter, CreationRecord
+from services.model.domain.adapter import MAX_CREATIONS, Adapter, CreationRecord
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
 from services.model.ports import Ports
 from twinkle.data_format import LoraConfig
-
-_MAX_REQUESTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ class CreateAdapter:
         """Register earlier requests, oldest first, so that a repeat returns the same adapter."""
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
-        while len(self._requests) > _MAX_REQUESTS:
+        while len(self._requests) > MAX_CREATIONS:
             _, oldest = self._requests.popitem(last=False)
             self._warnings.pop(oldest.adapter_id, None)
 
@@ -129,7 +128,8 @@ class CreateAdapter:
             async with self._creation_lock:
                 if await self._creation_of(request.adapter_id) is not None:
                     raise AdapterIdTaken(request.adapter_id)
-                return await _uninterrupted(self._create(caller, request, state))
+                # A repeated request reports the outcome of a creation whose caller disconnected.
+                return await completed(self._create(caller, request, state))
 
     async def _create(self, caller: Caller, request: CreateAdapterRequest, state: AdapterState | None) -> Adapter:
         self._check(caller.tenant_id, request)
@@ -144,7 +144,7 @@ class CreateAdapter:
         )
         # A creation that only waits for a slot did not cause a crash, and is not counted.
         attempt = self._residency.attempts.counted(
-            f'creation {request.request_id} by {caller.tenant_id}', refusal=CreationCrashed()
+            f'creation of {request.request_id} by {caller.tenant_id}', refusal=CreationCrashed()
         )
         async with self._leased(request, adapter_id), self._residency.reserve(adapter_id), attempt:
             with self._residency.short_work.begin():
@@ -235,15 +235,3 @@ class CreateAdapter:
         run = await self._ports.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
         config = run.training_config or adapter.training_config
         return replace(adapter, step_count=run.step_count or 0, training_config=config)
-
-
-async def _uninterrupted(creation: Coroutine[None, None, Adapter]) -> Adapter:
-    """Return the created adapter; a disconnect of the caller does not interrupt the creation."""
-    task = asyncio.create_task(creation, name='create-adapter')
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        # Retrieve the exception, so that asyncio does not log it; a repeated request reports the outcome.
-        _ = task.cancelled() or task.exception()
-        raise

@@ -61,7 +61,7 @@ class DeleteAdapter:
     async def expire(self, adapter: Adapter) -> bool:
         """Remove an unused adapter, and record its checkpoint, durably.
 
-        Its versions stay, because samplers may use them; the checkpoint service deletes unused ones.
+        Its versions remain, because samplers may use them; the checkpoint service deletes unused ones.
 
         Cancellation: a removal that has started completes.
 

@@ -117,7 +117,7 @@ class AdapterDirectory:
         self._expired.pop(adapter.adapter_id, None)
         self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
-        self._publish(tenant_id=adapter.tenant_id, adapter=adapter)
+        self._publish(adapter.tenant_id, adapter=adapter)
 
     def put_damaged(self, adapter_id: str, tenant_id: str) -> None:
         """Add an adapter whose record cannot be read; it is not listed, and `get` raises AdapterDamaged."""
@@ -136,7 +136,7 @@ class AdapterDirectory:
         """Remove an adapter whose record cannot be read."""
         tenant_id = self._damaged.pop(adapter_id, None)
         if tenant_id is not None:
-            self._publish(tenant_id=tenant_id, deleted_id=adapter_id)
+            self._publish(tenant_id, deleted_id=adapter_id)
 
     def update(self, adapter_id: str, **changes: Any) -> None:
         """Change fields of an adapter; do nothing if it was deleted."""
@@ -160,7 +160,7 @@ class AdapterDirectory:
         self._remove(adapter_id)
 
     def expire(self, expired: ExpiredAdapter) -> None:
-        """Remove an adapter that exists, or existed before this process started; `get` then raises AdapterExpired."""
+        """Record an expired adapter, and remove it if it still exists; `get` then raises AdapterExpired."""
         if expired.adapter_id in self._adapters:
             self._remove(expired.adapter_id)
         self._expired[expired.adapter_id] = expired
@@ -203,11 +203,12 @@ class AdapterDirectory:
     def _remove(self, adapter_id: str) -> None:
         adapter = self._adapters.pop(adapter_id)
         self._counts[adapter.tenant_id] -= 1
-        self._publish(tenant_id=adapter.tenant_id, deleted_id=adapter_id)
+        self._publish(adapter.tenant_id, deleted_id=adapter_id)
 
-    def _publish(self, **facts: Any) -> None:
+    def _publish(self, tenant_id: str, *, adapter: Adapter | None = None, deleted_id: str = '') -> None:
         self._event_count += 1
-        event = AdapterEvent(token=self._token(self._event_count), **facts)
+        token = self._token(self._event_count)
+        event = AdapterEvent(token=token, tenant_id=tenant_id, adapter=adapter, deleted_id=deleted_id)
         self._events.append((self._event_count, event))
         self._changed.set()
         self._changed = asyncio.Event()

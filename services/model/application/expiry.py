@@ -59,7 +59,7 @@ class AdapterExpiry:
         """Adapters whose last removal failed, so that the failure is logged once."""
 
     async def __call__(self) -> int:
-        """Remove all expired adapters, and return their number; those that cannot be removed now are kept."""
+        """Remove all expired adapters that can be removed now, and return their number."""
         expired = [adapter.adapter_id for adapter in self._directory.all() if self._is_expired(adapter)]
         self._failed.intersection_update(expired)
         count = 0
@@ -94,7 +94,7 @@ class AdapterExpiry:
             DomainError: It could not be saved or removed.
         """
         if self._find_expired(adapter_id) is not None:
-            await self._find_outcomes(adapter_id)
+            await self._restore_if_unsettled(adapter_id)
         adapter = self._find_expired(adapter_id)
         if adapter is None:
             return False
@@ -116,8 +116,8 @@ class AdapterExpiry:
         adapter = self._directory.find(adapter_id)
         return adapter if adapter is not None and self._is_expired(adapter) else None
 
-    async def _find_outcomes(self, adapter_id: str) -> None:
-        """Restore an adapter with operations whose outcomes are not on record, because they may have trained it."""
+    async def _restore_if_unsettled(self, adapter_id: str) -> None:
+        """Restore an adapter whose last operation has no recorded outcome, because it may have trained the adapter."""
         record = await self._ports.journal.record(adapter_id, size=1)
         if record and record[-1].outcome is None:
             async with self._residency.hold(adapter_id):
@@ -127,4 +127,4 @@ class AdapterExpiry:
         """Return whether the adapter has no training, or an undamaged checkpoint without expiry contains it."""
         if not adapter.step_count:
             return True
-        return bool(adapter.checkpoint_path) and await self._ports.store.has_checkpoint(adapter.checkpoint_path)
+        return bool(adapter.checkpoint_path) and await self._ports.store.has_lasting_checkpoint(adapter.checkpoint_path)

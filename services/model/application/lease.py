@@ -1,7 +1,8 @@
 """The lease of the replica for a full-parameter run, which changes the shared base model.
 
 An adapter has the lease from its creation, or from its first operation after it was parked, until it is parked or
-deleted. `residency` takes and ends the lease. No operation waits for a lease.
+deleted. `residency` takes and ends the lease, and `lifecycle` renews it after a restart. No operation waits for a
+lease.
 """
 
 from dataclasses import replace
@@ -57,7 +58,7 @@ class ReplicaLease:
             return
         if is_in_use or self._are_others_used():
             raise ReplicaInUse(_IN_USE)
-        self.renew(adapter_id)
+        self._grant(adapter_id)
 
     def renew(self, adapter_id: str) -> None:
         """Grant the lease to the adapter that had it before a restart, when no adapter is in the engine.
@@ -67,8 +68,7 @@ class ReplicaLease:
         """
         if not self._bounds.is_lease_allowed:
             raise FullParametersDisabled()
-        _log.info('lease taken', adapter=adapter_id)
-        self.holder_id = adapter_id
+        self._grant(adapter_id)
 
     async def resume(self, adapter: Adapter, *, is_in_use: bool) -> None:
         """Grant the lease to an adapter that was parked, durably; do nothing if it already has it.
@@ -126,8 +126,12 @@ class ReplicaLease:
         """Return whether this adapter has the lease."""
         return self.holder_id == adapter_id
 
+    def _grant(self, adapter_id: str) -> None:
+        _log.info('lease taken', adapter=adapter_id)
+        self.holder_id = adapter_id
+
     def _are_others_used(self) -> bool:
-        """Return whether another adapter ran an operation recently, so that its next one is likely to follow."""
+        """Return whether another adapter ran an operation recently, so that another operation is likely to follow."""
         recently = self._clock.now() - timedelta(seconds=self._bounds.lease_quiet_seconds)
         # Full-parameter runs exclude each other by the lease itself.
         return any(

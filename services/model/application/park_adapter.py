@@ -7,7 +7,6 @@ number, so the client's next number stays the same.
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -71,11 +70,16 @@ class ParkAdapter:
                 await self._save(adapter_id, save_prefix)
             await self._residency.end_lease(adapter_id)
             await self._residency.park(adapter_id)
-            await self._record(adapter_id, session_end_time=self._ports.clock.now())
+            now = self._ports.clock.now()
+            await self._record(adapter_id, lambda adapter: replace(adapter, session_end_time=now))
         return self._directory.get(caller, adapter_id)
 
     async def save(self, adapter_id: str, *, prefix: str) -> None:
-        """Save an adapter whose training is in no usable checkpoint, and park it; do nothing if it is in use.
+        """Save an adapter whose training no usable checkpoint contains, and park it; do nothing if it is in use.
+
+        Args:
+            adapter_id: Id of the adapter; its checkpoint on record, if any, is known to be unusable.
+            prefix: Prefix of the name of the new checkpoint.
 
         Raises:
             DomainError: Saving failed; the adapter is unchanged.
@@ -85,18 +89,18 @@ class ParkAdapter:
             await self._save(adapter_id, prefix, lost_path=known.checkpoint_path if known else '')
             await self._residency.park(adapter_id)
 
-    async def _record(self, adapter_id: str, **changes: Any) -> None:
-        """Change fields of an adapter, durably; do nothing if an operation runs in the meantime."""
+    async def _record(self, adapter_id: str, change: Callable[[Adapter], Adapter]) -> None:
+        """Change an adapter, durably; discard the change if an operation runs in the meantime."""
         before = self._directory.find(adapter_id)
         if before is None:
             return
-        await self._ports.journal.amend(replace(before, **changes))
+        await self._ports.journal.amend(change(before))
         current = self._directory.find(adapter_id)
         if current is not None and current.sequence_number == before.sequence_number:
-            self._directory.refresh(replace(current, **changes))
+            self._directory.refresh(change(current))
 
     async def _save(self, adapter_id: str, prefix: str, *, lost_path: str = '') -> None:
-        """Save unsaved steps, and those whose checkpoint `lost_path` no longer exists."""
+        """Save an adapter that has unsaved steps, or whose only checkpoint is `lost_path`, which cannot be used."""
         exported = await self._state_at_rest(adapter_id, lost_path)
         if exported is None:
             return
@@ -108,18 +112,19 @@ class ParkAdapter:
         if current is None or current.sequence_number != adapter.sequence_number:
             # The adapter ran further operations during the save, so the checkpoint is not its newest state.
             return
-        await self._record(adapter_id, checkpoint_path=path)
+        await self._record(adapter_id, lambda adapter: replace(adapter, checkpoint_path=path))
         reach('park.recorded')
         _log.info('unsaved steps saved', adapter=adapter_id, step=adapter.step_count, checkpoint=path)
 
     async def _state_at_rest(self, adapter_id: str, lost_path: str) -> tuple[Adapter, AdapterState] | None:
-        """Return an adapter with unsaved steps and its state; None if it is in use or has no unsaved steps."""
+        """Return an adapter that must be saved and its state; None if it is in use or need not be saved."""
         async with self._residency.at_rest(adapter_id) as is_at_rest:
             # Look the adapter up again: loading it may have recorded outcomes.
             adapter = self._directory.find(adapter_id)
             if not is_at_rest or adapter is None:
                 return None
-            if not adapter.is_unsaved and (not lost_path or adapter.checkpoint_path != lost_path):
+            is_lost = bool(lost_path) and adapter.checkpoint_path == lost_path
+            if not adapter.is_unsaved and not is_lost:
                 return None
             return adapter, await self._ports.backend.export_state(adapter_id, is_trainer_included=True)
 

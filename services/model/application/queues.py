@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from services.model.application.adapter_queue import AdapterQueue
 from services.model.application.residency import Residency
+from services.model.domain.errors import JournalUnavailable
 from services.model.domain.sequence import RECORD_LENGTH, OperationSequence
 from services.model.ports import Journal, RecordEntry
 
@@ -48,7 +49,7 @@ class Queues:
         return self._queues.get(adapter_id)
 
     def is_in_use(self, adapter_id: str) -> bool:
-        """Return whether an adapter has operations, or clients that may send some."""
+        """Return whether an adapter's queue has a running operation, or is kept by `use`."""
         queue = self._queues.get(adapter_id)
         return self._users[adapter_id] > 0 or (queue is not None and queue.is_running)
 
@@ -60,9 +61,8 @@ class Queues:
 
     def drop_idle(self) -> None:
         """Drop the unused queues of adapters that are not resident."""
-        for adapter_id, queue in list(self._queues.items()):
-            is_idle = not self._users[adapter_id] and not queue.is_running
-            if is_idle and not self._residency.is_resident(adapter_id):
+        for adapter_id in list(self._queues):
+            if not self.is_in_use(adapter_id) and not self._residency.is_resident(adapter_id):
                 del self._queues[adapter_id]
 
     async def close(self) -> None:
@@ -81,11 +81,16 @@ class Queues:
                 self._queues[adapter_id] = queue
             return self._queues[adapter_id]
 
-    async def _record(self, adapter_id: str) -> list[RecordEntry]:
+    async def _record(self, adapter_id: str) -> Sequence[RecordEntry]:
+        """Return the last operations; those without an outcome are in a snapshot, so no replay can recompute it."""
         entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
-        if any(entry.outcome is None for entry in entries):
-            # The process stopped before these outcomes were recorded: replay recomputes them.
-            await self._residency.discard(adapter_id)
-            async with self._residency.hold(adapter_id):
-                entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
-        return list(entries)
+        if all(entry.outcome is not None for entry in entries):
+            return entries
+        # The process stopped before these outcomes were recorded: replay recomputes them.
+        await self._residency.discard(adapter_id)
+        async with self._residency.hold(adapter_id) as resident:
+            entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
+            if any(entry.outcome is None and entry.sequence_number > resident.restored_number for entry in entries):
+                # A recomputed outcome could not be written. Its operation would block the queue.
+                raise JournalUnavailable(adapter_id)
+        return entries

@@ -46,7 +46,7 @@ class Residency:
         self._directory = directory
         self._clock = clock
         self._bounds = bounds
-        self.restore = Restore(backend, journal, clock=clock)
+        self.restore = Restore(backend, journal, directory, clock=clock)
         self.short_work = ShortWork()
         self.attempts = Attempts(journal, clock=clock)
         self.lease = ReplicaLease(journal, directory, clock=clock, bounds=bounds)
@@ -239,17 +239,7 @@ class Residency:
     def _count(self, resident: Resident, restored: RestoredAdapter) -> None:
         resident.device_seconds = restored.device_seconds
         resident.operation_count = restored.replayed_count
-        if restored.found_count:
-            adapter = restored.adapter
-            self._directory.update(
-                adapter.adapter_id,
-                sequence_number=adapter.sequence_number,
-                step_count=adapter.step_count,
-                trained_token_count=adapter.trained_token_count,
-                training_config=adapter.training_config,
-                checkpoint_path=adapter.checkpoint_path,
-                update_time=adapter.update_time,
-            )
+        resident.restored_number = restored.snapshot_number
 
     async def _reserve_slot(self, resident: Resident) -> None:
         """Wait for a slot in the engine and take it.
@@ -326,10 +316,10 @@ class Residency:
         self._changes.notify()
 
     def _drop_unused(self, resident: Resident) -> None:
-        # The holder of a lease stays known, so that its lease can end even if it cannot be loaded.
         is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
-        is_in_use = is_in_use or self.lease.is_held_by(resident.adapter_id)
-        if not is_in_use and self._residents.get(resident.adapter_id) is resident:
+        # The holder of a lease stays known, so that its lease can end even if it cannot be loaded.
+        is_kept = is_in_use or self.lease.is_held_by(resident.adapter_id)
+        if not is_kept and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]
 
     def _is_parkable(self, resident: Resident) -> bool:

@@ -19,7 +19,7 @@ class ResidencyBounds:
     is_lease_allowed: bool = False
     """Whether full-parameter runs may lease the replica."""
     lease_quiet_seconds: float = 3600.0
-    """A lease is refused for this many seconds after the last operation of another adapter whose session goes on."""
+    """Seconds after an operation on an adapter whose session has not ended, during which others get no lease."""
 
 
 @dataclass(eq=False)
@@ -36,6 +36,8 @@ class Resident:
     """Estimated seconds to replay the operations since the last snapshot."""
     operation_count: int = 0
     """Number of operations since the last snapshot."""
+    restored_number: int = 0
+    """Number of the last operation in the snapshot from which the adapter was restored."""
     is_pending: bool = False
     """True if a Forward waits for its Backward; if the adapter is evicted, the Forward must run again."""
     last_used: float = 0.0

@@ -3,6 +3,7 @@
 This is used for recovery after a crash, for loading evicted adapters and for undo.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -11,6 +12,7 @@ from services.kit.clock import Clock
 from services.kit.errors import AdapterNotFound, DomainError, Internal
 from services.kit.failpoints import reach
 from services.model.application.attempts import MAX_ATTEMPTS
+from services.model.application.directory import AdapterDirectory
 from services.model.application.progress import adapter_after, result_of
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
@@ -26,10 +28,14 @@ MAX_RESTORES = 5
 """Number of restores in a row during which the process may end without getting further than before. Then the adapter
 is not restored again, so that a snapshot or a recorded operation that ends the process cannot prevent the service from
 starting."""
+_CRASHED = (
+    f'the service crashed during {MAX_RESTORES} restores in a row; start the service once with forget_crashes: true to '
+    'try again'
+)
 _PROGRESS_EVERY = 100
 """Number of replayed operations between two progress logs."""
 _NOTE_EVERY = 16
-"""Number of replayed operations after which the progress is recorded."""
+"""Number of replayed operations between two durable records of the progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,44 +48,34 @@ class RestoredAdapter:
     replayed_count: int = 0
     device_seconds: float = 0.0
     """Engine time of the replay, in seconds."""
-    found_count: int = 0
-    """Number of outcomes that were not on record."""
     divergence_count: int = 0
     """Number of outcomes that differ from the record."""
-
-
-_CRASHED = (
-    f'the service crashed during {MAX_RESTORES} restores in a row; start the service once with forget_crashes: true to '
-    'try again'
-)
 
 
 class _OperationSkipped(Exception):
     """An operation failed because of a defect and is now marked as skipped; the restore must start again without it."""
 
-    def __init__(self, sequence_number: int) -> None:
-        super().__init__(sequence_number)
-        self.sequence_number = sequence_number
-
 
 class Restore:
     """Restores adapters into the engine."""
 
-    def __init__(self, backend: TrainerBackend, journal: Journal, *, clock: Clock) -> None:
+    def __init__(self, backend: TrainerBackend, journal: Journal, directory: AdapterDirectory, *, clock: Clock) -> None:
         self._backend = backend
         self._journal = journal
+        self._directory = directory
         self._clock = clock
         self._damaged: set[str] = set()
-        """Adapters whose damage is logged."""
+        """Adapters whose damage has been logged."""
         self.divergence_count = 0
         """Number of replayed operations that differed from the record, since the service started."""
 
     async def __call__(self, current: Adapter, *, until: int | None = None) -> RestoredAdapter:
         """Restore an adapter to its state after operation `until`, or after the last one.
 
-        Missing outcomes are recorded. A refused operation is removed. An operation that fails because of a defect is
-        skipped from now on, so that it cannot block the adapter or the service; so is one that ends the process in each
-        of `MAX_ATTEMPTS` attempts. Attempts and restores are counted durably before they begin.
+        Missing outcomes are recorded in the journal and in the directory. A refused operation is removed. An operation
+        that fails because of a defect, or that ends the process in each of `MAX_ATTEMPTS` attempts, is skipped from now
+        on, so that it cannot block the adapter or the service. Attempts and restores are counted durably before they
+        begin.
 
         Args:
             current: The adapter in its current state; its published versions remain published.
@@ -89,15 +85,13 @@ class Restore:
             AdapterNotFound, AdapterDamaged: The adapter cannot be restored and is not in the engine.
             JournalUnavailable: A new outcome could not be recorded.
         """
-        adapter_id, is_done, skipped = current.adapter_id, False, 0
+        adapter_id, is_done = current.adapter_id, False
         await self._begin(adapter_id)
         try:
             restored = None
             while restored is None:
-                try:
+                with suppress(_OperationSkipped):
                     restored = await self._attempt(current, until)
-                except _OperationSkipped as defect:
-                    skipped = defect.sequence_number
             is_done = True
         except AdapterDamaged as error:
             self._report(error)
@@ -106,11 +100,7 @@ class Restore:
             self._journal.reset_attempts(_work_of(adapter_id))
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
-        if not skipped:
-            return restored
-        number = max(restored.adapter.sequence_number, skipped)
-        adapter = replace(restored.adapter, sequence_number=number)
-        return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
+        return restored
 
     async def _begin(self, adapter_id: str) -> None:
         """Count a restore.
@@ -126,7 +116,7 @@ class Restore:
         reach('restore.begun')
 
     def _report(self, error: AdapterDamaged) -> None:
-        """Log the problem of a damaged adapter once; its tenant is not told."""
+        """Log the problem of a damaged adapter once; the error that the tenant receives does not contain it."""
         if error.adapter_id not in self._damaged:
             self._damaged.add(error.adapter_id)
             _log.error('adapter damaged', adapter=error.adapter_id, problem=error.problem)
@@ -134,8 +124,9 @@ class Restore:
     async def _attempt(self, current: Adapter, until: int | None) -> RestoredAdapter:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
         begun = await begin_from(snapshot, self._backend)
-        kept = {'version': current.version, 'session_end_time': current.session_end_time}
-        adapter = replace(begun, has_lease=current.has_lease, **kept)
+        adapter = replace(
+            begun, version=current.version, has_lease=current.has_lease, session_end_time=current.session_end_time
+        )
         restored = RestoredAdapter(adapter=adapter, snapshot_number=snapshot.sequence_number)
         return await self._replay(restored, current, until)
 
@@ -161,18 +152,19 @@ class Restore:
         if entry.outcome is None and isinstance(outcome, Internal):
             # An operation that failed because of a defect has no effect, and the engine's state is undefined.
             await self._journal.settle(adapter, operation, outcome)
-            raise _OperationSkipped(operation.sequence_number)
+            self._update_directory(adapter)
+            raise _OperationSkipped
         if entry.outcome is None and is_refusal(outcome):
             await self._journal.revoke(operation)
-            return replace(restored, found_count=restored.found_count + 1)
+            return restored
         if entry.outcome is None:
             self._journal.note(adapter, operation, outcome)
+            self._update_directory(adapter)
         return replace(
             restored,
             adapter=adapter,
             replayed_count=restored.replayed_count + 1,
             device_seconds=restored.device_seconds + (run.device_seconds if run else 0.0),
-            found_count=restored.found_count + (entry.outcome is None),
             divergence_count=restored.divergence_count + self._compare(operation, entry.outcome, outcome),
         )
 
@@ -196,8 +188,27 @@ class Restore:
             attempts=MAX_ATTEMPTS,
         )
         await self._journal.settle(adapter, operation, error)
+        self._update_directory(adapter)
         self._journal.reset_attempts(_work_of(operation.adapter_id))
-        return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
+        return replace(restored, adapter=adapter)
+
+    def _update_directory(self, adapter: Adapter) -> None:
+        """Update an adapter in the directory when an outcome is recorded, because the restore may fail afterwards.
+
+        Nothing changes if the directory has a later operation: state verbs are not replayed, so the replayed operation
+        may be an earlier one.
+        """
+        known = self._directory.find(adapter.adapter_id)
+        if known is not None and known.sequence_number < adapter.sequence_number:
+            self._directory.update(
+                adapter.adapter_id,
+                sequence_number=adapter.sequence_number,
+                step_count=adapter.step_count,
+                trained_token_count=adapter.trained_token_count,
+                training_config=adapter.training_config,
+                checkpoint_path=adapter.checkpoint_path,
+                update_time=adapter.update_time,
+            )
 
     async def _run(self, entry: JournalEntry) -> tuple[VerbRun | None, OperationResult | DomainError]:
         operation = entry.operation

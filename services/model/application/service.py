@@ -37,8 +37,8 @@ class Limits:
     """Maximum numbers of adapters."""
     lora_rank: int
     """Maximum LoRA rank."""
-    pass_tokens: int
-    """Maximum number of tokens of a shared pass; the same as the engine's pass size."""
+    batch_tokens: int
+    """Maximum number of tokens of a shared batch: those of one pass in each process of the engine."""
     batch_seconds: float | None = None
     """Target duration of a shared pass; None: passes are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -93,7 +93,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     directory = AdapterDirectory()
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
-    scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
+    scheduler = Scheduler(batch_tokens=limits.batch_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(
         ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds, short_work=residency.short_work
     )

@@ -102,7 +102,7 @@ class StateVerbRunner:
 
     async def _export(self, adapter: Adapter, verb: ExportMerged) -> StateChange:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
-        exported = await self._ports.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
+        exported = await self._ports.exporter.export_merged(adapter, state, name=verb.name)
         return StateChange(run=VerbRun(outcome=exported))
 
     async def _load(self, adapter: Adapter, verb: Load) -> StateChange:

@@ -43,7 +43,7 @@ class Waits:
         finally:
             del self._waits[adapter_id]
         if wait.error is not None and wait.task is not None:
-            # As in `asyncio.timeout`: a cancellation by someone else takes precedence.
+            # As in `asyncio.timeout`: if the task was also cancelled for another reason, it stays cancelled.
             if wait.task.uncancel():
                 raise asyncio.CancelledError
             raise wait.error

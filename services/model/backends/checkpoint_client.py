@@ -80,7 +80,7 @@ class CheckpointClient:
             raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')
         return await asyncio.to_thread(_unpack, received)
 
-    async def has_checkpoint(self, checkpoint_path: str) -> bool:
+    async def has_lasting_checkpoint(self, checkpoint_path: str) -> bool:
         request = checkpoint_service_pb2.VerifyCheckpointRequest(checkpoint_path=checkpoint_path)
         try:
             found = (await self._checkpoints.VerifyCheckpoint(request)).checkpoint

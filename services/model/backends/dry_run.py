@@ -1,22 +1,21 @@
-"""Estimates the cost of training plans with the engine of this process."""
+"""Estimates the cost of training plans by measuring the engine."""
 
 import asyncio
 from datetime import timedelta
 
-from services.kit.worker import SingleWorker
+from services.model.backends.group import WorkerGroup
+from services.model.backends.group.host import EngineHost
 from services.model.backends.refusals import engine_errors_as_domain_errors
 from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.model.dry_run import (
     BatchShape,
     CostModel,
-    Probe,
     TrainableSize,
     available_bytes,
     full_size,
     lora_size,
 )
-from twinkle.model.engine import TrainerEngine
-from twinkle.nn import select_parameters
+from twinkle.nn import PackedCausalLM, select_parameters
 
 
 class EngineDryRun:
@@ -26,11 +25,15 @@ class EngineDryRun:
     loop.
     """
 
-    def __init__(self, engine: TrainerEngine, worker: SingleWorker, *, max_pass_tokens: int) -> None:
-        """Create the estimator, which uses `engine` only in the thread of `worker`."""
-        self._engine = engine
-        self._worker = worker
-        self._max_pass_tokens = max_pass_tokens
+    def __init__(self, group: WorkerGroup, model: PackedCausalLM) -> None:
+        """Create the estimator.
+
+        Args:
+            group: Processes that host the engine.
+            model: Model of the engine, whose sizes are read.
+        """
+        self._group = group
+        self._model = model
         self._cost_model: CostModel | None = None
         self._measurement_lock = asyncio.Lock()
 
@@ -49,19 +52,18 @@ class EngineDryRun:
             adapter_bytes=cost.adapter_bytes,
             peak_bytes=cost.peak_bytes,
             step_time=timedelta(seconds=cost.step_seconds),
-            available_bytes=available_bytes(self._engine.model.device.type),
+            available_bytes=available_bytes(self._model.device.type),
         )
 
     async def _measure(self) -> CostModel:
-        probe = Probe(self._engine, max_pass_tokens=self._max_pass_tokens)
-        while not probe.is_done:
-            await self._worker.run(probe.step)
-        return probe.cost_model()
+        while (cost_model := await self._group.call(EngineHost.measure)) is None:
+            pass
+        return cost_model
 
     def _size(self, plan: TrainingPlan) -> TrainableSize:
         name, options = plan.optimizer.name, plan.optimizer.options
         if plan.full_parameters is None:
-            return lora_size(self._engine.model.targets, plan.lora_config, optimizer=name, options=options)
-        chosen = select_parameters(self._engine.model.base_parameters, plan.full_parameters)
+            return lora_size(self._model.targets, plan.lora_config, optimizer=name, options=options)
+        chosen = select_parameters(self._model.base_parameters, plan.full_parameters)
         counts = [parameter.numel() for parameter in chosen.values()]
         return full_size(counts, optimizer=name, options=options)

@@ -7,6 +7,11 @@ from datetime import datetime
 from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
 
+MAX_EXPIRED = 16384
+"""Maximum number of stored records of expired adapters; older ones are deleted."""
+MAX_CREATIONS = 4096
+"""Maximum number of creation requests stored to recognize repeats."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
@@ -66,10 +71,6 @@ class Adapter:
         if self.session_end_time is None:
             return None if self.session_id else self.update_time
         return max(self.session_end_time, self.update_time)
-
-
-MAX_EXPIRED = 16384
-"""Number of records of expired adapters that are stored; older ones are deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)

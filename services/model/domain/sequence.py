@@ -28,7 +28,7 @@ class Action(Enum):
     RUN = auto()
     """Run the operation, because it is the next one."""
     WAIT = auto()
-    """Wait, because an earlier operation is missing or running."""
+    """Wait, because an earlier operation is missing or running, or because a running operation has this number."""
     REPEAT = auto()
     """Return the recorded outcome, or wait for it, because the operation was accepted before."""
 
@@ -95,8 +95,9 @@ class OperationSequence:
         """
         sequence = cls(adapter_id)
         for entry in entries:
-            sequence._record[entry.sequence_number] = Entry(entry.fingerprint)
+            # Without an outcome, the operation can be neither repeated nor run.
             if entry.outcome is not None:
+                sequence._record[entry.sequence_number] = Entry(entry.fingerprint)
                 sequence.finish(entry.sequence_number, entry.outcome)
         sequence.last_number = last_number
         return sequence
@@ -110,6 +111,9 @@ class OperationSequence:
     def action_for(self, operation: Operation) -> Action:
         """Return the action to take for `operation` now.
 
+        If a running operation with other content has the same number, the new one waits: the running one may be a late
+        copy of a refused operation, and its refusal frees the number.
+
         Raises:
             SequenceReused: Its number was used with other content.
             OperationNotFound: It ran, but its outcome is no longer on record.
@@ -119,9 +123,11 @@ class OperationSequence:
             is_next = number == self.last_number + 1 and not self.is_running
             return Action.RUN if is_next else Action.WAIT
         entry = self.entry(number)
-        if entry.fingerprint != operation.fingerprint:
-            raise SequenceReused(self._adapter_id, number)
-        return Action.REPEAT
+        if entry.fingerprint == operation.fingerprint:
+            return Action.REPEAT
+        if entry.is_running:
+            return Action.WAIT
+        raise SequenceReused(self._adapter_id, number)
 
     def begin(self, operation: Operation) -> None:
         """Accept an operation, which uses up its number."""

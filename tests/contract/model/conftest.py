@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.fake_trainer import FakeTrainer
-from services.model.backends.local import LoadOptions, LocalBackend
+from services.model.backends.group import GroupBackend, LoadOptions
 from services.model.ports import TrainerBackend
 
 
@@ -14,6 +14,6 @@ from services.model.ports import TrainerBackend
 async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
     """Each implementation of the trainer port."""
     options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
-    trainer = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
+    trainer = FakeTrainer() if request.param == 'fake' else await GroupBackend.load(options)
     yield trainer
     await trainer.close()

@@ -103,8 +103,8 @@ async def test_publish_is_idempotent(store):
 async def test_only_an_existing_checkpoint_counts_as_stored(store):
     """A checkpoint is stored if it exists; an unknown one is not."""
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=Save(name='kept'), request_id='ad-1:2:f')
-    assert await store.has_checkpoint(saved.checkpoint_path)
-    assert not await store.has_checkpoint('twinkle://ad-1/weights/none')
+    assert await store.has_lasting_checkpoint(saved.checkpoint_path)
+    assert not await store.has_lasting_checkpoint('twinkle://ad-1/weights/none')
 
 
 async def test_a_damaged_or_expiring_checkpoint_does_not_count_as_stored(tmp_path):
@@ -115,8 +115,8 @@ async def test_a_damaged_or_expiring_checkpoint_does_not_count_as_stored(tmp_pat
             for name, ttl in (('kept', None), ('expiring', timedelta(days=1))):
                 save = Save(name=name, ttl=ttl)
                 await client.save('ad-1', STATE, base_model='org/tiny', save=save, request_id=f'ad-1:1:{name}')
-            stored = [await client.has_checkpoint(f'twinkle://ad-1/weights/{name}') for name in ('kept', 'expiring')]
-            assert stored == [True, False]
+            assert await client.has_lasting_checkpoint('twinkle://ad-1/weights/kept')
+            assert not await client.has_lasting_checkpoint('twinkle://ad-1/weights/expiring')
             for path in tmp_path.rglob('adapter_model.safetensors'):
                 path.write_bytes(path.read_bytes()[:-1] + b'x')
-            assert not await client.has_checkpoint('twinkle://ad-1/weights/kept')
+            assert not await client.has_lasting_checkpoint('twinkle://ad-1/weights/kept')

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fixtures.model_service import draw_example, forward_backward
+from fixtures.checkpoint_service import failure_of
+from fixtures.model_service import draw_example, forward_backward, serving_model
 from twinkle.api.model.v1 import operation_pb2 as wire
 
 
@@ -22,6 +23,17 @@ async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_pat
     assert changed
     assert all('proj' in name for name in changed)
     assert (await service.result(adapter.adapter_id, 3, **verb)).is_replayed
+
+
+async def test_export_above_the_limit_of_a_tenant_is_refused(tiny_llama_dir, tmp_path):
+    """An export above `merged_models_per_tenant` fails with QUOTA_EXCEEDED, and its number stays free."""
+    async with serving_model(tiny_llama_dir, tmp_path, merged_models_per_tenant=0) as service:
+        adapter = await service.create(lora_config={'lora_rank': 4})
+        failure = await failure_of(
+            service.execute(adapter.adapter_id, 1, export_merged=wire.ExportMerged(name='final'))
+        )
+        assert (failure.code, failure.reason) == ('RESOURCE_EXHAUSTED', 'QUOTA_EXCEEDED')
+        await service.result(adapter.adapter_id, 1, forward_backward=forward_backward([draw_example()]))
 
 
 def _weights(folder):

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from fixtures.checkpoint_service import failure_of
 from fixtures.faulty_service import Kill
-from fixtures.killed_model import PersistentClient, killed_model, reason_of
+from fixtures.killed_model import PersistentClient, killed_model
 from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.restore import MAX_RESTORES
 from twinkle.api.model.v1 import operation_pb2
@@ -28,7 +29,7 @@ async def _check(client: PersistentClient) -> None:
     await client.train(culprit, 1, seed=1)
     await client.step(culprit, 2)
     found = await client.train_and_step(innocent, range(1, 3))
-    assert await reason_of(client.train(culprit, POISON, seed=7)) == 'OPERATION_CRASHED'
+    assert (await failure_of(client.train(culprit, POISON, seed=7))).reason == 'OPERATION_CRASHED'
     found += await client.train_and_step(innocent, range(3, 5))
     resumed = [await client.train(culprit, 4, seed=9), await client.step(culprit, 5)]
 
@@ -87,7 +88,7 @@ async def test_state_verb_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp
         culprit, innocent, path, results = await _prepare(*clients)
         verb = STATE_VERBS[name] or {'load': operation_pb2.Load(checkpoint_path=path)}
         for _ in range(2):
-            assert await reason_of(clients[0].execute(culprit, 4, **verb)) == 'OPERATION_CRASHED'
+            assert (await failure_of(clients[0].execute(culprit, 4, **verb))).reason == 'OPERATION_CRASHED'
         assert service.deaths == ATTEMPT_KILLS
         await _check_innocent(clients[1], innocent, results)
         await clients[0].train_and_step(culprit, range(5, 7))
@@ -99,11 +100,12 @@ async def test_creation_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp_p
     async with killed_model(tiny_llama_dir, tmp_path, ATTEMPT_KILLS) as (service, channel):
         clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
         culprit, innocent, _, results = await _prepare(*clients)
-        assert await reason_of(clients[0].create('poison')) == 'REQUEST_CRASHED'
+        assert (await failure_of(clients[0].create('poison'))).reason == 'REQUEST_CRASHED'
         assert service.deaths == ATTEMPT_KILLS
         await _check_innocent(clients[1], innocent, results)
-        assert [await clients[0].train(culprit, 4, seed=9), await clients[0].step(culprit, 5)]
-        assert await clients[0].create('harmless')
+        await clients[0].train(culprit, 4, seed=9)
+        await clients[0].step(culprit, 5)
+        await clients[0].create('harmless')
 
 
 RESTORE_KILLS = [
@@ -121,7 +123,7 @@ async def test_adapter_whose_restores_are_killed_is_damaged(tiny_llama_dir: Path
         await clients[0].train_and_step(culprit, range(1, 3))
         results = await clients[1].train_and_step(innocent, range(1, 3))
         for _ in range(2):
-            assert await reason_of(clients[0].train(culprit, POISON, seed=7)) == 'ADAPTER_DAMAGED'
+            assert (await failure_of(clients[0].train(culprit, POISON, seed=7))).reason == 'ADAPTER_DAMAGED'
         assert service.deaths == RESTORE_KILLS
         await _check_innocent(clients[1], innocent, results)
-        assert await clients[0].create('harmless')
+        await clients[0].create('harmless')

@@ -9,13 +9,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fixtures.checkpoint_service import as_tenant, serving
+from fixtures.checkpoint_service import as_tenant, failure_of, serving
 from fixtures.faulty_service import FaultyModel, Kill
 from fixtures.model_service import RunningModel, draw_example, forward_backward, serving_model, serving_model_at
 from services.kit.caller import Caller
 from services.kit.clock import SystemClock
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.status import error_from_call
 from services.model.__main__ import engine_name
 from services.model.api.record_codec import ProtoRecordCodec
 from services.model.backends.checkpoint_client import CheckpointClient
@@ -61,12 +60,6 @@ def _bytes_of(tensors: Mapping[str, TensorData], *, prefix: str = '') -> dict[st
     return {name: bytes(tensors[name].data) for name in tensors if name.startswith(prefix)}
 
 
-async def _refusal(call):
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await call
-    return error_from_call(refusal.value, service='model')
-
-
 async def test_removed_adapter_continues_bitwise_from_its_checkpoint(tiny_llama_dir, tmp_path):
     """An unused adapter is saved and removed, and its checkpoint contains bitwise the weights and the optimizer."""
     clock = ShiftedClock()
@@ -81,8 +74,8 @@ async def test_removed_adapter_continues_bitwise_from_its_checkpoint(tiny_llama_
         assert await running.verbs.expiry() == 1
         assert list((tmp_path / 'journal' / 'snapshots').iterdir()) == []
         path = f'twinkle://{adapter_id}/weights/adapter-expired-1'
-        error = await _refusal(running.execute(adapter_id, 4, zero_grad={}))
-        assert (error.reason, error.metadata()['checkpointPath']) == ('ADAPTER_EXPIRED', path)
+        failure = await failure_of(running.execute(adapter_id, 4, zero_grad={}))
+        assert (failure.reason, failure.metadata['checkpointPath']) == ('ADAPTER_EXPIRED', path)
         loaded = await running.create(request_id='r2', checkpoint_path=path, is_optimizer_included=True)
         state = await running.backend.snapshot(loaded.adapter_id)
         assert state is not None
@@ -107,7 +100,7 @@ async def _open(state_dir: Path, config: ModelConfig) -> SqliteJournal:
 
 
 KILLS = [('park.taken', 'park.saved'), ('park.recorded', 'expiry.saved'), ('expiry.removed',)]
-"""Failpoints of the sweep, in groups of fewer kills than the attempts after which the adapter would be kept."""
+"""Failpoints of a sweep, in groups of at most two, because an adapter is kept after three crashes."""
 
 
 @pytest.mark.slow

@@ -1,15 +1,20 @@
 """Uploads, extra tensors, parameter groups, health, undo, watches and estimates over a real socket."""
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 import numpy as np
 import pytest
 from blake3 import blake3
 
+from fixtures.checkpoint_service import ALICE as INTERNAL_ALICE
 from fixtures.checkpoint_service import as_tenant, failure_of
+from fixtures.fake_samplers import until
 from fixtures.model_service import batch_of, draw_example, forward_backward
+from services.kit.rpc.context import acting_for
 from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.checkpoint.v1 import version_service_pb2, version_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum
@@ -278,3 +283,22 @@ async def test_the_adapters_of_a_session_are_listed_by_it(service):
     list_request.session_id = 'ss-2'
     with pytest.raises(grpc.aio.AioRpcError):
         await service.adapters.ListAdapters(list_request, metadata=ALICE)
+
+
+async def test_versions_of_a_deleted_adapter_leave_the_checkpoint_service(service):
+    """The versions of a deleted adapter are not found, their folders are deleted, and those of others stay."""
+    versions = version_service_pb2_grpc.VersionServiceStub(service.checkpoints.channel)
+    adapter_ids = [(await service.create(request_id=name)).adapter_id for name in ('deleted', 'kept')]
+    for adapter_id in adapter_ids:
+        await service.result(adapter_id, 1, publish_version=operation_pb2.PublishVersion())
+    await until(lambda: len(service.checkpoints.stored_folders()) == 2)
+    request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_ids[0])
+    await service.adapters.DeleteAdapter(request, metadata=ALICE)
+    deleted, kept = (version_service_pb2.GetVersionRequest(adapter_id=adapter_id) for adapter_id in adapter_ids)
+    with acting_for(INTERNAL_ALICE):
+        with suppress(grpc.aio.AioRpcError):
+            while await versions.GetVersion(deleted):
+                pass
+        assert (await failure_of(versions.GetVersion(deleted))).code == 'NOT_FOUND'
+        assert (await versions.GetVersion(kept)).version.version == 1
+    assert [folder.split('/')[1] for folder in service.checkpoints.stored_folders()] == [adapter_ids[1]]

@@ -4,6 +4,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -147,6 +148,8 @@ def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
     ]
     lines = [json.dumps({**vars(span)}) for span in spans]
     lines.append(json.dumps(vars(_span('z', '', 'client', 'pkg.SessionService/Heartbeat', (500, 600), trace='9'))))
+    own = replace(_span('y', '', 'gateway', 'pkg.AdapterService/ParkAdapter', (700, 800), trace='8'), kind='client')
+    lines.append(json.dumps(vars(own)))
     (tmp_path / 'traces').mkdir()
     (tmp_path / 'traces' / 'client.jsonl').write_text('\n'.join(lines))
     table = waterfall(spans)
@@ -155,6 +158,8 @@ def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert 'forward_backward' in result.output
     assert 'Heartbeat' not in result.output
+    listed = runner.invoke(app, ['trace', '--state-dir', str(tmp_path)]).output
+    assert ('Execute' in listed, 'ParkAdapter' in listed) == (True, False)
 
 
 def _span(

@@ -24,7 +24,7 @@ def test_pauses_grow_to_a_limit_and_never_end_the_restarts() -> None:
 
 
 def test_service_that_becomes_ready_is_restarted_soon_however_often_it_exits() -> None:
-    """Exits of a service that became ready each time have short pauses, and so have those after failed starts."""
+    """The pause is the shortest one if the last restart succeeded, however many restarts failed or succeeded before."""
     restarts = Restarts()
     for number in range(20):
         restarts.record('model', 10.0 * number, is_ready=number >= 10)

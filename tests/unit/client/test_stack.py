@@ -1,12 +1,14 @@
 """The stored state of a stack and the state of its processes."""
 
 import fcntl
+import json
 import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,25 @@ from twinkle_client.stack.processes import start_mark
 from twinkle_client.stack.sections import problems_of
 
 runner = CliRunner()
+
+
+@pytest.mark.parametrize('layers', [['linear_attention', 'full_attention'], ['full_attention']])
+def test_models_that_vllm_cannot_run_get_the_torch_engine(tmp_path: Path, layers: list[str]) -> None:
+    """Models with linear attention get vLLM only with torchvision; a chosen engine is never replaced."""
+    (tmp_path / 'config.json').write_text(json.dumps({'text_config': {'layer_types': layers}}))
+    is_usable = find_spec('vllm') and (find_spec('torchvision') or 'linear_attention' not in layers)
+    options = StackOptions(state_dir=tmp_path, base_model=str(tmp_path))
+    assert options.engine_of(str(tmp_path)) == ('vllm' if is_usable else 'torch')
+    assert replace(options, engine='vllm').engine_of(str(tmp_path)) == 'vllm'
+
+
+@pytest.mark.parametrize('content', [None, b'{', b'[]', b'{"text_config": 5}', b'{"layer_types": null}'])
+def test_unusable_folder_does_not_change_the_engine(tmp_path: Path, content: bytes | None) -> None:
+    """A folder without a usable configuration gets the default engine, and the services report it."""
+    if content is not None:
+        (tmp_path / 'config.json').write_bytes(content)
+    options = StackOptions(state_dir=tmp_path, base_model=str(tmp_path))
+    assert options.engine_of(str(tmp_path)) == options.engine_of('org/name')
 
 
 def test_stack_is_reachable_once_its_gateway_has_an_address(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ async def test_a_cancelled_waiter_releases_its_slot(*, is_slot_granted: bool) ->
 
 
 @pytest.mark.parametrize('is_slot_granted', [False, True])
-async def test_dropped_operations_leave_their_place_to_others(*, is_slot_granted: bool) -> None:
+async def test_dropped_operations_release_their_slots(*, is_slot_granted: bool) -> None:
     """Dropped operations are cancelled and release their slots, even if one was granted at the same moment."""
     harness = Harness(operation_count=2)
     held, other = await harness.hold(), await harness.hold()

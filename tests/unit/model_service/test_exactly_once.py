@@ -1,8 +1,9 @@
 """Crashes at any moment do not change a client's results: repeated requests are neither lost nor applied twice."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.kit.rpc.json_values import struct_of
 from services.model.api.convert_config import training_config_to_proto
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference
+from services.model.domain.errors import JournalUnavailable
 from services.model.domain.operation import Operation
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
@@ -38,6 +40,9 @@ VERBS: dict[str, Verb] = {
     'clip and step': lambda adapter_id, number: journals.step_operation(number, adapter_id),
     'own loss': lambda adapter_id, number: journals.batch_operation(
         number, adapter_id, seed=number, loss=training_config_pb2.LossConfig(name='unlikelihood')
+    ),
+    'unknown loss': lambda adapter_id, number: journals.batch_operation(
+        number, adapter_id, loss=training_config_pb2.LossConfig(name='no_such_loss')
     ),
     'own step': _verb(
         clip_grad_and_step=lambda _: wire.ClipGradAndStep(
@@ -69,8 +74,9 @@ VERBS: dict[str, Verb] = {
     'undo 2': _verb(undo=lambda _: wire.Undo(step_count=2)),
 }
 SCRIPT = [
-    'train', 'save', 'clip and step', 'train more', 'publish', 'step', 'zero', 'forward', 'backward', 'clip and step',
-    'undo 1', 'own loss', 'own step', 'undo 2', 'load', 'train', 'configure', 'clip and step', 'publish', 'metric',
+    'train', 'save', 'unknown loss', 'clip and step', 'train more', 'publish', 'step', 'zero', 'forward', 'backward',
+    'clip and step', 'undo 1', 'own loss', 'own step', 'undo 2', 'load', 'train', 'configure', 'clip and step',
+    'publish', 'metric',
 ]  # fmt: skip
 
 
@@ -80,6 +86,35 @@ class _NoAttempts(MemoryJournal):
     async def begin_attempt(self, operation: Operation) -> int:
         await super().begin_attempt(operation)
         return 1
+
+    async def count_attempt(self, work: str) -> int:
+        await super().count_attempt(work)
+        return 1
+
+
+class _FullDisk(_NoAttempts):
+    """A journal whose disk is sometimes full; `refused` contains the numbers of the calls that fail."""
+
+    def __init__(self, refused: Set[int]) -> None:
+        super().__init__()
+        self._refused = refused
+        self._call_count = 0
+        self._is_in_call = False
+        for name in ('accept', 'revoke', 'settle', 'begin_attempt', 'count_attempt', 'add_snapshot', 'note_progress'):
+            setattr(self, name, partial(self._call, getattr(self, name)))
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], *values: Any, **options: Any) -> Any:
+        if self._is_in_call:
+            # `settle` also adds a snapshot; on a disk, both are one transaction.
+            return await method(*values, **options)
+        self._call_count += 1
+        if self._call_count in self._refused:
+            raise JournalUnavailable('')
+        self._is_in_call = True
+        try:
+            return await method(*values, **options)
+        finally:
+            self._is_in_call = False
 
 
 class _Run:
@@ -109,6 +144,9 @@ class _Run:
             self.outcomes.append(outcome)
             if isinstance(outcome, OperationResult) or not is_refusal(outcome):
                 numbers[adapter_id] += 1
+            # A client whose number is in doubt asks for it, so it must be right after every operation.
+            known = self._service.verbs.directory.find(adapter_id)
+            assert known.sequence_number == numbers[adapter_id] - 1, f'operation {place + 1}, {name}'
         states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
         return self.outcomes, states
 
@@ -120,7 +158,10 @@ class _Run:
                     self._service = await start(self._journal, self._store, moment_limit=moment_limit, **self._bounds)
                 answer = await request(self._service)
                 self.moments = self._service.journal.moments
-                return answer
+                if not isinstance(answer, JournalUnavailable):
+                    return answer
+            except JournalUnavailable:
+                pass
             except Died:
                 self._service = None
 
@@ -157,7 +198,10 @@ async def _uninterrupted(script: Sequence[str], bounds: dict[str, Any]) -> tuple
     return await run.run_to_the_end(), run.moments
 
 
-@pytest.mark.parametrize(('snapshot_operations', 'stride'), [(1, 4), (3, 1), (256, 1)])
+@pytest.mark.parametrize(
+    ('snapshot_operations', 'stride'),
+    [(1, 7), (3, 3), (256, 5), *(pytest.param(count, 1, marks=pytest.mark.slow) for count in (1, 3, 256))],
+)
 async def test_a_crash_at_any_moment_changes_nothing(snapshot_operations, stride):
     """A crash between any two journal calls does not change the outcomes or the final state."""
     bounds = {'snapshot_operations': snapshot_operations}
@@ -185,16 +229,17 @@ async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
 @given(
     script=st.lists(st.sampled_from(sorted(VERBS)), min_size=1, max_size=20),
     crashes=st.lists(st.integers(1, 60), max_size=4),
+    refused=st.sets(st.integers(1, 120), max_size=12),
     snapshot_operations=st.integers(1, 8),
     adapters=st.integers(1, 3),
 )
-def test_random_operations_survive_random_crashes(script, crashes, snapshot_operations, adapters):
-    """Random operations, including refused and failing ones, survive several crashes."""
+def test_random_operations_survive_crashes_and_full_disks(script, crashes, refused, snapshot_operations, adapters):
+    """Random operations, including refused and failing ones, survive several crashes and failed writes."""
 
     async def compare() -> None:
         uninterrupted = await _Run(MemoryJournal(), script, (), {}, adapters=adapters).run_to_the_end()
         bounds = {'snapshot_operations': snapshot_operations, 'resident_adapters': 1}
-        run = _Run(_NoAttempts(), script, crashes, bounds, adapters=adapters)
+        run = _Run(_FullDisk(refused), script, crashes, bounds, adapters=adapters)
         _assert_same(uninterrupted, await run.run_to_the_end(), f'{crashes}')
 
     asyncio.run(compare())

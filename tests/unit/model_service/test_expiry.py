@@ -16,7 +16,7 @@ from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
 from services.kit.rpc.context import current_caller_or_none
-from services.model.__main__ import make_limits
+from services.model.__main__ import make_limits, start_job
 from services.model.application.attempts import MAX_ATTEMPTS
 from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
@@ -275,7 +275,7 @@ async def test_waiting_operation_keeps_the_adapter(journal, store, clock):
 
 
 async def test_other_adapters_do_not_wait_for_a_save(journal, store, clock):
-    """A quick verb of another adapter takes one pass while a sweep waits for the checkpoint service."""
+    """An operation of another adapter takes one pass while a sweep waits for the checkpoint service."""
     service = await _start(journal, store, clock)
     other_id, *adapter_ids = [await _trained(service, f'r{index}') for index in range(3)]
     for adapter_id in adapter_ids:
@@ -310,6 +310,21 @@ async def test_sweeps_are_repeated_until_cancelled(journal, store, clock):
     with pytest.raises(asyncio.CancelledError):
         await service.verbs.expiry.repeat(timedelta(days=1), pause=pause)
     assert (pauses, counts) == ([86400.0] * 3, [2, 1, 0])
+
+
+async def test_job_that_fails_is_logged():
+    """An unexpected error ends a periodic job and is logged immediately; a cancelled job is not reported."""
+
+    async def fail():
+        raise RuntimeError('a defect')
+
+    with capture_logs() as logs:
+        failed, cancelled = start_job('expiry', fail()), start_job('cleanup', asyncio.Event().wait())
+        cancelled.cancel()
+        await asyncio.wait([failed, cancelled])
+    assert [(line['log_level'], line['job'], str(line['exc_info'])) for line in logs] == [
+        ('error', 'expiry', 'a defect')
+    ]
 
 
 async def test_record_of_removed_adapters_is_bounded(journal, store, clock):
@@ -370,8 +385,8 @@ async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
     assert [adapter.adapter_id for adapter in service.verbs.directory.all()] == [poisoned]
 
 
-async def test_failed_removal_keeps_the_adapter(journal, store, clock):
-    """If the removal cannot be recorded, the adapter remains usable and is removed by the next sweep."""
+async def test_adapter_that_changed_since_it_was_read_is_not_removed(journal, store, clock):
+    """A removal with an old value of the adapter keeps the adapter, and the next sweep removes it."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)

@@ -72,7 +72,7 @@ async def test_lease_is_refused_while_other_adapters_are_in_memory(ports: FakePo
 
 @pytest.mark.parametrize('release', ['end of the session', 'time'])
 async def test_lease_is_refused_while_an_evicted_adapter_is_likely_to_be_used(ports: FakePorts, release: str) -> None:
-    """An evicted adapter whose session goes on prevents leases until its session ends or an hour after its last use."""
+    """An evicted adapter prevents leases until its session ends, or for an hour after its last operation."""
     verbs = leasing(ports)
     lora = await verbs.create_adapter(ALICE, LORA)
     await execute(verbs, lora, 1, ZeroGrad())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.model.backends.local.loading import LoadOptions, load_engine
+from services.model.backends.group.loading import LoadOptions, load_engine
 from services.model.config import ModelConfig
 from twinkle.component import UnknownComponent
 from twinkle.plugin import PluginRefused, allowed_plugins, keep_plugins_out

@@ -11,8 +11,8 @@ from services.kit.config import load_config
 from services.kit.rpc.server_info import ServerInfoServicer
 from services.model import replay
 from services.model.__main__ import engine_name
+from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
 from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.local.loading import LoadOptions, facts_of, load_engine
 from services.model.config import ModelConfig
 from services.sampler.__main__ import server_facts
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions

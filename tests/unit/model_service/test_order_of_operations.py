@@ -324,6 +324,18 @@ async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
     assert [ran_id for ran_id, _ in harness.trainer.ran] == [busy.adapter_id]
 
 
+async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_closes() -> None:
+    """The versions of a deleted adapter are deleted, those of other adapters stay, and a closing service waits."""
+    harness = Harness()
+    deleted, other = await harness.adapter(), await harness.adapter(request_id='r2')
+    for adapter in (deleted, other):
+        for number in (1, 2):
+            await harness.execute(adapter, number, PublishVersion())
+    await harness.delete(ALICE, deleted.adapter_id)
+    await harness.service.close()
+    assert harness.store.versions == [(other.adapter_id, 1), (other.adapter_id, 2)]
+
+
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     """A watcher that resumes with its token gets every event exactly once."""
     harness = Harness()

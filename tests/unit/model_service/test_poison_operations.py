@@ -155,7 +155,7 @@ async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal:
 
 
 async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Journal) -> None:
-    """An adapter is not damaged by kills during a long restore that have other causes, however many they are."""
+    """Any number of kills that do not stop the progress of a long restore leave the adapter usable."""
     store = StrictStore()
     service = await start(journal, store, snapshot_operations=1000)
     adapter_id = await create(service, 'long')
@@ -171,7 +171,7 @@ async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Jou
 
 
 async def test_operator_can_let_crashed_restores_be_tried_again(tmp_path: Path) -> None:
-    """An adapter that was given up trains on after a start with new counts, which a later start keeps."""
+    """An adapter that was reported as damaged trains again after a start with new counts, and after later starts."""
     store, folder = StrictStore(), tmp_path / 'journal'
     journal = await journals.open_journal(folder)
     service = await start(journal, store)
@@ -271,6 +271,21 @@ async def test_creation_that_crashes_each_time_fails(journal: Journal, method: s
     service = await start(journal, store)
     assert await create(service, 'innocent', checkpoint_path=path)
     assert await create(service, 'poison', checkpoint_path=path)
+
+
+async def test_operator_can_let_crashed_creations_be_tried_again(tmp_path: Path) -> None:
+    """A creation that crashed the service as often as permitted runs after a start with new counts."""
+    store, journal = StrictStore(), await journals.open_journal(tmp_path / 'journal')
+    for _ in range(MAX_ATTEMPTS):
+        service = await start(journal, store, trainer=PoisonedTrainer(method='create_adapter'))
+        with pytest.raises(Died):
+            await create(service, 'unlucky')
+    await journal.forget_crashes()
+    for _ in range(MAX_ATTEMPTS):
+        service = await start(journal, store, trainer=PoisonedTrainer(method='create_adapter'))
+        with pytest.raises(Died):
+            await create(service, 'unlucky')
+    await journal.close()
 
 
 class _SlowJournal(MemoryJournal):

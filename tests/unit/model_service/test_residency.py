@@ -10,7 +10,7 @@ from fixtures import journals
 from fixtures.crashing import StrictStore, create, start
 from services.kit.errors import Internal
 from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import AdapterDamaged, BatchTooLarge, JournalUnavailable
+from services.model.domain.errors import AdapterDamaged, BatchTooLarge, JournalUnavailable, OperationNotFound
 from services.model.domain.result import OperationResult
 from twinkle.api.model.v1 import operation_pb2 as wire
 
@@ -119,6 +119,41 @@ async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
         result = await one.execute(journals.step_operation(2, name))
         assert (result.outcome.step_count, result.is_replayed) == (1, False)
     assert _weights(service, adapter_id) == _weights(reference, reference_id)
+
+
+async def test_a_restored_outcome_that_the_disk_refuses_delays_the_adapter(journal):
+    """Calls fail until the outcome of a replayed operation can be written; then the adapter continues."""
+    service = await start(journal, StrictStore())
+    adapter_id = await create(service)
+    await service.execute(journals.batch_operation(1, adapter_id))
+    write_note, refused = journal.note, []
+    journal.note = lambda *note: refused.append(note)
+    await service.execute(journals.step_operation(2, adapter_id))
+    service = await start(journal, StrictStore())
+    for _ in range(2):
+        assert isinstance(await service.execute(journals.batch_operation(3, adapter_id)), JournalUnavailable)
+    journal.note = write_note
+    for note in refused:
+        write_note(*note)
+    assert isinstance(await service.execute(journals.batch_operation(3, adapter_id)), OperationResult)
+    result = await service.execute(journals.step_operation(4, adapter_id))
+    assert result.outcome.step_count == 2
+
+
+async def test_an_outcome_lost_before_the_snapshot_does_not_block_the_adapter(journal):
+    """If an outcome is lost and a snapshot includes its operation, only a repeat of this operation fails."""
+    service = await start(journal, StrictStore(), snapshot_operations=2)
+    adapter_id = await create(service)
+    write_note = journal.note
+    journal.note = lambda *note: None
+    await service.execute(journals.batch_operation(1, adapter_id))
+    await service.journal.count_attempt('writes the notes')
+    journal.note = write_note
+    await service.execute(journals.step_operation(2, adapter_id))
+    await service.verbs.cleanup._residency.close()  # noqa: SLF001 - waits for the snapshot
+    service = await start(journal, StrictStore())
+    assert isinstance(await service.execute(journals.batch_operation(3, adapter_id)), OperationResult)
+    assert isinstance(await service.execute(journals.batch_operation(1, adapter_id)), OperationNotFound)
 
 
 async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(journal):

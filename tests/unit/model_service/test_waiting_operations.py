@@ -68,7 +68,7 @@ async def test_queued_running_done_and_failed_are_distinguished() -> None:
 async def test_queue_position_counts_earlier_operations() -> None:
     """The position counts operations of the same adapter and of others, and the wait follows from earlier durations."""
     ports = FakePorts()
-    verbs = ports.verbs(pass_tokens=64)
+    verbs = ports.verbs(batch_tokens=64)
     adapters = await _adapters(verbs, 3)
     ports.trainer.gate.clear()
     warm = _start(verbs, adapters[0], 1, training(60))

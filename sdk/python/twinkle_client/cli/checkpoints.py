@@ -10,7 +10,7 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.checkpoints import CheckpointLibrary
-from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.cli.session import StateDirOption, console, fail, open_client, print_rows
 from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.errors import Error
 from twinkle_client.progress import byte_progress
@@ -37,7 +37,7 @@ def list_checkpoints(
         labels = ', '.join(f'{name}={value}' for name, value in sorted(item.user_metadata.items()))
         times = (local_text(item.create_time), local_text(item.expire_time))
         table.add_row(item.path, str(item.step_count), size, *words, labels, *times)
-    console.print(table)
+    print_rows(table, empty='no checkpoints yet')
 
 
 @app.command('download')
@@ -162,7 +162,7 @@ def exports(state_dir: StateDirOption = None) -> None:
         table.add_row(
             item.export_id, item.checkpoint_path, item.target, state_word(item), str(item.attempt_count), result
         )
-    console.print(table)
+    print_rows(table, empty='no exports yet')
 
 
 @app.command('cancel')

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from twinkle.api.gateway.v1 import key_service_pb2
 from twinkle_client.administration import SCOPES, KeyAdministration
-from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
+from twinkle_client.cli.session import StateDirOption, console, error_console, open_client, print_rows
 from twinkle_client.cli.times import local_text, parse_duration
 
 app = typer.Typer(help='Manage API keys (administrators only).', no_args_is_help=True)
@@ -52,7 +52,7 @@ def names(
     for item in keys:
         scopes = ', '.join(_NAMES.get(scope, '?') for scope in item.scopes)
         table.add_row(item.key_id, item.display_name, item.project_id, scopes, state_word(item), item.replaces_key_id)
-    console.print(table)
+    print_rows(table, empty=f'tenant {tenant} has no keys')
 
 
 @app.command('rotate')

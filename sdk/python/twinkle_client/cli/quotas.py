@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import quota_service_pb2 as pb
-from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.cli.session import StateDirOption, console, open_client, print_rows
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
 
@@ -88,9 +88,10 @@ def usage(
         table.add_column(title, justify='right')
     for row in rows:
         table.add_row(row['run_id'] or '(base model)', *(f'{row[name]:,}' for name in _COUNTS))
-    table.add_section()
-    table.add_row('total', *(f'{sum(row[name] for row in rows):,}' for name in _COUNTS))
-    console.print(table)
+    if rows:
+        table.add_section()
+        table.add_row('total', *(f'{sum(row[name] for row in rows):,}' for name in _COUNTS))
+    print_rows(table, empty='no usage yet')
 
 
 def limit_of(text: str) -> tuple[str, float | None]:

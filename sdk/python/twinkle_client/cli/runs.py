@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from twinkle.api.model.v1 import adapter_pb2
-from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
+from twinkle_client.cli.session import StateDirOption, error_console, open_client, print_rows
 from twinkle_client.cli.times import local_text
 from twinkle_client.client import TwinkleClient
 from twinkle_client.model.queue_status import queue_status_line
@@ -24,7 +24,7 @@ def runs(state_dir: StateDirOption = None) -> None:
         numbers = (str(run.lora_rank or ''), str(steps), str(run.version))
         state = states.get(run.run_id, 'active' if run.is_active else 'ended')
         table.add_row(run.run_id, run.base_model, *numbers, state, local_text(run.create_time))
-    console.print(table)
+    print_rows(table, empty='no runs yet')
 
 
 def _state(client: TwinkleClient, adapter: adapter_pb2.Adapter) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from twinkle_client.client import TwinkleClient
 from twinkle_client.endpoint import Endpoint, find_endpoint
@@ -36,6 +37,14 @@ StateDirOption = Annotated[
     ),
 ]
 """Option of the commands that call a server."""
+
+
+def print_rows(table: Table, *, empty: str) -> None:
+    """Print a table, or the message `empty` to stderr if it has no rows."""
+    if table.row_count:
+        console.print(table)
+    else:
+        error_console.print(empty, markup=False, highlight=False)
 
 
 def fail(message: str) -> NoReturn:

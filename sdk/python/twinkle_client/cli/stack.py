@@ -263,8 +263,9 @@ def _stop(folder: Path) -> bool:
 class Restarts:
     """When to restart each service that exited: soon, or later if it could not start.
 
-    Each service is restarted for as long as the stack runs. A service that keeps exiting must not stop the others. One
-    that crashes whenever it runs certain work gives that work up after a few starts, and clients wait for it meanwhile.
+    Each service is restarted for as long as the stack runs. A service that keeps exiting must not stop the others. The
+    pauses after successful starts are short: a service that crashes whenever it runs certain work skips that work after
+    a few starts, and clients wait until then.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
 from twinkle_client.administration import KeyAdministration
-from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.cli.session import StateDirOption, open_client, print_rows
 from twinkle_client.cli.times import local_text
 
 app = typer.Typer(help='Manage tenants (administrators only).', no_args_is_help=True)
@@ -28,7 +28,10 @@ def tenants(state_dir: StateDirOption = None) -> None:
     """List tenants, newest first."""
     with open_client(state_dir) as client:
         found = KeyAdministration(client=client).list_tenants()
-    _print_table('tenant', [(item.tenant_id, item.display_name, item.create_time) for item in found])
+    print_rows(
+        _table('tenant', [(item.tenant_id, item.display_name, item.create_time) for item in found]),
+        empty='no tenants yet',
+    )
 
 
 @projects_app.command('create')
@@ -50,11 +53,14 @@ def projects(
     """List a tenant's projects, newest first."""
     with open_client(state_dir) as client:
         found = KeyAdministration(client=client).list_projects(tenant)
-    _print_table('project', [(item.project_id, item.display_name, item.create_time) for item in found])
+    print_rows(
+        _table('project', [(item.project_id, item.display_name, item.create_time) for item in found]),
+        empty=f'tenant {tenant} has no projects',
+    )
 
 
-def _print_table(title: str, rows: list[tuple[str, str, Timestamp]]) -> None:
+def _table(title: str, rows: list[tuple[str, str, Timestamp]]) -> Table:
     table = Table(title, 'name', 'created')
     for item_id, name, moment in rows:
         table.add_row(item_id, name, local_text(moment))
-    console.print(table)
+    return table

@@ -14,8 +14,9 @@ from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
 _BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
+"""Parts of the names of calls that clients send in the background, which lists skip."""
 _QUERIES = ('list_', 'find_operation', '/List', '/GetOperation')
-"""Calls that `--last` skips, with `_BACKGROUND`: queries such as those of `twinkle runs`."""
+"""Parts of the names of queries such as those of `twinkle runs`, which lists skip too."""
 
 
 def trace(
@@ -41,12 +42,18 @@ def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
         spans[span.trace_id].append(span)
     found = list(spans.values())
     if not trace_id:
-        found = [item for item in found if not any(word in _root(item).name for word in (*_BACKGROUND, *_QUERIES))]
+        found = [item for item in found if _is_listed(_root(item))]
     return sorted(found, key=lambda item: _root(item).start_ns, reverse=True)
 
 
 def _root(spans: list[SpanRecord]) -> SpanRecord:
     return min(spans, key=lambda span: (bool(span.parent_id), span.start_ns))
+
+
+def _is_listed(root: SpanRecord) -> bool:
+    # A call that a service received has a server span as its root, so a service began this one itself.
+    is_from_service = root.kind == 'client' and root.service != 'client'
+    return not is_from_service and not any(word in root.name for word in (*_BACKGROUND, *_QUERIES))
 
 
 def _list(traces: list[list[SpanRecord]]) -> Table:

@@ -23,6 +23,7 @@ from twinkle_client.stack.spawning import (
     Spawner,
     StackError,
     children,
+    mesh_size,
     read_address,
     service_of,
     with_port,
@@ -35,8 +36,8 @@ STOP_GRACE_SECONDS = 20.0
 _LOCK_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _START_RESTARTS = 5
-"""Maximum number of restarts of each service that is killed while the stack starts. The model service gives up work
-that crashes it after at most this many."""
+"""Maximum number of restarts of each service that is killed while the stack starts. The model service skips work that
+crashes it after at most this many crashes."""
 
 
 class StackBusyError(StackError):
@@ -259,12 +260,13 @@ class _Launch:
         options, index = self._options, self._options.base_models.index(base_model)
         # Trainer and samplers must load the same model, so both get the patches.
         patches = {'patches': dict(options.patches)} if options.patches else {}
-        threads = max(1, _trainer_threads() // len(options.base_models))
+        processes = len(options.base_models) * mesh_size(options.services.get('model', {}))
+        threads = max(1, _trainer_threads() // processes)
         model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
         model = {**model, 'full_parameters': True} if options.full_parameters else model
         self._start(_numbered('model', index + 1), model)
         shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
-        sampler = {**shared, 'engine': options.resolved_engine, 'gateways': [gateway]}
+        sampler = {**shared, 'engine': options.engine_of(base_model), 'gateways': [gateway]}
         sampler = {**sampler, 'torch': patches} if patches else sampler
         if index == 0:
             # Samplers that are added later use this configuration, even if the stack starts without samplers.

@@ -1,6 +1,7 @@
 """Options of a stack and its configuration file."""
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from twinkle_client.stack.sections import check_sections, suggestion
 SERVICES = ('checkpoint', 'data', 'model', 'sampler', 'gateway')
 """Services in start order; each depends only on earlier ones."""
 ENGINES = ('auto', 'torch', 'vllm')
-"""Sampler engines; `auto` selects vLLM if it is installed, otherwise torch."""
+"""Sampler engines; `auto` selects vLLM if it is installed and can run the model, otherwise torch."""
 _MAPPINGS = ('patches', *SERVICES)
 """Keys of the configuration file whose values are mappings."""
 _SCALARS: Mapping[str, tuple[type, str]] = {
@@ -30,6 +31,20 @@ _SCALARS: Mapping[str, tuple[type, str]] = {
 }
 """All other keys of the configuration file, with type and name of the type."""
 DEFAULT_MODEL = base_model_id('smollm2-135m-instruct')
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _is_recurrent(base_model: str) -> bool:
+    """Return whether a base model in a local folder has layers of linear attention."""
+    try:
+        config = json.loads((Path(base_model).expanduser() / 'config.json').read_bytes())
+        return 'linear_attention' in config.get('text_config', config).get('layer_types', ())
+    except (OSError, ValueError, AttributeError, TypeError):
+        # The services report an unusable folder.
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +100,13 @@ class StackOptions:
         """All base models, in the order of their services."""
         return self.base_model, *self.more_models
 
-    @property
-    def resolved_engine(self) -> str:
-        """Sampler engine: 'torch' or 'vllm'."""
+    def engine_of(self, base_model: str) -> str:
+        """Return the engine of a base model's samplers: 'torch' or 'vllm'."""
         if self.engine != 'auto':
             return self.engine
-        return 'vllm' if importlib.util.find_spec('vllm') and not self.patches else 'torch'
+        is_usable = _is_installed('vllm') and not self.patches
+        # vLLM's code for models with linear attention imports torchvision, which its CPU build does not require.
+        return 'vllm' if is_usable and (_is_installed('torchvision') or not _is_recurrent(base_model)) else 'torch'
 
     def with_file(self, path: Path) -> 'StackOptions':
         """Return these options, overridden by those of a YAML file.

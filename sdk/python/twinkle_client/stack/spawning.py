@@ -1,6 +1,7 @@
 """Starting of service processes: writes their configuration and reads their addresses."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from twinkle_client.stack.state import ServiceState
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 _LEAST_FREE_BYTES = 1 << 20
+_MESH_SHUTDOWN_SECONDS = 15
+"""Time after which torchrun kills processes of a mesh that do not end; less than a stack waits for its services."""
 START_LIMIT_SECONDS = 600.0
 """Longest start of a service, which may load a model from a slow disk."""
 
@@ -56,8 +59,8 @@ class Spawner:
             folder: Folder of configurations, addresses and logs.
             report: Callback for events of services.
             restart_limit: Maximum number of restarts of each process that is killed by a signal while this program
-                waits. A service that gives up work that crashes it is killed a few times before it serves.
-            on_restart: Called after a restart, which changes the state of a process.
+                waits. A service that has work which crashes it is killed a few times until it skips that work.
+            on_restart: Called after each restart, because the process id has changed.
         """
         self._folder = folder
         self._report = report
@@ -82,7 +85,8 @@ class Spawner:
         """Start a configured process; `listen` overrides the address in its configuration."""
         self._report(name, 'starting')
         self.address_file(name).unlink(missing_ok=True)
-        command = [sys.executable, '-m', f'services.{service_of(name)}', '--config', str(self.config_path(name))]
+        module = f'services.{service_of(name)}'
+        command = [*self._launcher(name), '-m', module, '--config', str(self.config_path(name))]
         # The service bounds the size of its log; a JSON string is also a YAML string.
         settings = [f'telemetry.log_file={json.dumps(str(self._log_path(name)))}']
         settings += [f'listen={listen}'] if listen else []
@@ -158,9 +162,18 @@ class Spawner:
         """Return the path of a process's configuration file."""
         return self._folder / 'config' / f'{name}.yaml'
 
+    def _launcher(self, name: str) -> list[str]:
+        """Return the command that starts a process's Python module: Python, or torchrun for a mesh."""
+        count = mesh_size(self._settings_of(name))
+        options = [f'--nproc-per-node={count}', f'--shutdown-timeout={_MESH_SHUTDOWN_SECONDS}']
+        torchrun = ['-m', 'torch.distributed.run', '--standalone', *options]
+        return [sys.executable, *(torchrun if count > 1 else ())]
+
     def _base_model_of(self, name: str) -> str:
-        settings = yaml.safe_load(self.config_path(name).read_text(encoding='utf-8'))
-        return str(settings.get('base_model', ''))
+        return str(self._settings_of(name).get('base_model', ''))
+
+    def _settings_of(self, name: str) -> dict[str, Any]:
+        return yaml.safe_load(self.config_path(name).read_text(encoding='utf-8'))
 
     def _log_path(self, name: str) -> Path:
         path = self._folder / 'logs' / f'{name}.log'
@@ -180,6 +193,11 @@ def _exit_text(status: int) -> str:
         return f'exited with status {status}'
     hint = ' (the host may have too little memory)' if -status == signal.SIGKILL else ''
     return f'was killed by {signal.Signals(-status).name}{hint}'
+
+
+def mesh_size(settings: Mapping[str, Any]) -> int:
+    """Return the number of processes of a service with these settings."""
+    return math.prod(int(size) for size in settings.get('mesh', {}).values())
 
 
 def service_of(name: str) -> str:

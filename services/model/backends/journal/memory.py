@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
-from services.model.domain.adapter import MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
+from services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
 from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged
 from services.model.domain.operation import Operation
@@ -17,9 +17,6 @@ from services.model.domain.result import OperationResult
 from services.model.domain.retention import ReplayKind, is_applied_step, retain
 from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
-
-MAX_CREATIONS = 4096
-"""Maximum number of creation requests stored to recognize repeats."""
 
 
 @dataclass

@@ -8,12 +8,10 @@ from services.kit.errors import AdapterNotFound
 from services.model.backends.journal.group_commit import Transaction
 from services.model.backends.journal.schema import ADAPTER_TABLES
 from services.model.backends.journal.snapshots import SnapshotFile
-from services.model.domain.adapter import MAX_EXPIRED, CreationRecord, ExpiredAdapter
+from services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, CreationRecord, ExpiredAdapter
 from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
 
-MAX_CREATIONS = 4096
-"""Maximum number of creation requests stored to recognize repeats."""
 _USES = 'open journals'
 """Name of the count of processes that opened the journal without closing it."""
 

@@ -259,6 +259,7 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     while (version := _version_of(connection)) in _UPGRADES:
         connection.executescript(f'BEGIN IMMEDIATE; {_UPGRADES[version]} PRAGMA user_version={version + 1};')
         if _UPGRADES[version] == _EXPIRED:
+            # Databases of version 4 have seals, which do not cover new tables.
             sqlite_seals.add_table(connection, 'expired_adapters')
         connection.execute('COMMIT')
 

@@ -8,8 +8,9 @@ import structlog
 
 from services.kit.errors import DomainError, Internal
 from services.model.backends.engine_config import batch_loss, configure, training_config_of
-from services.model.backends.local.states import CURSOR, counters_of, snapshot_of, state_of
-from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
+from services.model.backends.group.loading import LoadOptions
+from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
+from services.model.backends.group.verbs import forward_options, forward_outcome, run_forward, run_other
 from services.model.backends.refusals import domain_error_of, engine_errors_as_domain_errors
 from services.model.domain import operation as verbs
 from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
@@ -17,6 +18,7 @@ from services.model.domain.errors import BatchTooLarge
 from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig
+from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
 from twinkle.nn import tensor_data_of
 
@@ -29,9 +31,11 @@ class EngineHost:
     Concurrency: use it from one thread only.
     """
 
-    def __init__(self, engine: TrainerEngine, *, token_limit: int) -> None:
+    def __init__(self, engine: TrainerEngine, options: LoadOptions) -> None:
         self._engine = engine
-        self._token_limit = token_limit
+        self._token_limit = options.batch_tokens
+        self._pass_tokens = options.pass_tokens
+        self._probe: Probe | None = None
 
     def create(
         self,
@@ -66,16 +70,6 @@ class EngineHost:
             self._engine.delete_adapter(adapter_id)
 
     def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
-        """Run a verb; a defect is logged and raised as Internal."""
-        try:
-            return self._run(adapter_id, verb)
-        except DomainError:
-            raise
-        except Exception as error:
-            _log.error('operation failed', adapter=adapter_id, exc_info=error)
-            raise Internal('') from error
-
-    def _run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
         if isinstance(verb, verbs.BatchVerb):
             (outcome,) = self.run_batch([BatchPart(adapter_id=adapter_id, verb=verb)])
             if isinstance(outcome, DomainError):
@@ -159,6 +153,18 @@ class EngineHost:
         if token_count > self._token_limit:
             raise BatchTooLarge(token_count=token_count, token_limit=self._token_limit)
 
+    def measure(self) -> CostModel | None:
+        """Make one of several measurements of the engine; return the cost model after the last one.
+
+        Each takes up to a few seconds; other calls can run in between.
+        """
+        self._probe = self._probe or Probe(self._engine, max_pass_tokens=self._pass_tokens)
+        self._probe.step()
+        if not self._probe.is_done:
+            return None
+        cost_model, self._probe = self._probe.cost_model(), None
+        return cost_model
+
     def snapshot(self, adapter_id: str) -> AdapterState | None:
         with engine_errors_as_domain_errors():
             snapshot = self._engine.snapshot(adapter_id)
@@ -192,8 +198,8 @@ class EngineHost:
             state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
         if state.full_parameters is None or is_trainer_included:
             return state
-        base = self._engine.model.base_parameters
-        frozen = {name: tensor_data_of(base[name]) for name in base.keys() - state.adapter.keys()}
+        base = self._engine.model.base_state()
+        frozen = {name: tensor_data_of(tensor) for name, tensor in base if name not in state.adapter}
         return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:

@@ -9,11 +9,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from twinkle.hub import resolve_model
+from twinkle.infra import DeviceMesh, program_mesh
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
 from twinkle.model.engine import TrainerEngine
+from twinkle.model.engine.mesh_engine import engine_on_mesh
 from twinkle.module import optimizer_names, scheduler_names
 from twinkle.nn import PackedCausalLM
+from twinkle.parallel import join_ranks
 from twinkle.patch import apply_patches
 from twinkle.processor import PROCESSORS
 from twinkle.template import template_names
@@ -41,30 +44,37 @@ class LoadOptions:
     """Entry points of installed losses that tenants may choose."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Patches of the base model, as a mapping from name to options, in the order in which they are applied."""
+    mesh: DeviceMesh | None = None
+    """Processes that share the model, one per rank. None: all processes of the program in data parallel."""
+    silence_seconds: float = 30.0
+    """Time without a sign of life after which a process counts as lost."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
-    """Load the model.
+    """Load the model. Every process of the program must call it.
 
     Raises:
         ModelNotFound: The id cannot be resolved.
         UnsupportedModel: The architecture is not supported.
         UnknownComponent: An allowed plugin is not installed.
         InvalidComponent: A plugin is not a loss, or its name is taken.
-        ValueError: A patch is unknown or does not fit the model.
+        ValueError: A patch is unknown or does not fit the model, or the mesh does not fit the processes.
+        NotSupportedYet: The mesh has an axis other than `dp` and `fsdp`.
     """
+    mesh = program_mesh(options.mesh)
     LOSSES.load_plugins(options.loss_plugins)
     # Progress bars would clutter the service's log.
     disable_progress_bar()
     if options.thread_count:
         torch.set_num_threads(options.thread_count)
+    join_ranks(torch.device(options.device).type)
     model = PackedCausalLM.load(
         resolve_model(options.base_model),
         dtype=options.dtype,
         device=options.device,
         prepare=lambda model: apply_patches(model, list(options.patches.items())),
     )
-    return TrainerEngine(model, max_pass_tokens=options.pass_tokens)
+    return engine_on_mesh(model, mesh, max_pass_tokens=options.pass_tokens)
 
 
 def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:

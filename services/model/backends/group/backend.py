@@ -1,0 +1,104 @@
+"""Implements the trainer port with an engine that runs in one process or in several."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.kit.errors import DomainError
+from services.kit.server_facts import ServerFacts
+from services.kit.worker import SingleWorker
+from services.model.backends.group.host import EngineHost
+from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
+from services.model.backends.group.torchrun_group import TorchrunGroup
+from services.model.backends.group.worker_group import InProcessGroup, WorkerGroup
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.operation import ComputeVerb
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import LoraConfig
+from twinkle.infra import process_count
+from twinkle.model.engine import TrainerEngine
+
+
+class GroupBackend:
+    """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
+
+    Concurrency: verbs may be awaited by many tasks; the engine runs them one at a time in order of arrival. A running
+    verb is never interrupted.
+    """
+
+    def __init__(self, group: WorkerGroup, engine: TrainerEngine, facts: ServerFacts) -> None:
+        """Create the backend of the processes in `group`."""
+        self.group = group
+        self.engine = engine
+        """Engine of this process. Only its thread may call it; ids and sizes may be read at any time."""
+        self._facts = facts
+
+    @classmethod
+    async def load(cls, options: LoadOptions) -> 'GroupBackend':
+        """Load a model and its engine, in the first process of the program.
+
+        Raises:
+            ModelNotFound: The id cannot be resolved.
+            UnsupportedModel: The architecture is not supported.
+            ValueError: The mesh does not fit the processes of the program.
+        """
+        worker = SingleWorker('trainer')
+        engine = await worker.run(load_engine, options)
+        host = EngineHost(engine, options)
+        if process_count() == 1:
+            group = InProcessGroup(host, worker)
+        else:
+            group = await worker.run(TorchrunGroup, host, worker, silence_seconds=options.silence_seconds)
+        return cls(group, engine, facts_of(options, engine.model))
+
+    def facts(self) -> ServerFacts:
+        return self._facts
+
+    async def create_adapter(
+        self,
+        adapter_id: str,
+        lora_config: LoraConfig,
+        training_config: TrainingConfig,
+        *,
+        full_parameters: Sequence[str] | None = None,
+    ) -> AdapterDescription:
+        if lora_config.seed is None:
+            # Every process must create the same weights.
+            lora_config = replace(lora_config, seed=secrets.randbelow(1 << 31))
+        return await self.group.call(
+            EngineHost.create, adapter_id, lora_config, training_config, full_parameters=full_parameters
+        )
+
+    async def delete_adapter(self, adapter_id: str) -> None:
+        await self.group.call(EngineHost.delete, adapter_id)
+
+    async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
+        return await self.group.call(EngineHost.run, adapter_id, verb)
+
+    async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
+        return await self.group.call(EngineHost.run_batch, parts)
+
+    async def snapshot(self, adapter_id: str) -> AdapterState | None:
+        return await self.group.call(EngineHost.snapshot, adapter_id)
+
+    async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
+        return await self.group.call(EngineHost.restore, adapter_id, state)
+
+    async def export_state(
+        self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
+    ) -> AdapterState:
+        return await self.group.call(
+            EngineHost.export_state,
+            adapter_id,
+            is_trainer_included=is_trainer_included,
+            consumed_train_samples=consumed_train_samples,
+        )
+
+    async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
+        return await self.group.call(
+            EngineHost.import_state, adapter_id, state, is_trainer_included=is_trainer_included
+        )
+
+    async def close(self) -> None:
+        """Stop the processes once the running verb is done."""
+        await self.group.close()

@@ -1,0 +1,166 @@
+"""Several processes that torchrun started: the first one serves, and the others repeat its calls.
+
+If a process ends, hangs, or computes another result, all of them end at once, as if they had been killed. Nothing is
+recorded for the running operation, so the journal restores the adapters when the service starts again.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+import structlog
+import torch.distributed as dist
+from blake3 import blake3
+
+from services.kit.errors import DomainError
+from services.kit.worker import SingleWorker
+from services.model.backends.group.host import EngineHost
+from services.model.domain.engine import AdapterState
+from twinkle.model.engine.snapshot import STATE_TENSOR
+from twinkle.parallel import RankWatch, all_gather, broadcast, program_store
+
+_Arguments = ParamSpec('_Arguments')
+_Result = TypeVar('_Result')
+LOST_STATUS = 75
+"""Exit status of a process whose group cannot continue."""
+_NO_LIMIT = timedelta(days=365)
+"""Time limit of the wait for the next call. `RankWatch` detects lost processes."""
+_log = structlog.get_logger('engine')
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Call of a method of `EngineHost`.
+
+    It is pickled. Its arguments are objects of this program, made from messages that were parsed and validated.
+    """
+
+    method: str
+    args: Sequence[Any]
+    options: Mapping[str, Any]
+
+
+class _Ranks:
+    """Connection of this process to the others. Every process creates one after `join_ranks`, and uses one thread."""
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._group = dist.new_group(backend='gloo', timeout=_NO_LIMIT)
+        self._watch = RankWatch(
+            program_store(),
+            rank=dist.get_rank(),
+            size=dist.get_world_size(),
+            silence_seconds=silence_seconds,
+            on_lost=_end_process,
+        )
+        self._watch.start()
+
+    def share(self, call: _Call | None) -> _Call | None:
+        """Return the call of the first process; None at its end."""
+        return broadcast(call, group=self._group)
+
+    def run(self, host: EngineHost, call: _Call) -> Any:
+        """Run a call that every process runs, and check that it ended equally in all of them.
+
+        Raises:
+            DomainError: The host refused the call.
+            CallsDiffer: The call ended otherwise in another process, or the adapter's state differs there.
+        """
+        result, refusal = None, None
+        try:
+            result = getattr(host, call.method)(*call.args, **call.options)
+        except DomainError as error:
+            refusal = error
+        all_gather(f'{call.method}: {_ending(result, refusal)}', None, group=self._group)
+        if refusal is not None:
+            raise refusal
+        return result
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+class TorchrunGroup:
+    """Implements `WorkerGroup` in the first process, which sends each call to the others."""
+
+    def __init__(self, host: EngineHost, worker: SingleWorker, *, silence_seconds: float) -> None:
+        """Create the group in the thread of `worker`, after `join_ranks`; the other processes must call `follow`.
+
+        Args:
+            host: Host of the engine, used only in the thread of `worker`.
+            worker: Thread of the engine.
+            silence_seconds: Time without a sign of life after which a process counts as lost.
+        """
+        self._host = host
+        self._worker = worker
+        self._ranks = _Ranks(silence_seconds)
+
+    async def call(
+        self,
+        method: Callable[Concatenate[EngineHost, _Arguments], _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """Call a method of the host in every process; a defect ends all of them."""
+        return await self._worker.run(self._run, _Call(method.__name__, args, options))
+
+    async def close(self) -> None:
+        """Stop the other processes and the thread once the running call is done."""
+        await self._worker.run(self._stop)
+        self._worker.close()
+
+    def _run(self, call: _Call) -> Any:
+        with _ending_process_on_defect():
+            self._ranks.share(call)
+            return self._ranks.run(self._host, call)
+
+    def _stop(self) -> None:
+        with _ending_process_on_defect():
+            self._ranks.share(None)
+            self._ranks.close()
+
+
+def follow(host: EngineHost, *, silence_seconds: float) -> None:
+    """Repeat the calls of the first process until it stops. Signals are ignored: it stops after running calls."""
+    with _ending_process_on_defect():
+        ranks = _Ranks(silence_seconds)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        while (call := ranks.share(None)) is not None:
+            with suppress(DomainError):
+                ranks.run(host, call)
+        ranks.close()
+
+
+def _ending(result: Any, refusal: DomainError | None) -> str:
+    """Return how a call ended, equal in all processes; for a state with its digest."""
+    if refusal is not None:
+        return f'refused, {refusal.reason}'
+    if not isinstance(result, AdapterState):
+        return 'done'
+    hasher = blake3()
+    for name, tensor in sorted({**result.trainer, **result.adapter}.items()):
+        # This tensor contains elapsed times, which differ.
+        if name != STATE_TENSOR:
+            hasher.update(name.encode())
+            hasher.update(tensor.data)
+    return f'done, state {hasher.hexdigest()}'
+
+
+@contextmanager
+def _ending_process_on_defect() -> Iterator[None]:
+    try:
+        yield
+    except DomainError:
+        raise
+    except Exception as error:
+        _end_process(str(error), error)
+
+
+def _end_process(problem: str, error: Exception | None = None) -> NoReturn:
+    """End this process without cleanup: its engine's thread may be waiting for a lost process."""
+    _log.error('a process of the group was lost; all of them end', problem=problem, exc_info=error)
+    os._exit(LOST_STATUS)

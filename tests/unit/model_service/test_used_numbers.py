@@ -1,0 +1,54 @@
+"""A number that another operation is using: a later operation waits for it, and is refused if it stays used."""
+
+import asyncio
+
+import pytest
+
+from fixtures.model_verbs import ALICE, FakePorts, create_request, execute, let_others_run
+from services.kit.errors import InvalidField
+from services.model.application.service import ModelService
+from services.model.domain.errors import SequenceReused
+from services.model.domain.operation import Step, Verb, ZeroGrad
+from services.model.domain.result import OperationResult
+
+
+@pytest.fixture
+def ports() -> FakePorts:
+    """Fake ports of the service."""
+    return FakePorts()
+
+
+async def _start(service: ModelService, *verbs: Verb) -> 'list[asyncio.Future[OperationResult]]':
+    """Start operations of one adapter with the number 1, one after the other."""
+    adapter = await service.create_adapter(ALICE, create_request())
+    calls: list[asyncio.Future[OperationResult]] = []
+    for verb in verbs:
+        calls.append(asyncio.ensure_future(execute(service, adapter, 1, verb)))
+        await let_others_run()
+    return calls
+
+
+async def test_other_content_waits_for_a_late_copy_of_a_refused_operation(ports: FakePorts) -> None:
+    """A late copy of a refused operation may run when its number is used again; the new operation runs after it."""
+    ports.trainer.failures.append(InvalidField('x', 'is bad'))
+    ports.trainer.gate.clear()
+    late_copy, corrected = await _start(ports.verbs(), Step(), ZeroGrad())
+    assert not corrected.done()
+    ports.trainer.gate.set()
+    with pytest.raises(InvalidField):
+        await late_copy
+    assert not (await corrected).is_replayed
+    assert [type(verb) for _, verb in ports.trainer.ran][-1] is ZeroGrad
+
+
+async def test_other_content_is_refused_once_the_running_operation_has_succeeded(ports: FakePorts) -> None:
+    """An operation that arrives while another one uses its number is refused when that one succeeds."""
+    ports.trainer.gate.clear()
+    calls = await _start(ports.verbs(), Step(), ZeroGrad(), Step())
+    ports.trainer.gate.set()
+    first, other, repeated = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(other, SequenceReused)
+    assert isinstance(first, OperationResult)
+    assert isinstance(repeated, OperationResult)
+    assert (first.is_replayed, repeated.is_replayed) == (False, True)
+    assert [type(verb) for _, verb in ports.trainer.ran] == [Step]
