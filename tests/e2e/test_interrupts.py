@@ -20,9 +20,10 @@ pytestmark = pytest.mark.timeout(180)
     ('command', 'marker'),
     [
         pytest.param(['examples.quickstart', '--steps', '1000000'], '3. Training', marks=pytest.mark.slow),
-        (['twinkle_client.cli', 'up'], 'Ctrl-C'),
+        (['twinkle_client.cli', 'up', '--engine', 'torch'], 'Ctrl-C'),
+        pytest.param(['twinkle_client.cli', 'up', '--engine', 'vllm'], 'Ctrl-C', marks=pytest.mark.slow),
     ],
-    ids=['quickstart', 'up'],
+    ids=['quickstart', 'up with torch', 'up with vLLM'],
 )
 @pytest.mark.parametrize(
     'signal_number',

@@ -52,6 +52,7 @@ def test_custom_loss_falls() -> None:
     assert losses['class'][0] > losses['name'][0] > losses['object'][0]
 
 
+@pytest.mark.slow
 def test_custom_perplexity_falls() -> None:
     """The custom perplexity metric falls from round to round, in training and in evaluation."""
     rounds = [[float(number) for number in re.findall(r'[\d.]+', line)] for line in run('metric').values()]

@@ -17,7 +17,6 @@ ONE_PROCESS = 'documented: packing runs in one process; larger values log a warn
 OTHER_INTERFACE = 'required by an interface of torch, vLLM or importlib'
 REFUSED = 'the class exists only to refuse its use, with an alternative'
 RESULT = 'a result, for programs to read'
-EMPTY_MESH = 'a mesh of one rank has no sequence to split, and larger meshes are refused'
 SHARED_SAMPLER = 'documented: weights are never merged into a sampler that tenants share; True writes a log line'
 HOST_MEMORY = 'documented: transfers use the memory of the host on both platforms'
 READ_BY_NAME = 'the attribute is read by getattr'
@@ -52,7 +51,6 @@ UNREAD_FIELDS: Mapping[str, str] = {
     'twinkle.checkpoint_engine.merge.MergeResult.merged_layer_count': RESULT,
     'twinkle.checkpoint_engine.merge.MergeResult.is_repeat': RESULT,
     'twinkle.data_format.streams.StreamSpec.meaning': RESULT,
-    'twinkle.infra.device_mesh.DeviceMesh.sequence_parallel': EMPTY_MESH,
     'twinkle.rollout.pipeline.PipelineBatch.staleness': RESULT,
     'twinkle.rollout.staleness.FreshSamples.indexes': RESULT,
     'twinkle.rollout.tool.ToolResult.is_cut': RESULT,

@@ -68,7 +68,7 @@ def _last_weights(run: Path) -> str:
 def _running_stack(folder: Path, engine: str) -> Iterator[StackState]:
     os.environ['TWINKLE_MODEL_ID_ALIASES'] = f'{MODEL}={DEFAULT_MODEL}'
     options = StackOptions(state_dir=folder, base_model=MODEL, engine=engine)
-    print(f'services: sampler engine {options.resolved_engine}')  # noqa: T201 - a command
+    print(f'services: sampler engine {options.engine_of(MODEL)}')  # noqa: T201 - a command
     stack = start_stack(options, report=lambda *_: None)
     try:
         yield stack
@@ -98,7 +98,7 @@ def _run(name: str, environment: Environment, stack: StackState, runs: Path, opt
         recipe=name,
         status=outcome.status,
         seconds=outcome.seconds,
-        engine=StackOptions(state_dir=environment.folder, engine=options.engine).resolved_engine,
+        engine=StackOptions(state_dir=environment.folder, engine=options.engine).engine_of(MODEL),
         metric=recipe.metric,
         curve=curve,
     )

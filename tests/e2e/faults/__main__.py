@@ -1,7 +1,7 @@
-"""Injects faults for N seeds, and counts violations: `./run faults [N] [--seed S] [--transfers | --gateway]`.
+"""Injects faults for N seeds, and counts violations: `./run faults [N] [--seed S] [--transfers | --gateway | --ranks]`.
 
-The faults affect the model service by default, weight transfers to samplers with `--transfers`, and the gateway during
-a program of the Tinker SDK with `--gateway`.
+The faults affect the model service by default, weight transfers to samplers with `--transfers`, the gateway during a
+program of the Tinker SDK with `--gateway`, and one process of a model service of several processes with `--ranks`.
 """
 
 import argparse
@@ -10,13 +10,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from e2e.faults.gateway import run_seeds
 from e2e.faults.rounds import Oracle, RoundReport, open_environment, run_round, running_harness
-from e2e.faults.schedule import count_kills, kills_of, round_of, seeds_of
+from e2e.faults.schedule import count_kills, kills_of, rank_kills_of, round_of, seeds_of
 from e2e.faults.transfers import TransferHarness
+from fixtures.faulty_service import Kill
 from fixtures.tiny_model import build_tiny_model
 
 _MAX_LINES = 6
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, one per core')
     parser.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
     parser.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
+    parser.add_argument('--ranks', action='store_true', help='kill and stop processes of a mesh')
     options = parser.parse_args(arguments)
     only = options.seed
     seeds = range(options.count) if only is None else range(only, only + 1)
@@ -43,10 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         last = round_of(options.count - 1)
         rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
-    return asyncio.run(_run(list(rounds), at_once=options.at_once))
+    kills_of_round = rank_kills_of if options.ranks else kills_of
+    return asyncio.run(_run(list(rounds), kills_of_round, at_once=options.at_once))
 
 
-async def _run(rounds: Sequence[range], *, at_once: int) -> int:
+async def _run(rounds: Sequence[range], kills_of_round: Callable[[int], Sequence[Kill]], *, at_once: int) -> int:
     begin = time.monotonic()
     slots = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
@@ -60,7 +63,7 @@ async def _run(rounds: Sequence[range], *, at_once: int) -> int:
 
             async def run_one(seeds: range) -> RoundReport:
                 async with slots:
-                    report = await run_round(environment, oracle, seeds, kills_of(round_of(seeds[0])))
+                    report = await run_round(environment, oracle, seeds, kills_of_round(round_of(seeds[0])))
                 _print(_progress(seeds, report, time.monotonic() - begin))
                 return report
 

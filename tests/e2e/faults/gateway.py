@@ -4,9 +4,10 @@ import logging
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from e2e.faults.schedule import DEATHS
 from fixtures.faulty_service import fill_disk
 from fixtures.tinker_sdk import new_model, running_stack, scores, service_client, tokens_of, train
 from fixtures.tiny_model import build_tiny_model
-from twinkle_client.stack import StackState, revive_stack
+from twinkle_client.stack import StackError, StackState, revive_stack
 from twinkle_client.stack.state import ServiceState
 
 _LIMIT_SECONDS = 240
@@ -72,12 +73,19 @@ class GatewayKills:
         self._seconds = time.monotonic() - begin
 
     def run(self, seeds: Iterable[int]) -> KillReport:
-        """Run the program for each seed, and report the differences from the run without faults."""
+        """Run the program for each seed, and report the differences from the run without faults.
+
+        A gateway that cannot be restarted, or a program that hangs, is the last violation: the stack cannot be used for
+        further seeds.
+        """
         report = KillReport()
         for seed in seeds:
             report.seed_count += 1
             try:
                 outcome = self._run_with_faults(random.Random(seed), report)
+            except (StackError, TimeoutError) as error:
+                report.violations[seed] = f'{type(error).__name__}: {error}; the remaining seeds were not run'
+                return report
             except Exception as error:  # noqa: BLE001 (every exception of the program is a violation)
                 report.violations[seed] = f'{type(error).__name__}: {error}'
                 continue
@@ -87,19 +95,18 @@ class GatewayKills:
 
     def _run_with_faults(self, rng: random.Random, report: KillReport) -> Outcome:
         times = sorted(rng.uniform(0, self._seconds) for _ in range(rng.randint(1, 3)))
-        with ThreadPoolExecutor(1) as threads:
-            begin = time.monotonic()
-            program = threads.submit(run_session, self._stack)
-            for fault_time in times:
-                if _is_done(program, begin + fault_time - time.monotonic()):
-                    break
-                if rng.random() < _FULL_DISK_PROBABILITY:
-                    report.full_disk_count += 1
-                    fill_disk(self._gateway().pid)
-                else:
-                    report.kill_count += 1
-                    self._kill(rng.choice(DEATHS))
-            return program.result(_LIMIT_SECONDS)
+        begin = time.monotonic()
+        program = _start_session(self._stack)
+        for fault_time in times:
+            if _is_done(program, begin + fault_time - time.monotonic()):
+                break
+            if rng.random() < _FULL_DISK_PROBABILITY:
+                report.full_disk_count += 1
+                fill_disk(self._gateway().pid)
+            else:
+                report.kill_count += 1
+                self._kill(rng.choice(DEATHS))
+        return program.result(_LIMIT_SECONDS)
 
     def _gateway(self) -> ServiceState:
         state = StackState.load(self._stack.state_dir)
@@ -129,6 +136,20 @@ def run_session(stack: StackState) -> Outcome:
     with service_client(stack) as client:
         saved = scores(client.create_training_client_from_state(last).result(), *_EXAMPLES)
     return Outcome(tuple(losses), tuple(final.tolist()), tuple(saved.tolist()), (early, late))
+
+
+def _start_session(stack: StackState) -> Future[Outcome]:
+    """Run `run_session` in a daemon thread, which does not prevent the end of this process if the program hangs."""
+    result = Future[Outcome]()
+
+    def run() -> None:
+        try:
+            result.set_result(run_session(stack))
+        except BaseException as error:  # noqa: BLE001 (the caller receives every exception)
+            result.set_exception(error)
+
+    threading.Thread(target=run, name='tinker-program', daemon=True).start()
+    return result
 
 
 def run_seeds(folder: Path, seeds: Iterable[int]) -> KillReport:

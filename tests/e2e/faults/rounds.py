@@ -13,6 +13,7 @@ from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
 from fixtures.fault_proxy import MANY_FAULTS, NO_FAULTS, FaultProxy, FaultRates, RepeatedRequest
+from fixtures.faulty_mesh import FaultyMesh, RankKill
 from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, ServiceFailed, free_port
 from twinkle.api.model.v1 import training_service_pb2
 
@@ -38,9 +39,19 @@ class Environment:
         self, name: str, kills: Sequence[Kill] = (), full_disks: Sequence[int] = (), **settings: object
     ) -> FaultyModel:
         """Return a model service with a new state folder; `settings` are fields of its configuration."""
+        return FaultyModel(self._new_folder(name), {**self._defaults(), **settings}, kills, full_disks)
+
+    def mesh(self, name: str, kills: Sequence[RankKill], **settings: object) -> FaultyMesh:
+        """Return a model service of several processes with a new state folder."""
+        return FaultyMesh(self._new_folder(name), {**self._defaults(), **settings}, kills)
+
+    def _new_folder(self, name: str) -> Path:
         state_dir = self.folder / name
         state_dir.mkdir(parents=True)
-        defaults = {
+        return state_dir
+
+    def _defaults(self) -> dict[str, object]:
+        return {
             'base_model': self.model_dir,
             'checkpoint_address': self.checkpoint_address,
             'thread_count': 1,
@@ -48,7 +59,6 @@ class Environment:
             # The limit is small, so that batches are split and share passes. The split of a batch affects its result.
             'pass_tokens': 128,
         }
-        return FaultyModel(state_dir, {**defaults, **settings}, kills, full_disks)
 
 
 @dataclass
@@ -78,7 +88,11 @@ async def open_environment(folder: Path, model_dir: Path) -> AsyncIterator[Envir
 
 
 async def run_round(
-    environment: Environment, oracle: 'Oracle', seeds: Sequence[int], kills: Sequence[Kill], **settings: object
+    environment: Environment,
+    oracle: 'Oracle',
+    seeds: Sequence[int],
+    kills: Sequence[Kill] | Sequence[RankKill],
+    **settings: object,
 ) -> RoundReport:
     """Run the plans of some seeds with kills, and compare the observations with the undisturbed run.
 
@@ -86,14 +100,18 @@ async def run_round(
         environment: Environment of the round.
         oracle: The undisturbed run.
         seeds: Seeds of the plans; the first one is also the seed of the proxy.
-        kills: Kills of the model service, in order.
+        kills: Kills of the model service, in order; kills of ranks select a service of several processes.
         settings: Fields of the service's configuration, in addition to `BUSY`.
     """
     plans = plans_of(seeds, environment)
     checkpoints = FaultyCheckpoint(environment.folder / f'checkpoint-{seeds[0]}', **_checkpoint_faults(seeds[0]))
     address = await checkpoints.start()
     settings = {**BUSY, 'checkpoint_address': address, **settings}
-    model = environment.model(f'round-{seeds[0]}', kills, full_disks_of(round_of(seeds[0])), **settings)
+    name, rank_kills = f'round-{seeds[0]}', [kill for kill in kills if isinstance(kill, RankKill)]
+    if rank_kills:
+        model = environment.mesh(name, rank_kills, **settings)
+    else:
+        model = environment.model(name, kills, full_disks_of(round_of(seeds[0])), **settings)
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
     undisturbed = asyncio.create_task(oracle.observe(plans))
     try:
@@ -215,7 +233,7 @@ class Harness:
 
 @asynccontextmanager
 async def running_harness(
-    model: FaultyModel, *, seed: int = 0, rates: FaultRates = NO_FAULTS
+    model: FaultyModel | FaultyMesh, *, seed: int = 0, rates: FaultRates = NO_FAULTS
 ) -> AsyncIterator[Harness]:
     """Run a model service, and yield its harness; the service, the proxy and the tenants are stopped at the end."""
     proxy = FaultProxy(model.address, seed=seed, rates=rates)

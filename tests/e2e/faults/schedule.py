@@ -8,11 +8,13 @@ import random
 import signal
 from collections.abc import Sequence
 
+from fixtures.faulty_mesh import LAUNCHER, RankKill
 from fixtures.faulty_service import Kill
 from services.kit.failpoints import FAILPOINTS
 
 SEEDS_PER_ROUND = 10
 KILLS_PER_ROUND = 5
+RANK_KILLS_PER_ROUND = 3
 _MAX_COUNTS = {
     'journal.payload.written': 2,
     'journal.commit.before': 25,
@@ -53,6 +55,16 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
     rng = random.Random(round_number)
     points = [KILL_POINTS[(round_number * count + index) % len(KILL_POINTS)] for index in range(count)]
     return [choose_kill(point, rng) for point in points]
+
+
+def rank_kills_of(round_number: int) -> list[RankKill]:
+    """Return the kills of a round of a mesh: SIGKILL and SIGSTOP of each rank, and SIGKILL of the launcher."""
+    rng = random.Random(f'ranks {round_number}')
+    # A stopped launcher is not replaced by anyone.
+    choices = [('0', signal.SIGKILL), ('1', signal.SIGKILL), (LAUNCHER, signal.SIGKILL)]
+    choices += [('0', signal.SIGSTOP), ('1', signal.SIGSTOP)]
+    chosen = [choices[(round_number * RANK_KILLS_PER_ROUND + index) % 5] for index in range(RANK_KILLS_PER_ROUND)]
+    return [RankKill(target=name, count=rng.randint(1, _MAX_OPERATIONS), death=death) for name, death in chosen]
 
 
 def choose_kill(point: str, rng: random.Random) -> Kill:

@@ -1,12 +1,14 @@
 """The model service is killed at every failpoint, behind a proxy that loses and repeats messages."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 
 from e2e.faults.rounds import Environment, Oracle, RoundReport, open_environment, run_round, running_harness
 from e2e.faults.schedule import KILL_POINTS, count_kills
+from fixtures.faulty_mesh import LAUNCHER, RankKill
 from fixtures.faulty_service import Kill
 
 pytestmark = pytest.mark.timeout(420)
@@ -40,6 +42,26 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
         reports = await asyncio.gather(*(run_round(environment, oracle, seeds, kills) for seeds, kills in halves))
     assert {seed: lines for report in reports for seed, lines in report.violations.items()} == {}
     assert [point for point, count in count_kills([k for r in reports for k in r.deaths]).items() if not count] == []
+
+
+@pytest.mark.slow
+async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """A killed rank, a stopped rank and a killed launcher, on two meshes; the service continues in one process.
+
+    Results and tensors equal those of an undisturbed service of one process.
+    """
+    kills = [
+        RankKill(target='1', count=9, death=signal.SIGKILL),
+        RankKill(target='1', count=9, death=signal.SIGSTOP),
+        RankKill(target=LAUNCHER, count=9, death=signal.SIGKILL),
+    ]
+    async with (
+        open_environment(tmp_path, tiny_llama_dir) as environment,
+        running_harness(environment.model('undisturbed')) as undisturbed,
+    ):
+        report = await run_round(environment, Oracle(undisturbed), SEEDS[:5], kills)
+    assert report.violations == {}
+    assert report.deaths == kills
 
 
 @pytest.mark.slow

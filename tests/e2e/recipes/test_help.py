@@ -64,6 +64,7 @@ def test_help_lists_every_option() -> None:
         assert {option for option in options if f'--{option} ' not in recipe.text} == set()
 
 
+@pytest.mark.slow
 def test_invalid_options_are_rejected_by_name(tmp_path: Path) -> None:
     """A program with an invalid option exits with status 2, and the error names the option."""
     (tmp_path / 'file').touch()

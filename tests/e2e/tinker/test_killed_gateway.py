@@ -9,7 +9,7 @@ from e2e.faults.gateway import GatewayKills
 from fixtures.tinker_sdk import SDK_MARKS
 from twinkle_client.stack import StackState
 
-pytestmark = [pytest.mark.timeout(600), *SDK_MARKS]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *SDK_MARKS]
 
 
 def test_program_survives_a_killed_gateway(stack: StackState) -> None:

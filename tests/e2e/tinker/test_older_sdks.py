@@ -23,7 +23,9 @@ def weights_info(stack: StackState, path: str) -> dict[str, Any]:
     return response.json()
 
 
-@pytest.mark.parametrize('version', ['0.16.1', '0.20.0', '0.24.0', '0.36.0'])
+@pytest.mark.parametrize(
+    'version', ['0.16.1', *(pytest.param(name, marks=pytest.mark.slow) for name in ('0.20.0', '0.24.0', '0.36.0'))]
+)
 def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, version: str) -> None:
     """An older SDK learns, continues bitwise from its saved state, and samples trained weights; so do some layers."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))

@@ -49,6 +49,7 @@ def test_command_line_lists_runs(model: tinker.TrainingClient, stack: StackState
     assert stack.base_model in printed
 
 
+@pytest.mark.slow
 def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
     """`tinker checkpoint list` lists the checkpoints of a run, and `checkpoint info` shows one of them."""
     printed = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))

@@ -1,0 +1,87 @@
+"""A stack whose model service runs in two processes that torchrun starts."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.tiny_model import build_tiny_model
+from twinkle.data_format import LoraConfig
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
+from twinkle_client.stack.processes import end_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+FEATURES = [{'input_ids': list(range(first, first + 12)), 'labels': list(range(1, 13))} for first in range(5, 8)]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[StackState]:
+    """A running stack with a mesh, from a configuration file as for `twinkle up --config`."""
+    model = build_tiny_model(tmp_path / 'tiny')
+    file = tmp_path / 'stack.yaml'
+    file.write_text(f'base_model: {model}\nengine: torch\nmodel:\n  mesh: {{fsdp: 2}}\n  pass_tokens: 24\n')
+    options = StackOptions(state_dir=tmp_path / 'stack').with_file(file)
+    state = start_stack(options, report=_silent)
+    try:
+        yield state
+    finally:
+        stop_stack(state.state_dir, report=_silent)
+
+
+def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
+    """A rank is killed in a batch and the stack revived: the results are those of an undisturbed run.
+
+    Stopping the stack then ends all processes of the mesh.
+    """
+    launcher = next(service for service in stack.services if service.name == 'model')
+    ranks = _processes_of(stack)
+    assert len(ranks) == 2
+
+    def kill_and_revive() -> None:
+        os.kill(ranks[-1], signal.SIGKILL)
+        assert end_process(launcher.pid, launcher.start_mark, grace_seconds=30)
+        assert revive_stack(stack.state_dir, report=_silent) is not None
+
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        model = MultiLoraTransformersModel(stack.base_model, client=client)
+        undisturbed = _train(model, 'undisturbed', at_midpoint=lambda: None)
+        disturbed = _train(model, 'killed', at_midpoint=kill_and_revive)
+    assert disturbed['losses'] == undisturbed['losses']
+    np.testing.assert_array_equal(disturbed['logps'], undisturbed['logps'])
+    assert len(_processes_of(stack)) == 2
+    stop_stack(stack.state_dir, report=_silent)
+    assert _processes_of(stack) == []
+
+
+def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callable[[], None]) -> dict[str, Any]:
+    model.add_adapter_to_model(name, LoraConfig(r=4, lora_dropout=0.1, seed=3))
+    model.set_optimizer('AdamW', lr=1e-2, adapter_name=name)
+    losses: list[float] = []
+    for step in range(4):
+        batch = model.forward_backward.submit(FEATURES, adapter_name=name)
+        if step == 2:
+            at_midpoint()
+        losses.append(batch.result()['loss'])
+        model.clip_grad_and_step(adapter_name=name)
+    return {'losses': losses, 'logps': np.concatenate(model.forward_only(FEATURES, adapter_name=name)['logps'])}
+
+
+def _processes_of(stack: StackState) -> list[int]:
+    """Return the ranks of the model service of a stack, in order."""
+    config = str(stack.state_dir / 'config' / 'model.yaml')
+    pattern = f'-m services.model --config {config}'
+    found = subprocess.run(['pgrep', '-f', '--', pattern], capture_output=True, text=True, check=False)
+    pids = [int(pid) for pid in found.stdout.split()]
+    return [pid for pid in pids if 'torch.distributed.run' not in Path(f'/proc/{pid}/cmdline').read_text()]
+
+
+def _silent(service: str, event: str) -> None:
+    del service, event
