@@ -20,8 +20,12 @@ from twinkle.data_format import LoraConfig, PromptProbe, TensorData
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
-BOUND = 1e-4
-"""Maximum difference of a log-probability from transformers and PEFT, in float32."""
+BOUND = 3e-4
+"""Maximum difference of a log-probability from transformers and PEFT, in float32.
+
+It depends on the CPU. On an Intel Xeon with AVX-512, 1.5e-4 was measured at the most sensitive position, where PEFT in
+float32 differs from PEFT in float64 by 4e-5.
+"""
 CHOSEN = np.array([[-1, -1], [-1, 7], [-1, -1]], np.int32)
 """A token to score at one position of the short prompt."""
 CONFIGS = {
